@@ -1,0 +1,95 @@
+"""Every error a user of Hilt can meet.
+
+One base class, one class per cause. A message says what was given, what was expected and what to do, in one line;
+the command line prints that line, and the traceback only with ``--debug``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HiltError(Exception):
+    """Base of every error that Hilt raises on purpose."""
+
+
+class ConfigError(HiltError, ValueError):
+    """Raised when a setting or an argument has a value that cannot work."""
+
+
+class SchemaError(HiltError, ValueError):
+    """Raised when data does not have the fields, types or shapes that were declared for it."""
+
+
+class MissingFieldError(SchemaError, KeyError):
+    """Raised when a declared field is absent."""
+
+    __str__ = Exception.__str__  # KeyError would print the message in quotes
+
+
+class UnknownNameError(HiltError, KeyError):
+    """Raised when something is asked for by a name that does not exist."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]):
+        known = sorted(known)
+        super().__init__(f"no {kind} named {name!r}{suggest(name, known)} Known: {', '.join(known) or 'none'}.")
+
+
+class EmptyError(HiltError, RuntimeError):
+    """Raised when a sample is asked of something that holds nothing."""
+
+
+class DeadlineError(HiltError, TimeoutError):
+    """Raised when a wait passed its deadline; the message says what was awaited."""
+
+
+class ClosedError(HiltError, RuntimeError):
+    """Raised when a closed log, spool or iterator is used."""
+
+
+class LockedError(HiltError, RuntimeError):
+    """Raised when a second writer opens a log that already has one."""
+
+
+class ReadOnlyError(HiltError, RuntimeError):
+    """Raised when a log that was opened for reading is written to."""
+
+
+class StorageError(HiltError, OSError):
+    """Raised when the operating system refuses to read or write a file."""
+
+
+class DiskFullError(StorageError):
+    """Raised when a write found no room; nothing of that write was kept."""
+
+
+class CorruptError(HiltError, ValueError):
+    """Raised when bytes on disk are not the bytes that were written."""
+
+
+class FormatError(HiltError, ValueError):
+    """Raised when a file or folder is not of the format it should be."""
+
+
+class VersionError(FormatError):
+    """Raised when a file was written by a newer version of Hilt."""
+
+
+class UnsafeError(FormatError):
+    """Raised when loading a file would run code that it carries."""
+
+
+class MissingPackageError(HiltError, ImportError):
+    """Raised when an optional package is needed; the message has the pip line that installs it."""
+
+    def __init__(self, package: str, purpose: str, extra: str):
+        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'hilt[{extra}]'")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'X'?`` when a known name is near, else a full stop."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else "."
