@@ -1,0 +1,40 @@
+# Each target works on a fresh machine: it makes .venv and installs what it needs, and a second run installs nothing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-peers lint bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed  ## record, get killed, recover, sample and verify an experience log
+	@$(BIN)/hilt doctor --fix --quiet || true
+	@$(BIN)/hilt demo store $(ARGS)
+
+test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
+	$(BIN)/python -m pytest $(ARGS)
+
+test-peers: $(VENV)/.installed-peers  ## the tests that run other people's programs beside ours
+	$(BIN)/python -m pytest -m peers $(ARGS)
+
+lint: $(VENV)/.installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed-peers  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick"
+	$(BIN)/python -m bench $(or $(ARGS),replay)
+
+clean:  ## remove .venv, caches and build results
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,images
+	@touch $@
+
+$(VENV)/.installed-peers: $(VENV)/.installed
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,images,bench
+	@touch $@

@@ -1,0 +1,68 @@
+"""Make a virtual environment and install this repository into it: ``python3 tools/install.py .venv dev,torch``.
+
+Needs nothing but Python. Packages come through uv, which is several times faster than pip. It does not read pip's configuration,
+so it is handed what pip would use (indexes, find-links, certificate); a CPU build of torch that is known there is the one taken.
+Where uv cannot be had, or fails, pip does the same work.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# Run by the new environment's Python: the settings that pip arrives at from its files and from the environment.
+PIP_SETTINGS = """
+import json
+from pip._internal.commands import create_command
+print(json.dumps(vars(create_command("install").parse_args([])[0]), default=str))
+"""
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: python3 tools/install.py FOLDER EXTRA[,EXTRA...]")
+    os.chdir(Path(__file__).resolve().parent.parent)
+    venv, extras = Path(sys.argv[1]), sys.argv[2]
+    packages = ["--constraint", "constraints.txt", "--editable", f".[{extras}]"]
+    print(f"installing hilt[{extras}] into {venv}, once", flush=True)
+    make_venv(venv)
+    if not install_with_uv(venv, packages):
+        print("uv cannot be used here: installing with pip, which takes longer", flush=True)
+        subprocess.run([venv / "bin/pip", "install", "--quiet", *packages], check=True)
+
+
+def make_venv(venv: Path) -> None:
+    if (venv / "bin/pip").exists():
+        return
+    if importlib.util.find_spec("ensurepip") is None:  # Debian ships it apart from Python
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise SystemExit("this Python cannot make virtual environments; on Debian: apt-get install python3-venv")
+        subprocess.run(["apt-get", "update", "-qq"], check=True)
+        subprocess.run(["apt-get", "install", "-qq", "-y", "python3-venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+
+
+def install_with_uv(venv: Path, packages: list[str]) -> bool:
+    if subprocess.run([venv / "bin/pip", "install", "-qq", "uv"]).returncode != 0:
+        return False
+    asked = subprocess.run([venv / "bin/python", "-c", PIP_SETTINGS], capture_output=True, text=True)
+    if asked.returncode != 0:  # a pip whose insides have moved
+        return False
+    pip = json.loads(asked.stdout)
+    # pip takes the best version of all indexes; uv, unless told, the first index that knows the name
+    command = [venv / "bin/uv", "pip", "install", "--no-config", "--quiet", "--index-strategy", "unsafe-best-match"]
+    command += ["--python", venv / "bin/python"]
+    command += ["--no-index"] if pip["no_index"] else ["--default-index", pip["index_url"]]
+    for url in pip["extra_index_urls"]:
+        command += ["--index", url]
+    for place in pip["find_links"]:
+        command += ["--find-links", place]
+    environment = os.environ | ({"SSL_CERT_FILE": pip["cert"]} if pip["cert"] else {})
+    return subprocess.run([*command, *packages], env=environment).returncode == 0
+
+
+if __name__ == "__main__":
+    main()
