@@ -1,0 +1,73 @@
+"""The ``hilt`` command.
+
+A command's module is imported when that command runs, so ``hilt --help`` stays quick whatever the commands need. Each module has a
+typer app named ``app``; one with several commands (or with one that is called by its name) also has an ``@app.callback()``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hilt import __version__
+from hilt.core.errors import HiltError
+
+# name: (module, one line for the help)
+COMMANDS = {
+    "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """The commands above, imported on use; their errors as one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+        return name, command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HiltError as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            else:
+                typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None  # what a shell expects of a program that ended by Ctrl-C
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hilt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def hilt(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Robot policies by reinforcement learning, with a person in the loop."""
+
+
+def _placeholder() -> None:
+    """Gives a command its line in the help; the real one takes its place in ``LazyGroup``."""
+
+
+for _name, (_module, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(_placeholder)
+
+
+def main() -> None:
+    app()

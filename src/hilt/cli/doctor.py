@@ -1,0 +1,263 @@
+"""``hilt doctor``: what this machine has, what it lacks, and the cure.
+
+Every answer comes from trying: a lock is taken, bytes are synced, a checksum is timed. A finding is *ok*, *warn* (it works, but
+slower or with less), or *missing*; the exit code is 1 only when something is missing that Hilt cannot work without.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import fcntl
+import importlib
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+OLDEST_PYTHON = (3, 10)
+
+Status = Literal["ok", "warn", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table."""
+
+    name: str
+    status: Status
+    found: str
+    cure: str = ""
+    required: bool = False
+    """Whether Hilt cannot work without it."""
+    package: str = ""
+    """The Debian package that cures it, if one does."""
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Where experience will be stored.", exists=True, file_okay=False)] = Path("."),
+    fix: Annotated[bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is not ok.")] = False,
+) -> None:
+    """Check that this machine has what Hilt needs, and say how to get what is missing."""
+    findings = examine(folder)
+    packages = [finding.package for finding in findings if finding.status != "ok" and finding.package]
+    if fix and packages:
+        install(packages)
+        findings = examine(folder)
+    show([finding for finding in findings if not (quiet and finding.status == "ok")])
+    if any(finding.status == "missing" and finding.required for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(folder: Path) -> list[Finding]:
+    return [finding for check in CHECKS for finding in check(folder)]
+
+
+def show(findings: list[Finding]) -> None:
+    if not findings:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "", "found", "cure", box=None, pad_edge=False)
+    colour = {"ok": "green", "warn": "yellow", "missing": "red"}
+    for finding in findings:
+        # Text, because rich would take the brackets of 'hilt[torch]' for a style
+        table.add_row(Text(finding.status, colour[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure))
+    Console().print(table)
+
+
+def install(packages: list[str]) -> None:
+    """One package at a time: a release of Debian that lacks one still gets the others. What failed shows in the next examination."""
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        typer.echo("cannot install packages: that needs root and apt-get", err=True)
+        return
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=60"]
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in [["update"], *(["install", "-y", "--no-install-recommends", package] for package in packages)]:
+        typer.echo(f"apt-get {' '.join(arguments)}", err=True)
+        try:
+            subprocess.run([*apt, *arguments], env=environment, stdout=subprocess.DEVNULL, timeout=300)
+        except subprocess.TimeoutExpired:
+            typer.echo(f"apt-get {arguments[0]} took over 300 s: given up", err=True)
+            return
+
+
+# --- the checks: each takes the folder and yields findings ------------------------------------------------------------------------
+
+
+def check_python(folder: Path) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info >= OLDEST_PYTHON:
+        yield Finding("python", "ok", version)
+    else:
+        yield Finding("python", "missing", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer", required=True)
+
+
+def check_numpy(folder: Path) -> Iterator[Finding]:
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError as error:
+        yield Finding("numpy", "missing", str(error), "pip install 'numpy>=1.26'", required=True)
+    else:
+        yield Finding("numpy", "ok", numpy.__version__)
+
+
+def check_crc32c(folder: Path) -> Iterator[Finding]:
+    try:
+        crc32c = importlib.import_module("crc32c")
+    except ImportError as error:
+        yield Finding("crc32c", "missing", str(error), "pip install 'crc32c>=2.4'", required=True)
+        return
+    data = b"\1" * (8 << 20)  # not zeros, which the kernel would map to one page
+    start = time.perf_counter()
+    crc32c.crc32c(data)
+    speed = f"{len(data) / (time.perf_counter() - start) / 1e9:.1f} GB/s"
+    if crc32c.hardware_based:
+        yield Finding("crc32c", "ok", f"in hardware, {speed}")
+    else:
+        yield Finding("crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster")
+
+
+def check_torch(folder: Path) -> Iterator[Finding]:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError) as error:  # OSError: a shared library of it that does not load
+        yield Finding("torch", "missing", str(error), "pip install 'hilt[torch]' (not needed on the robot's computer)")
+        return
+    if torch.cuda.is_available():
+        yield Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name()}")
+    elif torch.version.cuda is None:
+        yield Finding("torch", "ok", f"{torch.__version__}, CPU")
+    else:
+        yield Finding("torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch")
+
+
+def check_disk(folder: Path) -> Iterator[Finding]:
+    free = shutil.disk_usage(folder).free / 1e9
+    if free >= 5:
+        yield Finding("disk", "ok", f"{free:.0f} GB free")
+    else:
+        yield Finding("disk", "warn", f"{free:.1f} GB free", "20,000 transitions with two small images take 2 GB: make room")
+    kind = filesystem(folder)
+    if kind in MEMORY_FILESYSTEMS:
+        yield Finding("filesystem", "warn", kind, "this is memory: nothing here survives a power cut, synced or not")
+    elif kind.startswith(NETWORK_FILESYSTEMS):
+        yield Finding("filesystem", "warn", kind, "over a network, locks may not reach other machines: prefer a local disk")
+    else:
+        yield Finding("filesystem", "ok", kind)
+
+
+def check_file_calls(folder: Path) -> Iterator[Finding]:
+    """Locks, syncs and non-waiting reads, tried on a temporary file in the folder."""
+    try:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the with below, apart from the error of opening
+    except OSError as error:
+        yield Finding("writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True)
+        return
+    with file:
+        yield _try_lock(file.fileno())
+        yield _try_sync(file.fileno())
+        yield _try_nowait(file.fileno())
+
+
+def _try_lock(fd: int) -> Finding:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Finding("flock", "missing", str(error), "use another filesystem: a lock keeps out a second writer", required=True)
+    return Finding("flock", "ok", "locks are taken")
+
+
+def _try_sync(fd: int) -> Finding:
+    delays = []
+    for _ in range(5):
+        os.write(fd, bytes(1 << 16))
+        start = time.perf_counter()
+        os.fsync(fd)
+        delays.append((time.perf_counter() - start) * 1e3)
+    found = f"{statistics.median(delays):.1f} ms for 64 KiB, median of 5"
+    if statistics.median(delays) < 50:
+        return Finding("fsync", "ok", found)
+    return Finding("fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk")
+
+
+def _try_nowait(fd: int) -> Finding:
+    """Whether a read can decline to wait for the disk, which is how sampling tells cold data from data in memory."""
+    cure = "works, but cold data is sampled at the speed of a memory map, about a quarter: use ext4, xfs or btrfs on Linux"
+    flag = getattr(os, "RWF_NOWAIT", None)
+    if flag is None:
+        return Finding("non-waiting reads", "warn", "not known to this system", cure)
+    os.pwrite(fd, bytes(4096), 0)
+    try:
+        os.preadv(fd, [bytearray(4096)], 0, flag)
+    except BlockingIOError:
+        pass  # supported; the page was just not there
+    except OSError as error:
+        return Finding("non-waiting reads", "warn", str(error), cure)
+    return Finding("non-waiting reads", "ok", "RWF_NOWAIT works")
+
+
+def check_rendering(folder: Path) -> Iterator[Finding]:
+    for library, package in RENDERING.items():
+        found = ctypes.util.find_library(library)
+        if found:
+            yield Finding(f"lib{library}", "ok", found)
+        else:
+            yield Finding(f"lib{library}", "missing", "not found; simulators render with it", f"apt-get install {package}", package=package)
+
+
+def check_open_files(folder: Path) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        yield Finding("open files", "ok", "no limit")
+    elif soft >= 1024:
+        yield Finding("open files", "ok", f"{soft:,} allowed")
+    else:
+        more = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+        yield Finding("open files", "warn", f"{soft:,} allowed", f"ulimit -n {more}")
+
+
+CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
+    check_python,
+    check_numpy,
+    check_crc32c,
+    check_torch,
+    check_disk,
+    check_file_calls,
+    check_open_files,
+    check_rendering,
+]
+
+RENDERING = {"EGL": "libegl1", "GL": "libgl1", "GLESv2": "libgles2", "OSMesa": "libosmesa6"}  # library: its Debian package
+
+MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "lustre", "ceph")
+
+
+def filesystem(folder: Path) -> str:
+    """The type of the filesystem that holds the folder, such as ``ext4``; ``unknown`` where the kernel does not list mounts."""
+    device = os.stat(folder).st_dev
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    for mount in mounts:
+        before, _, after = mount.partition(" - ")
+        if before.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+            return after.split()[0]
+    return "unknown"

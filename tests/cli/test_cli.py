@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+import hilt
+from hilt import cli
+from hilt.core.errors import CorruptError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture
+def doctor_that(monkeypatch: pytest.MonkeyPatch):
+    """Puts a function in the place of ``hilt doctor``."""
+
+    def replace(function) -> None:
+        app = typer.Typer()
+        app.command()(function)
+        monkeypatch.setitem(sys.modules, "hilt.cli.doctor", types.SimpleNamespace(app=app))
+
+    return replace
+
+
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"hilt {hilt.__version__}\n")
+
+
+def test_help_names_every_command_and_imports_none():
+    script = "import sys; from hilt.cli import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    text, modules = done.stdout.rsplit("[", 1)
+    for name, (module, _) in cli.COMMANDS.items():
+        assert name in text
+        assert f"'{module}'" not in modules
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help(name: str):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_unknown_command_is_a_usage_error_with_the_nearest_name():
+    result = run("docter")
+    assert result.exit_code == 2
+    assert "Did you mean 'doctor'?" in result.stderr
+
+
+def test_an_error_is_one_line(doctor_that):
+    @doctor_that
+    def fail() -> None:
+        raise CorruptError("file x: 3 bytes changed; run: hilt data repair")
+
+    result = run("doctor")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: file x: 3 bytes changed; run: hilt data repair\n"
+
+
+def test_debug_shows_the_traceback(doctor_that):
+    @doctor_that
+    def fail() -> None:
+        raise CorruptError("file x")
+
+    result = run("--debug", "doctor")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr and "CorruptError: file x" in result.stderr
+
+
+def test_an_error_that_is_not_ours_is_not_hidden(doctor_that):
+    @doctor_that
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    assert isinstance(run("doctor").exception, ZeroDivisionError)
+
+
+def test_ctrl_c_exits_with_130():
+    script = """
+import sys, time, types, typer
+app = typer.Typer()
+@app.command()
+def wait() -> None:
+    print("waiting", flush=True)
+    time.sleep(60)
+sys.modules["hilt.cli.doctor"] = types.SimpleNamespace(app=app)
+sys.argv = ["hilt", "doctor"]
+from hilt.cli import main
+main()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+        time.sleep(0.1)  # into the sleep
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in errors

@@ -1,0 +1,239 @@
+"""The checks for real, then each with something faked to be absent."""
+
+from __future__ import annotations
+
+import ctypes.util
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hilt.cli import doctor
+from hilt.cli.doctor import Finding
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(doctor.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+def examined(folder: Path) -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.examine(folder)}
+
+
+@pytest.fixture
+def no_libraries(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+
+
+@pytest.fixture
+def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Root with an apt-get that installs all that it is asked for: the commands it got."""
+    calls: list[list[str]] = []
+
+    def fake_run(command: list[str], **options: object) -> None:
+        assert options["timeout"], "every wait has a deadline"
+        calls.append([word for word in command[1:] if not word.startswith(("-", "DPkg"))])
+
+    installed = {library: package for library, package in doctor.RENDERING.items()}
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if ["install", installed[name]] in calls else None)
+    monkeypatch.setattr(subprocess, "run", fake_run)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    return calls
+
+
+# --- for real ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_this_machine(tmp_path: Path):
+    found = examined(tmp_path)
+    for name in ("python", "numpy", "crc32c", "flock"):
+        assert found[name].status != "missing"
+    assert found["python"].found == ".".join(map(str, sys.version_info[:3]))
+    assert "GB/s" in found["crc32c"].found
+    assert " ms for 64 KiB" in found["fsync"].found
+    assert list(tmp_path.iterdir()) == []
+    assert run(tmp_path).exit_code == 0
+
+
+def test_every_finding_that_is_not_ok_has_a_cure(tmp_path: Path):
+    assert [finding for finding in doctor.examine(tmp_path) if finding.status != "ok" and not finding.cure] == []
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path):
+    result = run(tmp_path / "absent")
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no filesystem in memory here")
+def test_memory_is_not_a_disk():
+    finding = examined(Path("/dev/shm"))["filesystem"]
+    assert (finding.status, finding.found) == ("warn", "tmpfs")
+    assert "power cut" in finding.cure
+
+
+# --- rendering, and --fix ---------------------------------------------------------------------------------------------------------
+
+
+def test_absent_rendering_libraries_are_not_required(no_libraries, tmp_path: Path):
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    for package in ("libegl1", "libgl1", "libgles2", "libosmesa6"):
+        assert f"apt-get install {package}" in result.stdout
+
+
+def test_fix_installs_what_is_absent_and_looks_again(apt: list[list[str]], tmp_path: Path):
+    result = run("--fix", tmp_path)
+    assert apt == [["update"], *(["install", package] for package in ("libegl1", "libgl1", "libgles2", "libosmesa6"))]
+    assert "missing" not in result.stdout
+
+
+def test_without_fix_nothing_is_installed(apt: list[list[str]], tmp_path: Path):
+    run(tmp_path)
+    assert apt == []
+
+
+def test_fix_without_root_says_so(no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    result = run("--fix", tmp_path)
+    assert apt == []
+    assert "needs root and apt-get" in result.stderr
+
+
+def test_fix_gives_up_on_an_apt_that_hangs(no_libraries, apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def hang(command: list[str], **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, 300)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    result = run("--fix", tmp_path)
+    assert result.exit_code == 0
+    assert "given up" in result.stderr
+
+
+def test_quiet_says_only_what_is_not_ok(no_libraries, tmp_path: Path):
+    result = run("--quiet", tmp_path)
+    assert "missing" in result.stdout
+    assert "numpy" not in result.stdout
+
+
+def test_quiet_is_silent_when_all_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "CHECKS", [doctor.check_python])
+    assert run("--quiet", tmp_path).output == ""
+
+
+# --- each check, with its trouble -------------------------------------------------------------------------------------------------
+
+
+def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "OLDEST_PYTHON", (4, 2))
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert "install Python 4.2 or newer" in result.stdout
+
+
+@pytest.mark.parametrize("package", ["numpy", "crc32c"])
+def test_an_absent_package_is_required(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert f"pip install '{package}>=" in result.stdout
+
+
+def test_checksums_in_software_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "crc32c", types.SimpleNamespace(hardware_based=False, crc32c=lambda data: time.sleep(0.01)))
+    finding = examined(tmp_path)["crc32c"]
+    assert finding.status == "warn"
+    assert finding.found.startswith("in software, 0.")
+
+
+def test_absent_torch_is_not_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "pip install 'hilt[torch]'" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "status", "found"),
+    [(None, False, "ok", "9.9, CPU"), ("13.0", True, "ok", "9.9, GPU X"), ("13.0", False, "warn", "9.9, built for CUDA, sees no GPU")],
+)
+def test_torch_and_its_device(cuda, available: bool, status: str, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    fake = types.SimpleNamespace(
+        __version__="9.9",
+        version=types.SimpleNamespace(cuda=cuda),
+        cuda=types.SimpleNamespace(is_available=lambda: available, get_device_name=lambda: "GPU X"),
+    )
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    finding = examined(tmp_path)["torch"]
+    assert (finding.status, finding.found) == (status, found)
+
+
+def test_a_full_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10**9))
+    finding = examined(tmp_path)["disk"]
+    assert (finding.status, finding.found) == ("warn", "1.0 GB free")
+
+
+def test_a_network_filesystem_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "filesystem", lambda folder: "nfs4")
+    assert "prefer a local disk" in examined(tmp_path)["filesystem"].cure
+
+
+def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def refuse(**options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert "choose a folder that you may write to" in result.stdout
+
+
+def test_a_filesystem_without_locks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert "No locks available" in result.stdout
+
+
+def test_a_slow_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(os, "fsync", lambda fd: time.sleep(0.06))
+    finding = examined(tmp_path)["fsync"]
+    assert finding.status == "warn"
+    assert finding.found.startswith("6")
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.EOPNOTSUPP, "Operation not supported"), None])
+def test_reads_that_cannot_decline_to_wait_are_a_warning(trouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def refuse(*arguments: object) -> int:
+        raise trouble
+
+    if trouble:
+        monkeypatch.setattr(os, "preadv", refuse)
+    else:
+        monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    assert examined(tmp_path)["non-waiting reads"].status == "warn"
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "cure"),
+    [((256, 4096), "warn", "ulimit -n 4096"), ((256, -1), "warn", "ulimit -n 65536"), ((1024, 4096), "ok", ""), ((-1, -1), "ok", "")],
+)
+def test_open_files(limit: tuple[int, int], status: str, cure: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limit)
+    finding = examined(tmp_path)["open files"]
+    assert (finding.status, finding.cure) == (status, cure)
