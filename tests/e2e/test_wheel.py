@@ -1,0 +1,73 @@
+"""The built wheel, installed where there is nothing else: no torch, no source tree. Needs a package index that pip can reach."""
+
+from __future__ import annotations
+
+import email
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hilt
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | {"COLUMNS": "200"}
+    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path) -> Path:
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def bin(wheel: Path, folder: Path) -> Path:
+    """The programs of a clean environment with the wheel in it."""
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    run(folder / "venv/bin/pip", "install", "--quiet", wheel, cwd=folder)
+    return folder / "venv/bin"
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = email.message_from_bytes(archive.read(f"hilt-{hilt.__version__}.dist-info/METADATA"))
+    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hilt").rglob("*.py")}
+    assert "hilt/py.typed" in names
+    assert source <= set(names)
+    assert [name for name in names if not name.startswith(("hilt/", f"hilt-{hilt.__version__}.dist-info/"))] == []
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert "torch>=2.6; extra == 'torch'" in metadata.get_all("Requires-Dist", [])
+
+
+def test_the_command_runs(bin: Path, folder: Path):
+    assert run(bin / "hilt", "--version", cwd=folder) == f"hilt {hilt.__version__}\n"
+    table = run(bin / "hilt", "doctor", cwd=folder)
+    assert "pip install 'hilt[torch]'" in table
+
+
+def test_replay_needs_no_torch(bin: Path, folder: Path):
+    where = run(bin / "python", "-c", "import hilt.replay; print(hilt.replay.__file__)", cwd=folder)
+    assert Path(where.strip()).is_relative_to(folder)
+    assert "torch" not in run(bin / "pip", "list", cwd=folder)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="numpy 1.26 has no build for this Python")
+def test_the_oldest_numpy_will_do(bin: Path, folder: Path):
+    run(bin / "pip", "install", "--quiet", "numpy==1.26.*", cwd=folder)
+    found = run(bin / "python", "-c", "import hilt.replay, numpy; print(numpy.__version__)", cwd=folder)
+    assert found.startswith("1.26.")

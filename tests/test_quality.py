@@ -1,0 +1,65 @@
+"""What `make lint` checks, and what importing Hilt costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ruff():
+    run("-m", "ruff", "check", ".")
+
+
+def test_mypy():
+    run("-m", "mypy")
+
+
+def test_mypy_is_strict_where_promised(tmp_path: Path):
+    """The settings in pyproject.toml refuse a function without types in core, replay and wire."""
+    (tmp_path / "hilt").mkdir()
+    (tmp_path / "hilt/__init__.py").touch()
+    for part in ("core", "replay", "wire"):
+        (tmp_path / "hilt" / part).mkdir()
+        (tmp_path / "hilt" / part / "__init__.py").touch()
+        (tmp_path / "hilt" / part / "loose.py").write_text("def loose(x):\n    return x\n")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache"), "hilt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for part in ("core", "replay", "wire"):
+        assert f"hilt/{part}/loose.py:1: error: Function is missing a type annotation" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])
+def test_import_brings_no_torch(module: str):
+    assert run("-c", f"import sys, {module}; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_import_is_quick():
+    clock = "import time; start = time.perf_counter(); import hilt; print(time.perf_counter() - start)"
+    seconds = min(float(run("-c", clock)) for _ in range(3))  # the least, for the machine may be busy
+    assert seconds < 0.3
+
+
+def test_a_cpu_build_of_torch_brings_no_cuda():
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("this is a CUDA build of torch: pip knows of no CPU build here, or the machine has a GPU")
+    names = [distribution.metadata["Name"] for distribution in importlib.metadata.distributions()]
+    assert [name for name in names if name.startswith(("nvidia-", "cuda-"))] == []
+
+
+def test_the_makefile_stays_small():
+    phony = next(line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:"))
+    assert len(phony.split()) - 1 <= 10
