@@ -31,7 +31,7 @@ def main() -> None:
     make_venv(venv)
     if not install_with_uv(venv, packages):
         print("uv cannot be used here: installing with pip, which takes longer", flush=True)
-        subprocess.run([venv / "bin/pip", "install", "--quiet", *packages], check=True)
+        sys.exit(subprocess.run([venv / "bin/pip", "install", "--quiet", *packages]).returncode)
 
 
 def make_venv(venv: Path) -> None:
