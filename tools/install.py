@@ -40,8 +40,9 @@ def make_venv(venv: Path) -> None:
     if importlib.util.find_spec("ensurepip") is None:  # Debian ships it apart from Python
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             raise SystemExit("this Python cannot make virtual environments; on Debian: apt-get install python3-venv")
-        subprocess.run(["apt-get", "update", "-qq"], check=True)
-        subprocess.run(["apt-get", "install", "-qq", "-y", "python3-venv"], check=True)
+        for apt in (["update"], ["install", "-y", "--no-install-recommends", "python3-venv"]):
+            environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+            subprocess.run(["apt-get", "-qq", *apt], env=environment, stdout=subprocess.DEVNULL, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
 
 

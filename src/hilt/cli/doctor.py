@@ -190,7 +190,7 @@ def _try_sync(fd: int) -> Finding:
         start = time.perf_counter()
         os.fsync(fd)
         delays.append((time.perf_counter() - start) * 1e3)
-    found = f"{statistics.median(delays):.1f} ms for 64 KiB, median of 5"
+    found = f"{statistics.median(delays):.1f} ms for 64 KiB"
     if statistics.median(delays) < 50:
         return Finding("fsync", "ok", found)
     return Finding("fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk")
@@ -216,9 +216,9 @@ def check_rendering(folder: Path) -> Iterator[Finding]:
     for library, package in RENDERING.items():
         found = ctypes.util.find_library(library)
         if found:
-            yield Finding(f"lib{library}", "ok", found)
+            yield Finding(f"lib{library}, to render", "ok", found)
         else:
-            yield Finding(f"lib{library}", "missing", "not found; simulators render with it", f"apt-get install {package}", package=package)
+            yield Finding(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
 
 
 def check_open_files(folder: Path) -> Iterator[Finding]:
