@@ -292,6 +292,11 @@ GARBLED = {
         b"(K\x03" + text("|") + b"N" + text("a") + b"\x85}" + text("a") + dtype("O8", plain_state(b"|")) + b"K\x00\x86sK\x08K\x01K\x00tb",
     )
     + b".",
+    "fields in a time": dtype(
+        "M8",
+        b"(K\x03" + text("|") + b"N" + text("a") + b"\x85}" + text("a") + dtype("i4", plain_state()) + b"K\x00\x86sK\x08K\x01K\x00tb",
+    )
+    + b".",
     "a field beyond its record": dtype(
         "V4",
         b"(K\x03" + text("|") + b"N" + text("a") + b"\x85}" + text("a") + dtype("i4", plain_state()) + b"M\x00\x10\x86sK\x04K\x01K\x00tb",
@@ -317,6 +322,8 @@ GARBLED = {
     "a list as a key": b"}]K\x01s.",
     "a key without a value": b"}(K\x01u.",
     "items of a number": b"K\x01K\x02a.",
+    "a text scalar that is not text": name(MULTIARRAY, "scalar") + dtype("U1", plain_state()) + b"C\x04\xff\xff\xff\xff\x86R.",
+    "a text array that is not text": ARRAY + state(b"K\x01\x85", dtype("U1", plain_state()), b"C\x04\xff\xff\xff\xff") + b".",
     "text that is not text": b"\x8c\x02\xff\xff.",
 }
 

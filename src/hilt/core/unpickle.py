@@ -436,6 +436,8 @@ def _set_dtype(dtype: Any, state: tuple[Any, ...]) -> None:
     order = order.decode("ascii") if isinstance(order, bytes) else order
     if order not in ("<", ">", "|", "="):
         raise ValueError(f"the byte order {order!r}")
+    if dtype.kind != "V" and (base is not None or names is not None):
+        raise ValueError(f"fields in {dtype}")
     wanted: Any = dtype
     if base is not None:
         wanted = np.dtype((_part(base[0]), _shape(base[1])))
@@ -494,16 +496,15 @@ def _set_array(array: Any, state: tuple[Any, ...]) -> None:
     if dtype.kind == "O":
         if len(_need(contents, list)) != count:
             raise ValueError(f"{len(contents)} objects in an array of {count}")
-    elif len(_need(contents, bytes)) != count * _item_size(dtype) or (count and not dtype.itemsize):
-        raise ValueError(f"{len(contents)} bytes in an array of {count} times {dtype.itemsize}")
+    else:
+        _fit(_need(contents, bytes), dtype, count)
     array.__setstate__((1, shape, dtype, bool(fortran), contents))
 
 
 def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
     """Protocol 5's arrays."""
     count = math.prod(_shape(shape))
-    if len(_need(data, bytes, bytearray)) != count * _item_size(dtype) or (count and not dtype.itemsize):
-        raise ValueError(f"{len(data)} bytes in an array of {count} times {dtype.itemsize}")
+    _fit(_need(data, bytes, bytearray), dtype, count)
     flat = np.frombuffer(data, dtype) if count else np.empty((0,), dtype)
     if order == "K" and axes is not None:
         return flat.reshape(shape).transpose(_shape(axes))
@@ -511,9 +512,18 @@ def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None)
 
 
 def _scalar(dtype: Any, data: Any) -> Any:
-    if len(_encode(data)) != _item_size(dtype):
-        raise ValueError(f"{len(data)} bytes in a scalar of {dtype.itemsize}")
-    return np.frombuffer(_encode(data), dtype)[0] if dtype.itemsize else dtype.type()
+    raw = _encode(data)
+    if not raw and _item_size(dtype) == 0:
+        return dtype.type()
+    _fit(raw, dtype, 1)
+    return np.frombuffer(raw, dtype)[0]
+
+
+def _fit(data: bytes | bytearray, dtype: Any, count: int) -> None:
+    if len(data) != count * _item_size(dtype) or (count and not dtype.itemsize):
+        raise ValueError(f"{len(data)} bytes for {count} elements of {dtype.itemsize}")
+    if dtype.kind == "U" and data and np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder)).max() > 0x10FFFF:
+        raise ValueError("text of characters that do not exist")
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
