@@ -1,0 +1,192 @@
+"""Files that are whole or absent: the one layer through which Hilt changes the disk.
+
+Nothing is written in place. A small file is written beside its target and renamed over it; a growing file is only
+appended to, and each record carries its own checksum. Tests replace `Files` by layers that stop, forget or reorder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+
+from hilt.core.errors import CorruptError, DiskFullError, StorageError
+
+checksum = crc32c
+"""CRC-32C of a buffer, in hardware where the processor has it: every checksum in Hilt's files is this one."""
+
+
+class Files:
+    """The system calls that change a disk. Every method raises `StorageError` with the path and a cure."""
+
+    def create(self, path: Path) -> int:
+        """A new file, open for reading and appending; it must not exist."""
+        with storage_errors(path):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def open(self, path: Path, write: bool = False) -> int:
+        with storage_errors(path):
+            return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def write(self, fd: int, data: Any, offset: int) -> None:
+        """The whole buffer at this offset, or an error and nothing promised."""
+        try:
+            written = os.pwrite(fd, data, offset)
+        except OSError as error:
+            raise _storage_error(error, _path_of(fd)) from error
+        size = data.nbytes if isinstance(data, (np.ndarray, memoryview)) else len(data)
+        if written != size:
+            self.write(fd, memoryview(data).cast("B")[written:], offset + written)
+
+    def write_all(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
+        """Many buffers one after the other, in as few calls as the system allows."""
+        for start in range(0, len(buffers), 512):
+            part = buffers[start : start + 512]
+            size = sum(b.nbytes for b in part)
+            try:
+                written = os.pwritev(fd, part, offset)
+            except OSError as error:
+                raise _storage_error(error, _path_of(fd)) from error
+            if written != size:
+                for b in part:
+                    self.write(fd, b, offset)
+                    offset += b.nbytes
+            else:
+                offset += size
+
+    def truncate(self, fd: int, size: int) -> None:
+        with storage_errors(_path_of(fd)):
+            os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Returns when the file's bytes would survive a power cut."""
+        with storage_errors(_path_of(fd)):
+            os.fsync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """Returns when the names in this folder would survive a power cut."""
+        with storage_errors(path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def make_folder(self, path: Path) -> None:
+        with storage_errors(path):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def rename(self, source: Path, target: Path) -> None:
+        with storage_errors(target):
+            os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """A file, or a folder with all it holds; one that is already gone is fine."""
+        with storage_errors(path), contextlib.suppress(FileNotFoundError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def replace(self, path: Path, data: bytes, durable: bool = True) -> None:
+        """The file's new content, whole: written beside, synced, renamed."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}.{np.random.SeedSequence().entropy % 10**8}.new")
+        fd = self.create(beside)
+        try:
+            self.write(fd, data, 0)
+            if durable:
+                self.sync(fd)
+        except StorageError:
+            self.close(fd)
+            self.remove(beside)
+            raise
+        self.close(fd)
+        self.rename(beside, path)
+        if durable:
+            self.sync_folder(path.parent)
+
+
+DISK = Files()
+
+
+def read(path: Path) -> bytes:
+    with storage_errors(path):
+        return path.read_bytes()
+
+
+def write_json(path: Path, data: Mapping[str, Any], files: Files = DISK, durable: bool = True) -> None:
+    """A JSON file that carries the checksum of its own content."""
+    files.replace(path, _sealed(data), durable)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote; anything else is a `CorruptError` naming the file."""
+    text = read(path)
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair.") from None
+    given = data.pop("checksum", None) if isinstance(data, dict) else None
+    if not isinstance(data, dict) or _sealed(data) != text:
+        raise CorruptError(f"{path}: its checksum {given!r} is not that of its content; restore it from a copy or run: hilt data repair.")
+    return data
+
+
+def _sealed(data: Mapping[str, Any]) -> bytes:
+    body = json.dumps(dict(data), indent=1, sort_keys=True)
+    return (json.dumps({**data, "checksum": f"{checksum(body.encode()):08x}"}, indent=1, sort_keys=True) + "\n").encode()
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turns the system's errors into ours, with the path and a cure."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise _storage_error(error, path) from error
+
+
+def _storage_error(error: OSError, path: Path) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFullError(f"{path}: no room left to write ({error.strerror}); nothing of this write was kept. Free space or lower capacity_bytes.")
+    cures = {
+        errno.EACCES: "Check the owner and permissions of this path.",
+        errno.EPERM: "Check the owner and permissions of this path.",
+        errno.EROFS: "The file system is read-only: choose another folder.",
+        errno.ENOENT: "Check the path.",
+        errno.ENOTDIR: "A part of this path is a file, not a folder.",
+        errno.EEXIST: "It exists already: choose another name or remove it.",
+        errno.EMFILE: "Too many open files: raise the limit with ulimit -n.",
+        errno.EIO: "The disk reports a fault: copy the folder elsewhere and run: hilt data verify.",
+    }
+    return StorageError(f"{path}: {error.strerror}. {cures.get(error.errno or 0, 'The system refused this.')}")
+
+
+def _path_of(fd: int) -> Path:
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        return Path(f"file descriptor {fd}")

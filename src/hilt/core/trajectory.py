@@ -1,0 +1,79 @@
+"""Steps and who made them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, UnknownNameError
+
+
+class Source(enum.IntEnum):
+    """Who chose a step's action."""
+
+    POLICY = 0
+    HUMAN = 1
+    DEMO = 2
+    RANDOM = 3
+
+    @classmethod
+    def parse(cls, value: Source | int | str) -> Source:
+        """``"human"``, ``1`` or ``Source.HUMAN``."""
+        if isinstance(value, str):
+            if value.upper() not in cls.__members__:
+                raise UnknownNameError("source", value, (s.name.lower() for s in cls))
+            return cls[value.upper()]
+        if value not in list(cls):
+            raise ConfigError(f"source {value!r} is not one of {', '.join(f'{s.value} ({s.name.lower()})' for s in cls)}.")
+        return cls(value)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One observation, one action and what came of it."""
+
+    observation: Mapping[str, Any]
+    """What was seen before acting."""
+    action: Any
+    """What was done."""
+    reward: float
+    """What it earned."""
+    next_observation: Mapping[str, Any]
+    """What was seen afterwards."""
+    terminated: bool = False
+    """The task came to its end: nothing follows, so nothing is bootstrapped."""
+    truncated: bool = False
+    """The episode was cut short (time limit, operator): values are bootstrapped from the next observation."""
+    source: Source = Source.POLICY
+    """Who acted."""
+    policy_version: int = -1
+    """Version of the weights that chose the action; -1 when no policy did."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since the epoch at which the step was ``observed``, its action ``sent`` and ``applied``."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Any further columns."""
+
+    def columns(self) -> dict[str, Any]:
+        """The step as the nested columns a log stores."""
+        times = {"times": {k: np.float64(v) for k, v in self.times.items()}} if self.times else {}
+        return {
+            "observations": self.observation,
+            "actions": self.action,
+            "rewards": self.reward,
+            "next_observations": self.next_observation,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "source": int(self.source),
+            "policy_version": self.policy_version,
+            **times,
+            **self.extra,
+        }
+
+
+def ends_from_done_and_mask(done: bool, mask: float) -> tuple[bool, bool]:
+    """(terminated, truncated) from HIL-SERL's fields: done with mask 0 is terminated, done with mask 1 is truncated."""
+    return bool(done and mask == 0.0), bool(done and mask != 0.0)

@@ -1,0 +1,245 @@
+"""Nested arrays and their specification.
+
+A tree is a nested mapping whose leaves are arrays: ``{"observations": {"state": a}, "actions": b}``. A leaf's path
+joins its keys with slashes, ``observations/state``. A `Spec` lists the leaves a tree must have and names, by path,
+whatever is wrong with one that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, suggest
+
+Array = npt.NDArray[Any]
+Tree = Mapping[str, Any]
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a nested mapping by path, in order."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key or "/" in key:
+            raise SchemaError(f"{prefix or 'the tree'} has the key {key!r}; keys are non-empty strings without '/'. Rename it.")
+        path = f"{prefix}/{key}" if prefix else key
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, path))
+        else:
+            leaves[path] = value
+    return leaves
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The nested dictionary that `flatten` came from."""
+    tree: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return tree
+
+
+def equal(a: Array, b: Array) -> bool:
+    """Whether two arrays hold the same bytes in the same shape: NaN equals itself, 0.0 and -0.0 differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    words = 8 if a.nbytes % 8 == 0 else 1
+    if a.flags.c_contiguous and b.flags.c_contiguous and a.ndim:
+        kind: Any = np.int64 if words == 8 else np.uint8
+        return bool(np.array_equal(a.reshape(-1).view(kind), b.reshape(-1).view(kind)))
+    return a.tobytes() == b.tobytes()
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What one leaf must be."""
+
+    dtype: np.dtype[Any]
+    """The exact element type."""
+    shape: tuple[int, ...] = ()
+    """The exact shape, without time and batch axes."""
+    finite: bool = False
+    """Whether NaN and infinities are refused."""
+    default: float | int | bool | None = None
+    """The value a log's older steps get when it gains this column; None when the column was there from the start."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        if self.dtype.hasobject:
+            raise ConfigError(f"dtype {self.dtype} cannot be stored: a column holds numbers, booleans or fixed-size bytes.")
+        if any(n < 0 for n in self.shape):
+            raise ConfigError(f"shape {self.shape} has a negative axis; give every axis its exact size.")
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dtype": self.dtype.str, "shape": list(self.shape), "finite": self.finite, "default": self.default}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArraySpec:
+        return cls(np.dtype(data["dtype"]), tuple(data["shape"]), bool(data["finite"]), data["default"])
+
+
+class Spec(Mapping[str, ArraySpec]):
+    """The leaves of a tree, by path, and the check that a tree has exactly these."""
+
+    def __init__(self, leaves: Mapping[str, Any]):
+        self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in flatten(unflatten(leaves)).items()}
+        self._keys = [(path, tuple(path.split("/")), spec) for path, spec in self._leaves.items()]
+        self._sizes = _node_sizes(self._leaves)
+
+    @classmethod
+    def of(cls, example: Tree, leading: int = 0) -> Spec:
+        """The spec that an example fits, not counting its first `leading` axes."""
+        return cls({path: ArraySpec(np.asarray(x).dtype, np.shape(x)[leading:]) for path, x in flatten(example).items()})
+
+    def __getitem__(self, path: str) -> ArraySpec:
+        try:
+            return self._leaves[path]
+        except KeyError:
+            raise MissingFieldError(f"{path}: no such field{suggest(path, self._leaves)} Fields: {', '.join(self._leaves)}.") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._leaves
+
+    def check(self, tree: Tree, cast: bool = False) -> list[Array]:
+        """The leaves of one element, checked, in the spec's order.
+
+        Python and numpy scalars are taken for leaves of shape ``()`` of their kind. With `cast`, arrays of another
+        width of the same kind are converted (float64 for float32), as the familiar buffers do.
+        """
+        out = []
+        for path, keys, spec in self._keys:
+            node: Any = tree
+            try:
+                for key in keys:
+                    node = node[key]
+            except (KeyError, TypeError, IndexError):
+                raise self._missing(path, tree) from None
+            if type(node) is not np.ndarray or node.dtype != spec.dtype or node.shape != spec.shape:
+                node = _coerce(path, node, spec, spec.shape, cast)
+            if spec.finite:
+                _check_finite(path, node)
+            out.append(node)
+        self._check_extra(tree)
+        return out
+
+    def check_batch(self, tree: Tree, leading: int, cast: bool = False) -> tuple[tuple[int, ...], list[Array]]:
+        """As `check`, for leaves that all have the same `leading` first axes; those axes are returned too."""
+        axes: tuple[int, ...] | None = None
+        first, out = "", []
+        for path, keys, spec in self._keys:
+            node: Any = tree
+            try:
+                for key in keys:
+                    node = node[key]
+            except (KeyError, TypeError, IndexError):
+                raise self._missing(path, tree) from None
+            node = np.asarray(node)
+            if axes is None:
+                axes, first = node.shape[:leading], path
+                if len(axes) < leading:
+                    raise SchemaError(f"{path}: expected {leading} leading axes before {spec.shape}, got shape {node.shape}.")
+            if node.shape[:leading] != axes and node.shape[leading:] == spec.shape:
+                raise SchemaError(f"{path}: expected leading axes {axes} as {first} has, got {node.shape[:leading]}.")
+            if node.dtype != spec.dtype or node.shape != axes + spec.shape:
+                node = _coerce(path, node, spec, axes + spec.shape, cast)
+            if spec.finite:
+                _check_finite(path, node)
+            out.append(node)
+        self._check_extra(tree)
+        return axes or (), out
+
+    def difference(self, other: Spec) -> list[str]:
+        """What changes from this spec to the other, one line per leaf."""
+        lines = [f"{p}: removed (was {self[p]})" for p in self if p not in other]
+        lines += [f"{p}: added ({other[p]})" for p in other if p not in self]
+        lines += [
+            f"{p}: {self[p]} became {other[p]}"
+            for p in self
+            if p in other and (self[p].dtype, self[p].shape) != (other[p].dtype, other[p].shape)
+        ]
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        return {path: spec.to_json() for path, spec in self._leaves.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        return cls({path: ArraySpec.from_json(spec) for path, spec in data.items()}) if data else cls({})
+
+    def _missing(self, path: str, tree: Tree) -> MissingFieldError:
+        return MissingFieldError(f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, flatten(tree))} Add this field.")
+
+    def _check_extra(self, tree: Tree) -> None:
+        stack: list[tuple[str, Any]] = [("", tree)]
+        while stack:
+            prefix, node = stack.pop()
+            if len(node) != self._sizes[prefix]:
+                extra = next(p for p in flatten(tree) if p not in self._leaves)
+                raise SchemaError(f"{extra}: not a field of this schema{suggest(extra, self._leaves)} Remove it or declare it.")
+            for key, value in node.items():
+                if type(value) is not np.ndarray and isinstance(value, Mapping):
+                    stack.append((f"{prefix}/{key}" if prefix else key, value))
+
+
+def _node_sizes(leaves: Mapping[str, ArraySpec]) -> dict[str, int]:
+    """How many keys each inner node of the tree has, by its path."""
+    children: dict[str, set[str]] = {"": set()}
+    for path in leaves:
+        prefix = ""
+        for key in path.split("/"):
+            children.setdefault(prefix, set()).add(key)
+            prefix = f"{prefix}/{key}" if prefix else key
+    return {prefix: len(keys) for prefix, keys in children.items()}
+
+
+_KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "f", "c": "cf"}
+"""Which kinds of array are converted to which kind of column, where casting is asked for."""
+_SCALAR_KINDS = {**_KINDS, "f": "fiu", "c": "cfiu"}
+"""The same for single numbers, where a Python 1 is as good as 1.0."""
+
+
+def _coerce(path: str, value: Any, spec: ArraySpec, shape: tuple[int, ...], cast: bool) -> Array:
+    if isinstance(value, Mapping):
+        raise SchemaError(f"{path}: expected {spec}, got a mapping with {', '.join(map(str, value)) or 'no keys'}.")
+    given = np.asarray(value)
+    if given.dtype.hasobject:
+        raise SchemaError(f"{path}: expected {spec.dtype} {shape}, got {type(value).__name__}, which is not an array of numbers.")
+    if given.shape == shape:
+        kind, scalar = spec.dtype.kind, given.ndim == 0
+        kinds = _SCALAR_KINDS if scalar else _KINDS
+        if given.dtype == spec.dtype:
+            return given
+        if (scalar or cast) and given.dtype.kind in kinds.get(kind, ""):
+            converted = given.astype(spec.dtype)
+            if kind in "iu" and not np.array_equal(converted, given):
+                raise SchemaError(f"{path}: expected {spec.dtype}, got {given.ravel()[0]}, which does not fit into it.")
+            return converted
+    cure = f" Convert it with .astype(np.{spec.dtype})." if given.shape == shape else ""
+    raise SchemaError(f"{path}: expected {spec.dtype} {shape}, got {given.dtype} {given.shape}.{cure}")
+
+
+def _check_finite(path: str, value: Array) -> None:
+    if value.dtype.kind in "fc" and not np.isfinite(value).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])
+        raise SchemaError(f"{path}: expected finite numbers, got {value[where]} at {where}. Drop this step or mend its source.")

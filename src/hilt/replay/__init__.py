@@ -1,0 +1,1 @@
+"""Experience: one log, many views."""

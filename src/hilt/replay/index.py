@@ -1,0 +1,116 @@
+"""Where every step of a log lies: the extents of all segments, sorted by key.
+
+Snapshots hold slices of the arrays here. So entries are appended and the head moves on in place, and whatever would
+change the place of an entry makes new arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hilt.core.tree import Array
+from hilt.replay.runs import OFFSET_BITS
+
+ENTRY = np.dtype(
+    [
+        ("key", "<i8"),
+        ("at", "<i8"),
+        ("sequence", "<i8"),
+        ("steps", "<i4"),
+        ("width", "<u4"),
+        ("origin", "<u4"),
+        ("segment", "<i4"),
+        ("table", "u1"),
+        ("sources", "u1"),
+        ("ended", "?"),
+        ("open", "?"),
+    ]
+)
+"""One extent: its first step's key and address, how many steps, and what is asked of trajectories often."""
+
+
+class Index:
+    """Extents in the order of their keys. Appending costs the same in an empty index and in a large one."""
+
+    def __init__(self) -> None:
+        self._data = np.zeros(64, ENTRY)
+        self._keys = np.zeros(64, np.int64)  # the keys once more, side by side, for searching
+        self._head = self._size = 0
+        self.version = 0
+        """Changes whenever the place of an entry may have changed."""
+
+    @property
+    def entries(self) -> Array:
+        return self._data[self._head : self._size]
+
+    @property
+    def keys(self) -> Array:
+        return self._keys[self._head : self._size]
+
+    def __len__(self) -> int:
+        return self._size - self._head
+
+    def nbytes(self) -> int:
+        return len(self) * (ENTRY.itemsize + 8)
+
+    def add(self, entry: Any) -> int:
+        """Adds one entry; returns its place, which holds until `version` changes."""
+        key = entry["key"]
+        if self._size == len(self._data):
+            self._renew()
+        at = self._size
+        if at > self._head and key < self._keys[at - 1]:
+            self._renew()
+            at = int(np.searchsorted(self.keys, key))
+            for array in (self._data, self._keys):
+                array[at + 1 : self._size + 1] = array[at : self._size].copy()
+        self._data[at], self._keys[at] = entry, key
+        self._size += 1
+        return at - self._head
+
+    def extend(self, entries: Array) -> None:
+        """Adds many entries at once, as opening a log does."""
+        merged = np.concatenate([self.entries, entries])
+        self._data = merged[np.argsort(merged["key"], kind="stable")]
+        self._keys = self._data["key"].copy()
+        self._head, self._size = 0, len(self._data)
+        self.version += 1
+
+    def remove(self, place: int) -> None:
+        if place == 0:
+            self._head += 1
+        else:
+            self._renew()
+            for array in (self._data, self._keys):
+                array[place : self._size - 1] = array[place + 1 : self._size].copy()
+            self._size -= 1
+        self.version += 1
+
+    def shorten(self, place: int, steps: int) -> None:
+        """Takes the first steps off an entry."""
+        self._renew()
+        entry = self._data[place]
+        entry["key"] += steps
+        entry["at"] += steps
+        entry["steps"] -= steps
+        self._keys[place] += steps
+
+    def first_ended(self) -> int | None:
+        """The place of the oldest extent that no running episode appends to."""
+        running = self.entries["open"]
+        return next((place for place in range(len(running)) if not running[place]), None)
+
+    def places_of(self, trajectory: int) -> range:
+        """The places of a trajectory's extents."""
+        first, stop = np.searchsorted(self.keys, [trajectory << OFFSET_BITS, (trajectory + 1) << OFFSET_BITS])
+        return range(int(first), int(stop))
+
+    def _renew(self) -> None:
+        """New arrays with room for as many entries again."""
+        live = len(self)
+        data, keys = np.zeros(max(64, 2 * live), ENTRY), np.zeros(max(64, 2 * live), np.int64)
+        data[:live], keys[:live] = self.entries, self.keys
+        self._data, self._keys, self._head, self._size = data, keys, 0, live
+        self.version += 1

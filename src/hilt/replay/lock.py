@@ -1,0 +1,48 @@
+"""One writer per log: an advisory lock that the system frees when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from hilt.core.errors import LockedError
+from hilt.core.files import storage_errors
+
+
+class WriterLock:
+    """Held while a process writes to a log. A second writer gets an error that names the first."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "writer.lock"
+        self._fd = -1
+
+    def __enter__(self) -> WriterLock:
+        with storage_errors(self._path):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(fd, 4096, 0)
+            os.close(fd)
+            raise LockedError(f"{self._path.parent}: {_describe(holder)} is writing to this log. Open it with mode='r', or end that process.") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}).encode(), 0)
+        self._fd = fd
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _describe(raw: bytes) -> str:
+    try:
+        holder = json.loads(raw)
+        return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,495 @@
+"""A log: an append-only, crash-safe folder of trajectories, and the views of it.
+
+    log = Log.create("runs/pick/log", Schema.of(example_step), capacity_steps=200_000)
+    with log.episode(actor="bench-1") as episode:
+        episode.append(step)
+    batch = log.all().sample(256)
+
+One process writes, any number read. Indices are drawn under a lock, bytes are gathered without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
+from hilt.core.tree import Array, Tree, unflatten
+from hilt.replay.durability import Durability, Syncer
+from hilt.replay.limiter import RateLimiter
+from hilt.replay.lock import WriterLock
+from hilt.replay.runs import OFFSET_BITS
+from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
+from hilt.replay.segment import CODECS, FORMAT, Segment, check_format
+from hilt.replay.store import Store
+from hilt.replay.view import Selection, View
+from hilt.replay.writer import Episode, TrajectoryRows
+
+SEGMENT_BYTES = 256 << 20
+logger = logging.getLogger("hilt.replay")
+
+
+class Log(Store):
+    """Make one with `Log.create`, `Log.open` or `Log.anonymous`."""
+
+    durability: Durability
+    synced = 0
+    """How many of the steps appended since opening are power-safe."""
+    _writer_lock: WriterLock | None = None
+    _syncer: Syncer | None = None
+    _temporary = False
+
+    # Making and opening
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema,
+        *,
+        capacity_steps: int | None = None,
+        capacity_bytes: int | None = None,
+        durability: str = "every episode",
+        compression: Mapping[str, str] | None = None,
+        segment_bytes: int | None = None,
+        cache_bytes: int | None = None,
+        files: Files = DISK,
+    ) -> Log:
+        """A new log in a folder that does not exist or is empty.
+
+        `capacity_steps` and `capacity_bytes` bound it: the oldest trajectories go first, and their files are deleted.
+        `compression` maps a large column to ``"zlib"`` or ``"zstd"``; it is done in the background, when a segment is
+        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files.
+        """
+        folder = Path(path)
+        if (folder / "log.json").exists():
+            raise ConfigError(f"{folder}: a log is there already; open it with Log.open({str(folder)!r}).")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"{folder}: expected a new or empty folder, got one with other files in it. Choose another path.")
+        settings = {
+            "format": FORMAT,
+            "schemas": [schema.to_json()],
+            "capacity_steps": capacity_steps,
+            "capacity_bytes": capacity_bytes,
+            "durability": durability,
+            "compression": dict(compression or {}),
+            "segment_bytes": segment_bytes or min(SEGMENT_BYTES, max(1 << 16, (capacity_bytes or 1 << 62) // 8)),
+        }
+        _check_settings(settings, schema)
+        files.make_folder(folder / "segments")
+        write_json(folder / "log.json", settings, files)
+        return cls._start(folder, settings, files, True, cache_bytes)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: Literal["r", "a"] = "a",
+        *,
+        schema: Schema | None = None,
+        cache_bytes: int | None = None,
+        files: Files = DISK,
+        **changes: Any,
+    ) -> Log:
+        """An existing log, for reading ('r', any number of processes) or for appending too ('a', one process).
+
+        `schema` may add columns that have a default. `changes` are settings that change from now on, such as
+        ``capacity_steps=``.
+        """
+        folder = Path(path)
+        if mode not in ("r", "a"):
+            raise ConfigError(f"mode {mode!r}: expected 'r' to read or 'a' to append.")
+        with storage_errors(folder):
+            found = os.listdir(folder)
+        if "log.json" not in found:
+            raise FormatError(f"{folder}: not a Hilt log (no log.json in it). Give the folder that Log.create made.")
+        settings = read_json(folder / "log.json")
+        check_format(settings.get("format"), folder)
+        known = [name for name in settings if name not in ("format", "schemas")]
+        for name in changes:
+            if name not in known:
+                raise UnknownNameError("setting", name, known)
+        if changes and mode == "r":
+            raise ConfigError(f"{', '.join(changes)}: a log that is opened for reading keeps its settings; open it with mode='a'.")
+        changed = {**settings, **changes}
+        old = Schema.from_json(settings["schemas"][-1])
+        if schema is not None and schema.grown_from(old):
+            changed["schemas"] = [*settings["schemas"], schema.to_json()]
+        _check_settings(changed, schema or old)
+        if mode == "a" and changed != settings:
+            with WriterLock(folder):
+                write_json(folder / "log.json", changed, files)
+        return cls._start(folder, changed, files, mode == "a", cache_bytes)
+
+    @classmethod
+    def anonymous(cls, schema: Schema, **settings: Any) -> Log:
+        """A log in a temporary folder, which is removed when the log is closed or nothing refers to it."""
+        folder = Path(tempfile.mkdtemp(prefix="hilt-log-"))
+        log = cls.create(folder, schema, **{"durability": "never", **settings})
+        log._temporary = True
+        logger.info("no path was given: steps are kept in %s until the log is closed; give a path to keep them", folder)
+        return log
+
+    @classmethod
+    def _start(cls, folder: Path, settings: dict[str, Any], files: Files, write: bool, cache_bytes: int | None) -> Log:
+        lock = WriterLock(folder).__enter__() if write else None
+        try:
+            log = cls(folder, settings, files, write, cache_bytes)
+            log._writer_lock = lock
+            log.durability = Durability.parse(settings["durability"])
+            log.limiters: list[tuple[RateLimiter, Selection]] = []
+            log._started = time.monotonic()
+            log._compressing: list[threading.Thread] = []
+            log.load()
+        except BaseException:
+            if lock is not None:
+                lock.__exit__()
+            raise
+        if write and log.durability.milliseconds is not None:
+            log._syncer = Syncer(log.durability.milliseconds, log.sync)
+        return log
+
+    # Writing
+
+    def episode(self, actor: str = "", boot: str = "", store: str = "") -> Episode:
+        """A new running episode, to which single steps are appended."""
+        with self.writing():
+            origin = self.facts.origin(actor, boot, store)
+            return Episode(self, self.take_lane(), self.take_trajectory(), origin)
+
+    def check(self, step: Tree, cast: bool = False) -> list[Array]:
+        """The step's leaves in the order of the schema; what does not fit is refused and counted."""
+        try:
+            return self.schema.columns.check(self.schema.complete(step), cast)
+        except SchemaError:
+            self.counts["rejected"] += 1
+            raise
+
+    def commit_step(self, episode: Episode, leaves: Sequence[Array], follows: bool, sequence: int, timeout: float | None) -> int:
+        """Stores a step whose leaves were checked; `follows` says that it begins where the last one ended."""
+        with self._admitted(1, timeout), self.writing():
+            lane, new_extent = episode.lane_for_append(), not episode.steps
+            if not self.room(lane):
+                self._close_extent(episode)
+                lane, new_extent = self.next_lane(lane), True
+                episode.move_to(lane)
+            rows, frames = episode.encode(leaves, follows, sequence)
+            place = -1 if new_extent else self._place_of(episode)
+            episode.place = self.commit_rows(lane, rows, frames, new_extent, place)
+            episode.place_version = self.index.version
+            key = (episode.trajectory << OFFSET_BITS) | episode.steps
+            ended = bool(rows["terminated"][0] or rows["truncated"][0])
+            episode.committed(leaves)
+            if self.durability.every_step:
+                self._sync_written([lane.segment])
+            elif self._syncer is not None:
+                self._syncer.notify()
+            if ended:
+                self.end_episode(episode)
+            elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
+                self.enforce_capacity()
+            return key
+
+    def end_episode(self, episode: Episode) -> None:
+        """See `Episode.end`."""
+        with self.writing():
+            lane, episode.lane = episode.lane, None
+            if lane is None:
+                return
+            if episode.steps:
+                self._close_extent(episode)
+            self.give_lane(lane)
+            if self.durability.every_episode and not self.durability.every_step:
+                self._sync_written([lane.segment])
+            self.enforce_capacity()
+
+    def add(
+        self,
+        trajectory: Tree,
+        *,
+        actor: str = "",
+        boot: str = "",
+        store: str = "",
+        sequence: int = -1,
+        timeout: float | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Stores a whole ``[T, B, ...]`` trajectory and returns its number; `facts` are kept with it.
+
+        Process-safe when it returns, and power-safe too with 'every step' and 'every episode'.
+        """
+        try:
+            shape, leaves = self.schema.columns.check_batch(self._complete(trajectory), leading=2)
+        except SchemaError:
+            self.counts["rejected"] += 1
+            raise
+        length, width = shape
+        if length == 0 or width == 0:
+            raise SchemaError(f"a trajectory needs at least one step, got T={length} and B={width}.")
+        with self._admitted(length * width, timeout), self.writing():
+            number = self.take_trajectory()
+            if facts:
+                self.facts.annotate(number, facts)
+            numbers = {"trajectory": number, "origin": self.facts.origin(actor, boot, store), "sequence": sequence}
+            leaf_of = dict(zip(self.schema.columns, leaves, strict=True))
+            self._write_trajectory(TrajectoryRows(self.schema.layout, leaf_of, (length, width), numbers))
+            for place in self.index.places_of(number):
+                self.index.entries["open"][place] = False
+            if self._syncer is not None:
+                self._syncer.notify()
+            self.enforce_capacity()
+            return number
+
+    def annotate(self, trajectory: int, **facts: Any) -> None:
+        """Adds late facts about a trajectory, such as ``success=True``. The newest of each name counts."""
+        with self.writing():
+            self._check_trajectory(trajectory)
+            self.facts.annotate(trajectory, facts)
+            self._facts_changed(trajectory)
+
+    def relabel(self, trajectory: int, column: str, values: Any, first: int = 0) -> None:
+        """Gives steps of a trajectory, from offset `first` on, new values in a small column such as ``rewards``."""
+        with self.writing():
+            self._check_trajectory(trajectory)
+            if column not in self.schema.layout.inline:
+                raise UnknownNameError("small column", column, self.schema.layout.inline)
+            spec, given = self.schema.columns[column], np.asarray(values)
+            if not given.ndim or given.shape[1:] != spec.shape:
+                raise SchemaError(f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}.")
+            self.facts.relabel(trajectory, column, given.astype(spec.dtype), first)
+            self._facts_changed(trajectory)
+
+    def delete(self, trajectory: int) -> None:
+        """Takes a trajectory out of every view. Its bytes go when nothing else of their segment is wanted."""
+        with self.writing():
+            self._check_trajectory(trajectory)
+            if any(self.index.entries["open"][place] for place in self.index.places_of(trajectory)):
+                raise ConfigError(f"trajectory {trajectory} is still running; end its episode before deleting it.")
+            self.facts.delete(trajectory)
+            self.drop(trajectory)
+
+    def sync(self) -> None:
+        """All steps and facts so far are power-safe when this returns."""
+        with self.lock:
+            segments, appended = [s for s in self._segments.values() if s.unsynced], self.appended
+        for segment in segments:
+            segment.sync()
+        self.facts.sync()
+        self.synced = max(self.synced, appended)
+
+    # Views and reading
+
+    def all(self) -> View:
+        """Every step."""
+        return View(self, Selection.all(self))
+
+    def last(self, trajectories: int) -> View:
+        """The steps of the newest trajectories."""
+        return self.all().last(trajectories)
+
+    def by_source(self, *sources: str) -> View:
+        """The steps of those who acted: ``"policy"``, ``"human"``, ``"demo"``, ``"random"``."""
+        return View(self, Selection.by_source(self, sources))
+
+    def successes(self) -> View:
+        """The steps of trajectories that succeeded: annotated so, or else with a true value in a column ``success``."""
+        return View(self, Selection.successes(self))
+
+    def where(self, column: str, predicate: Callable[[Array], Array]) -> View:
+        """The steps for which a predicate on one column holds. It gets ``[n, ...]`` values and returns ``[n]`` booleans."""
+        return View(self, Selection.where(self, column, predicate))
+
+    def read(self, keys: Array, columns: Sequence[str] | None = None, out: Mapping[str, Array] | None = None) -> dict[str, Any]:
+        """Steps by key, as a nested batch; `columns` names single columns or whole subtrees."""
+        with self.reading() as steps:
+            return unflatten(steps.gather(np.asarray(keys, np.int64), self.schema.select(columns), out))
+
+    def trajectories(self) -> list[int]:
+        """The numbers of all trajectories, oldest first."""
+        with self.lock:
+            return np.unique(self.index.keys >> OFFSET_BITS).tolist()  # type: ignore[no-any-return]
+
+    def trajectory_keys(self, trajectory: int) -> Array:
+        """The keys of a trajectory's steps, T-major."""
+        with self.lock:
+            self._check_trajectory(trajectory)
+            with self.reading() as steps:
+                return steps.trajectory(trajectory)
+
+    def refresh(self) -> None:
+        """Shows a reader what the writer has added and removed since the last look."""
+        if not self._write:
+            with self.lock:
+                self.load_new()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since opening, sizes now, and rates per second since opening."""
+        with self.lock:
+            seconds = max(1e-9, time.monotonic() - self._started)
+            return {
+                "steps": self.live_steps,
+                "trajectories": len(self.trajectories()),
+                "bytes": self.live_bytes,
+                "segments": len(self._segments),
+                **self.counts,
+                "power_safe": self.synced,
+                "index_bytes": self.index.nbytes(),
+                "disk_reads": sum(table.disk_reads for table in self._tables),
+                "inserted_per_s": self.counts["inserted"] / seconds,
+                "sampled_per_s": self.counts["sampled"] / seconds,
+            }
+
+    def compress(self) -> None:
+        """Waits until every full segment is compressed as the settings say."""
+        for thread in self._compressing:
+            thread.join()
+        self._compressing = []
+
+    def close(self) -> None:
+        """Makes everything power-safe (unless the durability is 'never') and lets go of all files; a temporary log is removed."""
+        if self.closed:
+            return
+        if self._syncer is not None:
+            self._syncer.close()
+        self.compress()
+        if self._write and self.durability.words != "never":
+            self.sync()
+        with self.lock:
+            self.closed = True
+            for limiter, _ in self.limiters:
+                limiter.close()
+            for table in self._tables:
+                table.close()
+            self.facts.close()
+            if self._writer_lock is not None:
+                self._writer_lock.__exit__()
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._temporary and not self.closed:
+            self.close()
+
+    def __len__(self) -> int:
+        return self.live_steps
+
+    # Inside
+
+    def _admitted(self, steps: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
+        """Waits until every rate limiter lets so many steps in; those that enter its view are counted at the end."""
+        if not self.limiters:
+            return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        try:
+            for limiter, selection in self.limiters:
+                stack.enter_context(_limited(limiter, selection, steps, timeout))
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+    def _write_trajectory(self, rows: TrajectoryRows) -> None:
+        lane, written, first = self.take_lane(rows.steps), [], 0
+        try:
+            while first < rows.steps:
+                stop = min(rows.steps, first + self.room(lane))
+                self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), new_extent=True)
+                written.append(lane.segment)
+                first = stop
+                if first < rows.steps:
+                    lane = self.next_lane(lane)
+        finally:
+            self.give_lane(lane)
+        if self.durability.every_episode:
+            self._sync_written(written)
+
+    def _complete(self, trajectory: Tree) -> dict[str, Any]:
+        """The trajectory with the built-in columns that it leaves out."""
+        absent = [name for name in BUILT_IN_DEFAULTS if name not in trajectory]
+        if not absent:
+            return dict(trajectory)
+        first: Any = trajectory
+        while isinstance(first, Mapping):
+            first = next(iter(first.values()), np.zeros((0, 0)))
+        axes = np.shape(first)[:2]
+        return {**trajectory, **{n: np.full(axes, BUILT_IN_DEFAULTS[n], self.schema.columns[n].dtype) for n in absent}}
+
+    def _sync_written(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            segment.sync()
+        self.facts.sync()
+        if not any(s.unsynced for s in self._segments.values()):
+            self.synced = self.appended
+
+    def _place_of(self, episode: Episode) -> int:
+        if episode.place_version != self.index.version:
+            episode.place = self.index.places_of(episode.trajectory)[-1]
+            episode.place_version = self.index.version
+        return episode.place
+
+    def _close_extent(self, episode: Episode) -> None:
+        self.index.entries["open"][self._place_of(episode)] = False
+
+    def _facts_changed(self, trajectory: int) -> None:
+        for selection in self.selections():
+            selection.refresh({trajectory})
+
+    def _check_trajectory(self, trajectory: int) -> None:
+        if not len(self.index.places_of(trajectory)):
+            raise UnknownNameError("trajectory", str(trajectory), map(str, self.trajectories()[-5:]))
+
+    def sealed(self, segment: Segment) -> None:
+        if self.settings["compression"]:
+            thread = threading.Thread(target=self._compress, args=(segment,), name="hilt-compress", daemon=True)
+            self._compressing = [t for t in self._compressing if t.is_alive()] + [thread]
+            thread.start()
+
+    def _compress(self, segment: Segment) -> None:
+        with self.reading():
+            if segment.number not in self._segments:
+                return
+            raw = segment.compress(self.settings["compression"])
+        with self.lock:
+            if raw and not self.closed and segment.number in self._segments:
+                self.reopen(segment.number)
+                for path in raw:
+                    self._files.remove(path)
+
+
+@contextlib.contextmanager
+def _limited(limiter: RateLimiter, selection: Selection, steps: int, timeout: float | None) -> Iterator[None]:
+    entered, left = selection.entered, selection.left
+    with limiter.inserting(steps, timeout) as reservation:
+        yield
+        reservation.stored = selection.entered - entered
+    limiter.deleted(selection.left - left)
+
+
+def _check_settings(settings: Mapping[str, Any], schema: Schema) -> None:
+    Durability.parse(settings["durability"])
+    for name in ("capacity_steps", "capacity_bytes", "segment_bytes"):
+        if settings[name] is not None and settings[name] <= 0:
+            raise ConfigError(f"{name}: expected a number above 0 or None, got {settings[name]}.")
+    large = [column.name for column in schema.layout.frames]
+    for column, codec in settings["compression"].items():
+        if column not in large:
+            raise UnknownNameError("large column to compress", column, large)
+        if codec not in CODECS:
+            raise UnknownNameError("codec", codec, CODECS)

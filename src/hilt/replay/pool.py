@@ -1,0 +1,54 @@
+"""Memory for batches, used again.
+
+Fresh memory costs more than filling it: the system clears every page at its first touch. A pool lends the memory of
+batches that nobody holds any more.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from hilt.core.tree import Array
+
+_SMALL = 1 << 16
+"""Below this many bytes the allocator is as fast."""
+_KEPT = 8
+"""Blocks of one size that are kept at most."""
+
+
+class BufferPool:
+    """Lends arrays. A block is free again when no array refers to its memory, which its reference count says."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[Array]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array of any content."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size < _SMALL:
+            return np.empty(shape, dtype)
+        with self._lock:
+            blocks = self._blocks[size]
+            for block in blocks:
+                if sys.getrefcount(block) == _UNUSED:
+                    return block.view(dtype).reshape(shape)
+            block = np.empty(size, np.uint8)
+            if len(blocks) < _KEPT:
+                blocks.append(block)
+            return block.view(dtype).reshape(shape)
+
+
+def _count_unused() -> int:
+    """The reference count of a block that only its list, the loop and the call itself refer to."""
+    for block in [np.empty(1, np.uint8)]:
+        return sys.getrefcount(block)
+    raise AssertionError
+
+
+_UNUSED = _count_unused()

@@ -1,0 +1,50 @@
+"""Steps that are known to be damaged. They stay on disk, and no view shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.files import Files, read_json, write_json
+from hilt.core.tree import Array
+from hilt.replay.scan import Damage
+
+
+class Quarantine:
+    """The damaged rows of every segment, and what is wrong with them, in one small file."""
+
+    def __init__(self, path: Path, files: Files):
+        self._path, self._files = path, files
+        self._entries: dict[str, list[Any]] = {}
+
+    def load(self) -> None:
+        self._entries = read_json(self._path)["segments"] if self._path.exists() else {}
+
+    def add(self, damage: Sequence[Damage]) -> None:
+        """Records damage; what is recorded already stays once."""
+        for d in damage:
+            listed = self._entries.setdefault(str(d.segment), [])
+            if [d.first, d.rows, d.what] not in listed:
+                listed.append([d.first, d.rows, d.what])
+        self._save()
+
+    def forget(self, segment: int) -> None:
+        if self._entries.pop(str(segment), None) is not None:
+            self._save()
+
+    def rows(self, segment: int) -> Array:
+        """The damaged rows of a segment, sorted."""
+        spans = [np.arange(first, first + rows, dtype=np.int64) for first, rows, _ in self._entries.get(str(segment), [])]
+        return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+    def steps(self) -> int:
+        return sum(len(self.rows(int(segment))) for segment in self._entries)
+
+    def list(self) -> list[Damage]:
+        return [Damage(int(s), what, first, rows) for s, listed in sorted(self._entries.items()) for first, rows, what in listed]
+
+    def _save(self) -> None:
+        write_json(self._path, {"segments": self._entries}, self._files)

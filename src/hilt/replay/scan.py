@@ -1,0 +1,145 @@
+"""Reading a segment's rows with suspicion: which are whole, which are damaged, and where a torn tail begins.
+
+Rows are committed in blocks: one row, or all rows of a trajectory. The last row of a block says how many rows it has
+and carries the checksum of them all. A damaged block is skipped and named; the blocks behind it stay usable.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hilt.core.errors import CorruptError
+from hilt.core.files import checksum
+from hilt.core.tree import Array
+from hilt.replay.schema import Layout
+from hilt.replay.segment import EXTENT, Segment
+
+
+@dataclass
+class Damage:
+    """One thing found wrong in a segment."""
+
+    segment: int
+    what: str
+    """Which file, and what is wrong with it."""
+    first: int
+    """First row that cannot be trusted because of it."""
+    rows: int
+    """How many."""
+
+
+@dataclass
+class Scan:
+    """What a segment's rows hold."""
+
+    rows: int
+    """Rows up to the end of the last whole block."""
+    damage: list[Damage] = field(default_factory=list)
+    torn_rows: int = 0
+    """Rows of the torn tail, a started one included."""
+
+    def bad_rows(self) -> Array:
+        """Every damaged row, sorted."""
+        spans = [np.arange(d.first, d.first + d.rows, dtype=np.int64) for d in self.damage]
+        return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+
+def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0) -> Scan:
+    """Checks every block of these rows (all rows of the file, whole ones)."""
+    scan = Scan(0)
+    raw = rows.view(np.uint8).reshape(len(rows), -1) if len(rows) else np.zeros((0, 1), np.uint8)
+    counts = rows["#count"]
+    stored = rows["#crc"]
+    end = 0
+    for last in np.flatnonzero(counts).tolist():
+        start = last + 1 - int(counts[last])
+        if start < end or checksum(raw[start : last + 1].reshape(-1)[:-4]) != stored[last]:
+            continue
+        if start > end:
+            scan.damage.append(Damage(segment.number, f"rows: row {end} does not have its checksum", end, start - end))
+        end = last + 1
+    scan.rows = end
+    scan.torn_rows = len(rows) - end + (1 if partial_bytes else 0)
+    return scan
+
+
+def scan_file(segment: Segment) -> tuple[Scan, Array]:
+    """Scans the row file as it lies on disk; also returns its rows."""
+    size = os.fstat(segment.fd("rows")).st_size
+    whole, partial = divmod(size, segment.layout.row.itemsize)
+    rows = segment.read_rows(0, whole)
+    if segment.sealed is None:
+        return scan_rows(segment, rows, partial), rows
+    scan = scan_rows(segment, rows[: segment.rows])
+    missing = segment.rows - scan.rows
+    if missing:
+        scan.damage.append(Damage(segment.number, f"rows: row {scan.rows} does not have its checksum or is missing", scan.rows, missing))
+    scan.rows, scan.torn_rows = segment.rows, 0
+    return scan, rows
+
+
+def frames_in_use(layout: Layout, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
+    """Per frame column: the frame numbers that rows refer to, their checksums, and for each the rows, as flat arrays."""
+    used = {}
+    for column in layout.frames:
+        fields = [rows[path].reshape(len(rows), -1) for path in column.columns]
+        number = np.concatenate([f["frame"] for f in fields], axis=1)
+        crc = np.concatenate([f["crc"] for f in fields], axis=1)
+        row = np.broadcast_to(np.arange(len(rows))[:, None], number.shape)
+        used[column.name] = (number.reshape(-1), crc.reshape(-1), row.reshape(-1))
+    return used
+
+
+def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
+    """Checks the bytes of every frame that a trusted row refers to."""
+    trusted = np.ones(len(rows), bool)
+    trusted[bad[bad < len(rows)]] = False
+    damage = []
+    for column in segment.layout.frames:
+        number, crc, row = frames_in_use(segment.layout, rows)[column.name]
+        keep = trusted[row]
+        number, crc, row = number[keep], crc[keep], row[keep]
+        order = np.argsort(number, kind="stable")
+        frame = np.empty(column.nbytes, np.uint8)
+        previous, actual = -1, 0
+        for i in order.tolist():
+            if number[i] != previous:
+                previous, reason = int(number[i]), "does not have its checksum"
+                try:
+                    segment.read_frame(column, previous, frame)
+                    actual = checksum(frame)
+                except (CorruptError, IndexError) as error:
+                    actual, reason = -1, f"cannot be read ({error})" if isinstance(error, CorruptError) else "is missing"
+            if actual != crc[i]:
+                made = segment.codecs.get(column.name)
+                file = column.file + (f".{made['codec']}" if made else "")
+                damage.append(Damage(segment.number, f"{file}: frame {previous} {reason}", int(row[i]), 1))
+    return damage
+
+
+def committed_frames(layout: Layout, rows: Array) -> dict[str, int]:
+    """How many frames of each column belong to these rows."""
+    return {name: int(number.max()) + 1 if len(number) else 0 for name, (number, _, _) in frames_in_use(layout, rows).items()}
+
+
+def build_extents(rows: Array, bad: Array) -> Array:
+    """The stretches of trusted rows that are consecutive steps of one trajectory, as `EXTENT` records."""
+    place = np.setdiff1d(np.arange(len(rows)), bad, assume_unique=True)
+    if not len(place):
+        return np.zeros(0, EXTENT)
+    trajectory, offset = rows["#trajectory"][place], rows["#offset"][place].astype(np.int64)
+    apart = (trajectory[1:] != trajectory[:-1]) | (offset[1:] != offset[:-1] + 1) | (place[1:] != place[:-1] + 1)
+    starts = np.flatnonzero(np.r_[True, apart])
+    stops = np.r_[starts[1:], len(place)]
+    extents = np.zeros(len(starts), EXTENT)
+    first, last = place[starts], place[stops - 1]
+    extents["trajectory"], extents["offset"], extents["row"], extents["steps"] = trajectory[starts], offset[starts], first, stops - starts
+    extents["width"], extents["origin"] = rows["#width"][first], rows["#origin"][first]
+    extents["ended"] = rows["terminated"][last] | rows["truncated"][last]
+    bits = np.left_shift(1, rows["source"][place].astype(np.int64) & 7).astype(np.uint8)
+    extents["sources"] = np.bitwise_or.reduceat(bits, starts)
+    extents["sequence"] = np.maximum.reduceat(rows["#sequence"][place], starts)
+    return extents

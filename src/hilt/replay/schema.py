@@ -1,0 +1,208 @@
+"""What a log stores, and how one step lies in a row.
+
+Small columns lie inside the row. Large ones (images) are frames: stored once in a file of their own, and the row holds
+*references*: the frame's number in its segment and its checksum. An observation and the next observation are columns of
+one pair; they share a frame file, so that the frame which ends one step and begins the next exists once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.tree import ArraySpec, Spec, Tree, flatten
+
+INLINE_BYTES = 1024
+"""A column of fewer bytes lies inside the row; a larger one is stored as frames."""
+PAIRS = {"observations": "next_observations", "curr_obs": "next_obs"}
+"""Which subtree is the next observation of which."""
+REFERENCE = np.dtype([("frame", "<i8"), ("crc", "<u4")])
+"""A frame by identity: its number in the segment, and the checksum of its bytes."""
+BUILT_IN = {
+    "terminated": ArraySpec(np.dtype(bool)),
+    "truncated": ArraySpec(np.dtype(bool)),
+    "source": ArraySpec(np.dtype(np.uint8)),
+    "policy_version": ArraySpec(np.dtype(np.int64)),
+}
+"""Columns that every log has; `terminated` and `truncated` are never merged."""
+BUILT_IN_DEFAULTS: dict[str, Any] = {"terminated": False, "truncated": False, "source": 0, "policy_version": -1}
+
+FOLLOWS = 1
+"""Flag of a row: its observation is the next observation of the step before it in its episode."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a log."""
+
+    columns: Spec
+    """Every column by path, the built-in ones included."""
+    stacked: tuple[str, ...] = ()
+    """Observation columns whose first axis is a stack of frames; each frame of the stack is stored once."""
+
+    @classmethod
+    def declare(cls, columns: Mapping[str, Any], stacked: Sequence[str] = ()) -> Schema:
+        """A schema from nested `ArraySpec`s or (dtype, shape) pairs; built-in columns are added."""
+        given = Spec(columns)
+        if not len(given):
+            raise SchemaError("a schema needs at least one column; give {'observations': {...}, 'actions': ...}.")
+        for path, spec in BUILT_IN.items():
+            if path in given and (given[path].dtype, given[path].shape) != (spec.dtype, spec.shape):
+                raise SchemaError(f"{path}: expected {spec}, got {given[path]}: this column is built in. Give yours another name.")
+        if bad := [p for p in given if p.startswith("#")]:
+            raise SchemaError(f"{bad[0]}: names that begin with '#' are Hilt's own. Rename it.")
+        merged = {path: given[path] for path in given} | {p: s for p, s in BUILT_IN.items() if p not in given}
+        for path in stacked:
+            if path not in merged:
+                raise UnknownNameError("stacked column", path, given)
+        return cls(Spec(merged), tuple(stacked))
+
+    @classmethod
+    def of(cls, example: Tree, leading: int = 0, stacked: Sequence[str] = ()) -> Schema:
+        """The schema of an example step, or of a trajectory with `leading` time and batch axes."""
+        return cls.declare(Spec.of(example, leading), stacked)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self)
+
+    def grown_from(self, old: Schema) -> list[str]:
+        """The columns this schema adds to the old one; any other difference is an error that says what differs."""
+        added = [path for path in self.columns if path not in old.columns]
+        lacking = [path for path in added if self.columns[path].default is None]
+        changed = [line for line in old.columns.difference(self.columns) if not line.split(": ")[1].startswith("added")]
+        changed += [f"{path}: added without a default" for path in lacking]
+        if old.stacked != self.stacked:
+            changed.append(f"stacked: {old.stacked} became {self.stacked}")
+        if changed:
+            raise SchemaError(
+                f"this log has another schema: {'; '.join(changed)}. A log may gain columns that have a default; for anything else begin a new log."
+            )
+        return added
+
+    def complete(self, tree: Tree) -> dict[str, Any]:
+        """The tree with defaults for the built-in columns that it leaves out."""
+        return {**BUILT_IN_DEFAULTS, **tree} if any(k not in tree for k in BUILT_IN) else dict(tree)
+
+    def select(self, keys: Sequence[str] | None) -> list[str]:
+        """The column paths that `keys` name: whole paths, or subtrees such as ``observations``."""
+        if keys is None:
+            return list(self.columns)
+        chosen: list[str] = []
+        for key in keys:
+            found = [p for p in self.columns if p == key or p.startswith(key + "/")]
+            if not found:
+                raise UnknownNameError("column", key, self.columns)
+            chosen += [p for p in found if p not in chosen]
+        return chosen
+
+    def to_json(self) -> dict[str, Any]:
+        return {"columns": [[path, spec.to_json()] for path, spec in self.columns.items()], "stacked": list(self.stacked)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schema:
+        return cls(Spec({path: ArraySpec.from_json(spec) for path, spec in data["columns"]}), tuple(data["stacked"]))
+
+
+@dataclass(frozen=True)
+class FrameColumn:
+    """One frame file: the columns whose references point into it."""
+
+    name: str
+    """Path of the observation column (or of the only column)."""
+    columns: tuple[str, ...]
+    """(column,) or (observation column, next observation column)."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one frame."""
+    stack: int = 0
+    """References per step, when the column is a stack of frames; 0 when it is a single frame."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def file(self) -> str:
+        return self.name.replace("/", ".") + ".frames"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a schema's step lies on disk."""
+
+    row: np.dtype[Any]
+    """The packed row: bookkeeping, small columns, references, and at its end the checksum."""
+    inline: tuple[str, ...]
+    frames: tuple[FrameColumn, ...]
+    pairs: tuple[tuple[str, str], ...]
+    """(observation column, next observation column), small and large ones."""
+    frame_of: dict[str, FrameColumn] = field(repr=False)
+
+    @classmethod
+    def of(cls, schema: Schema) -> Layout:
+        columns = schema.columns
+        pairs = [(path, mate) for path in columns if (mate := _mate(path)) in columns]
+        for path, mate in pairs:
+            if (columns[path].dtype, columns[path].shape) != (columns[mate].dtype, columns[mate].shape):
+                raise SchemaError(f"{mate}: expected {columns[path]} as {path} has, got {columns[mate]}.")
+        mates = dict(pairs)
+        frames: dict[str, FrameColumn] = {}
+        for path, spec in columns.items():
+            if path in frames or (spec.nbytes < INLINE_BYTES and path not in schema.stacked):
+                continue
+            if path in mates.values():
+                continue
+            stack = spec.shape[0] if path in schema.stacked else 0
+            members = (path, mates[path]) if path in mates else (path,)
+            frame = FrameColumn(path, members, spec.dtype, spec.shape[1:] if stack else spec.shape, stack)
+            frames.update(dict.fromkeys(members, frame))
+        inline = tuple(p for p in columns if p not in frames)
+        fields: list[Any] = [("#trajectory", "<i8"), ("#sequence", "<i8"), ("#offset", "<u4"), ("#origin", "<u4"), ("#width", "<u4"), ("#flags", "u1")]
+        fields += [(p, columns[p].dtype, columns[p].shape) for p in inline]
+        fields += [(p, REFERENCE, (f.stack,) if f.stack else ()) for p, f in frames.items()]
+        size = np.dtype(fields).itemsize + 8
+        fields += [("#pad", "u1", (-size % 8,)), ("#count", "<u4"), ("#crc", "<u4")]
+        unique = tuple({f.name: f for f in frames.values()}.values())
+        return cls(np.dtype(fields), inline, unique, tuple(pairs), frames)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one step that shares its observation with the step before it."""
+        return self.row.itemsize + sum(f.nbytes for f in self.frames)
+
+    def granule(self) -> int:
+        """Rows and frames per segment are multiples of this, so that segments begin on memory pages."""
+        granule = 1
+        for size in [self.row.itemsize, *(f.nbytes for f in self.frames)]:
+            pages = PAGE // gcd(PAGE, size)
+            granule = granule * pages // gcd(granule, pages)
+        return granule
+
+
+PAGE = 4096
+
+
+def _mate(path: str) -> str:
+    head, _, tail = path.partition("/")
+    return f"{PAIRS[head]}/{tail}" if head in PAIRS and tail else PAIRS.get(path, "")
+
+
+def spec_of_space(space: Any, where: str) -> Any:
+    """The (nested) spec of a Gymnasium space, or of anything shaped like one."""
+    if hasattr(space, "spaces") and isinstance(space.spaces, Mapping):
+        return {key: spec_of_space(inner, f"{where}/{key}") for key, inner in space.spaces.items()}
+    shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)
+    if shape is None or dtype is None:
+        raise ConfigError(f"{where}: expected a space with a shape and a dtype (or a Dict space), got {type(space).__name__}.")
+    return ArraySpec(np.dtype(dtype), tuple(shape))
+
+
+def flat_paths(tree: Tree) -> list[str]:
+    return list(flatten(tree))

@@ -1,0 +1,307 @@
+"""One segment of a log: a folder with a file of rows and a file per frame column.
+
+    000007/
+      header.json       the schema; enough to read the folder without any other file
+      rows              packed rows, one per step (`Layout.row`)
+      NAME.frames       raw frames of one column, one after the other
+      seal.json         once nothing more is appended: counts, checksums, how columns were compressed
+      extents           which rows belong to which trajectory, so that opening reads no rows
+
+Frames are written before the row that refers to them, and a row is valid when its checksum is. So a process killed at
+any moment leaves whole steps and perhaps a torn tail, which the next writer cuts. `docs/format.md` reads a segment in
+sixty lines.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, FormatError, MissingPackageError, StorageError, VersionError
+from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
+from hilt.core.tree import Array
+from hilt.replay.schema import FrameColumn, Schema
+
+FORMAT = 1
+"""Version of the segment format. A reader refuses a newer one."""
+
+EXTENT = np.dtype(
+    [
+        ("trajectory", "<i8"),
+        ("offset", "<i8"),
+        ("row", "<i8"),
+        ("sequence", "<i8"),
+        ("steps", "<i4"),
+        ("width", "<u4"),
+        ("origin", "<u4"),
+        ("sources", "u1"),
+        ("ended", "?"),
+    ]
+)
+"""A stretch of rows of one trajectory, as a sealed segment lists them. `offset` is the place of its first step
+there, `sequence` the highest number its sender gave to one of them."""
+
+
+class Segment:
+    """The files of one segment, for its writer and for readers."""
+
+    def __init__(self, folder: Path, schema: Schema, files: Files, write: bool):
+        self.folder, self.schema, self.layout, self.files = folder, schema, schema.layout, files
+        self.number = int(folder.name)
+        self.rows = 0
+        self.frames = {column.name: 0 for column in self.layout.frames}
+        self.sealed: dict[str, Any] | None = None
+        self.codecs: dict[str, dict[str, Any]] = {}
+        self._offsets: dict[str, Array] = {}
+        self._fds: dict[str, int] = {}
+        self._write = write
+        self.unsynced = False
+
+    @classmethod
+    def create(cls, folder: Path, schema: Schema, files: Files = DISK, durable: bool = True) -> Segment:
+        """A new, empty segment; its folder appears whole."""
+        beside = folder.with_name(f".{folder.name}.new")
+        files.remove(beside)
+        files.make_folder(beside)
+        write_json(beside / "header.json", {"format": FORMAT, "schema": schema.to_json()}, files, durable)
+        for name in ["rows", *(column.file for column in schema.layout.frames)]:
+            files.close(files.create(beside / name))
+        if durable:
+            files.sync_folder(beside)
+        files.rename(beside, folder)
+        if durable:
+            files.sync_folder(folder.parent)
+        segment = cls(folder, schema, files, write=True)
+        segment._open_files()
+        return segment
+
+    @classmethod
+    def open(cls, folder: Path, files: Files = DISK, write: bool = False) -> Segment:
+        """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
+        header = read_json(folder / "header.json")
+        check_format(header.get("format"), folder)
+        segment = cls(folder, Schema.from_json(header["schema"]), files, write)
+        if (folder / "seal.json").exists():
+            segment._load_seal(read_json(folder / "seal.json"))
+        segment._open_files()
+        return segment
+
+    # Writing
+
+    def append(self, rows: Array, frames: Mapping[str, Sequence[Array]]) -> int:
+        """Commits rows and the new frames they refer to; returns the number of the first row.
+
+        Process-safe when it returns. When it raises, nothing of it was kept.
+        """
+        try:
+            for column in self.layout.frames:
+                new = frames.get(column.name)
+                if new:
+                    self.files.write_all(self._fds[column.name], new, self.frames[column.name] * column.nbytes)
+            raw = rows.view(np.uint8).reshape(-1)
+            rows["#count"][-1] = len(rows)
+            rows["#crc"][-1] = checksum(raw[:-4])
+            self.files.write(self._fds["rows"], raw, self.rows * self.layout.row.itemsize)
+        except StorageError:
+            self.cut_tail()
+            raise
+        first = self.rows
+        self.rows += len(rows)
+        for name, new in frames.items():
+            self.frames[name] += len(new)
+        self.unsynced = True
+        return first
+
+    def sync(self) -> None:
+        """Power-safe when it returns."""
+        if self.unsynced:
+            for fd in self._fds.values():
+                self.files.sync(fd)
+            self.unsynced = False
+
+    def seal(self, extents: Array, durable: bool) -> None:
+        """Ends the segment: nothing is appended any more, and opening it reads no rows."""
+        if durable:
+            self.sync()
+        raw = extents.tobytes()
+        self.files.replace(self.folder / "extents", raw, durable)
+        data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw)}
+        write_json(self.folder / "seal.json", data, self.files, durable)
+        self._load_seal(data)
+
+    def compress(self, codecs: Mapping[str, str]) -> list[Path]:
+        """Writes frame columns of a sealed segment once more with a lossless codec, beside the raw files.
+
+        The seal names them when this returns, so the segment opened anew reads them. Returns the raw files, which are
+        of no more use to it.
+        """
+        assert self.sealed is not None
+        made, raw = dict(self.codecs), []
+        for column in self.layout.frames:
+            if column.name in codecs and column.name not in made:
+                made[column.name] = self._compress_column(column, codecs[column.name])
+                raw.append(self.folder / column.file)
+        if raw:
+            write_json(self.folder / "seal.json", {**self.sealed, "codecs": made}, self.files)
+        return raw
+
+    def _compress_column(self, column: FrameColumn, codec: str) -> dict[str, Any]:
+        encode, ends, position = _encoder(codec), np.zeros(self.frames[column.name], "<i8"), 0
+        target = self.folder / f"{column.file}.{codec}"
+        beside = target.with_name(f".{target.name}.new")
+        self.files.remove(beside)
+        fd = self.files.create(beside)
+        frame = np.empty(column.nbytes, np.uint8)
+        for number in range(self.frames[column.name]):
+            self.read_frame(column, number, frame)
+            data = encode(frame)
+            self.files.write(fd, data, position)
+            position += len(data)
+            ends[number] = position
+        self.files.write(fd, ends.tobytes(), position)
+        self.files.sync(fd)
+        self.files.close(fd)
+        self.files.rename(beside, target)
+        return {"codec": codec, "bytes": position, "index_crc": checksum(ends.tobytes())}
+
+    # Reading
+
+    def fd(self, name: str) -> int:
+        return self._fds[name]
+
+    def read_rows(self, first: int, stop: int) -> Array:
+        out = np.zeros(stop - first, self.layout.row)
+        got = os.preadv(self._fds["rows"], [out.view(np.uint8)], first * self.layout.row.itemsize)
+        return out[: got // self.layout.row.itemsize]
+
+    def read_frame(self, column: FrameColumn, number: int, out: Array) -> None:
+        """One frame's bytes into `out`."""
+        made = self.codecs.get(column.name)
+        target = out.reshape(-1).view(np.uint8)
+        if made is None:
+            got = os.preadv(self._fds[column.name], [target], number * column.nbytes)
+            if got != column.nbytes:
+                raise self._cut_short(column.file, number)
+            return
+        ends = self._offsets[column.name]
+        start = int(ends[number - 1]) if number else 0
+        data = os.pread(self._fds[column.name], int(ends[number]) - start, start)
+        try:
+            raw = _decoder(made["codec"])(data)
+        except (zlib.error, ValueError) as error:
+            raise CorruptError(f"{self.folder}: frame {number} of {column.name} does not decompress ({error}); run: hilt data repair.") from None
+        if len(raw) != column.nbytes:
+            raise CorruptError(f"{self.folder}: frame {number} of {column.name} has {len(raw)} bytes, expected {column.nbytes}; run: hilt data repair.")
+        target[:] = np.frombuffer(raw, np.uint8)
+
+    def check_size(self, name: str) -> None:
+        """An error when a file was cut behind our back; reading its map would end the process."""
+        column = next((c for c in self.layout.frames if c.name == name), None)
+        needed = self.frames[name] * column.nbytes if column else self.rows * self.layout.row.itemsize
+        if os.fstat(self._fds[name]).st_size < needed:
+            raise self._cut_short(column.file if column else "rows", None)
+
+    def nbytes(self) -> int:
+        """Bytes of all files, as they lie on disk."""
+        return sum(os.fstat(fd).st_size for fd in self._fds.values())
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            self.files.close(fd)
+        self._fds = {}
+
+    def __del__(self) -> None:
+        for fd in getattr(self, "_fds", {}).values():
+            os.close(fd)
+
+    # Inside
+
+    def _open_files(self) -> None:
+        for column in self.layout.frames:
+            made = self.codecs.get(column.name)
+            path = self.folder / (f"{column.file}.{made['codec']}" if made else column.file)
+            self._fds[column.name] = self._open_file(path)
+        self._fds["rows"] = self._open_file(self.folder / "rows")
+
+    def _open_file(self, path: Path) -> int:
+        if not path.exists():
+            raise CorruptError(f"{path}: the file is missing; run: hilt data repair {path.parent.parent.parent}.")
+        return self.files.open(path, write=self._write and self.sealed is None)
+
+    def _load_seal(self, seal: dict[str, Any]) -> None:
+        self.sealed, self.rows, self.frames = seal, int(seal["rows"]), dict(seal["frames"])
+        self.codecs = dict(seal["codecs"])
+        for column in self.layout.frames:
+            made = self.codecs.get(column.name)
+            if made and column.name not in self._offsets:
+                path = self.folder / f"{column.file}.{made['codec']}"
+                with storage_errors(path):
+                    raw = path.read_bytes()[made["bytes"] :]
+                if checksum(raw) != made["index_crc"] or len(raw) != 8 * self.frames[column.name]:
+                    raise CorruptError(f"{path}: the index at its end does not have its checksum; run: hilt data repair.")
+                self._offsets[column.name] = np.frombuffer(raw, np.int64)
+
+    def extents(self) -> Array:
+        """The extents that `seal` listed."""
+        assert self.sealed is not None
+        raw = read(self.folder / "extents")
+        if checksum(raw) != self.sealed["extents_crc"]:
+            raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
+        return np.frombuffer(raw, EXTENT)
+
+    def set_counts(self, rows: int, frames: Mapping[str, int]) -> None:
+        """What a scan found committed."""
+        self.rows, self.frames = rows, dict(frames)
+
+    def cut_tail(self) -> None:
+        """Removes whatever lies behind the last commit."""
+        for column in self.layout.frames:
+            self.files.truncate(self._fds[column.name], self.frames[column.name] * column.nbytes)
+        self.files.truncate(self._fds["rows"], self.rows * self.layout.row.itemsize)
+
+    def _cut_short(self, file: str, frame: int | None) -> CorruptError:
+        at = f" at frame {frame}" if frame is not None else ""
+        return CorruptError(f"{self.folder / file}: the file ends too early{at}; it was cut after it was written. Run: hilt data repair.")
+
+
+def check_format(version: Any, where: Path) -> None:
+    if not isinstance(version, int):
+        raise FormatError(f"{where}: not a Hilt log (no format version in it).")
+    if version > FORMAT:
+        raise VersionError(f"{where}: written in format {version}, this Hilt reads up to {FORMAT}. Upgrade: pip install -U hilt")
+
+
+CODECS = ("zlib", "zstd")
+
+
+def _encoder(codec: str) -> Callable[[Array], bytes]:
+    if codec == "zlib":
+        return lambda frame: zlib.compress(frame, 6)
+    return _zstd().ZstdCompressor(level=3).compress  # type: ignore[no-any-return]
+
+
+def _decoder(codec: str) -> Callable[[bytes], bytes]:
+    if codec == "zlib":
+        return zlib.decompress
+    zstd = _zstd()
+
+    def decode(data: bytes) -> bytes:
+        try:
+            return zstd.ZstdDecompressor().decompress(data)  # type: ignore[no-any-return]
+        except zstd.ZstdError as error:
+            raise ValueError(str(error)) from None
+
+    return decode
+
+
+def _zstd() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingPackageError("zstandard", "a column compressed with zstd", "zstd") from None
+    return zstandard

@@ -1,0 +1,124 @@
+"""A log at one moment: what a batch is read from while the log goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hilt.core.errors import SchemaError, UnknownNameError
+from hilt.core.tree import Array
+from hilt.replay.facts import Facts
+from hilt.replay.index import Index
+from hilt.replay.pool import BufferPool
+from hilt.replay.runs import OFFSET_BITS, key_of
+from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.table import Table
+
+
+class Snapshot:
+    """Finds steps by key and reads their columns. Valid inside `Log.reading`."""
+
+    def __init__(self, schema: Schema, index: Index, tables: Sequence[Table], facts: Facts, pool: BufferPool):
+        self.schema = schema
+        self._keys, self._entries = index.keys, index.entries
+        self._tables, self._facts, self._pool = list(tables), facts, pool
+
+    def find(self, keys: Array) -> tuple[Array, Array]:
+        """Per key: the place of its extent, and whether the step exists."""
+        if not len(self._keys):
+            return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
+        if len(self._keys) == 1:
+            place = np.zeros(len(keys), np.int64)
+        else:
+            place = np.maximum(np.searchsorted(self._keys, keys, side="right") - 1, 0)
+        inside = keys - self._keys[place]
+        return place, (inside >= 0) & (inside < self._entries["steps"][place])
+
+    def exist(self, keys: Array) -> Array:
+        return self.find(keys)[1]
+
+    def widths(self, keys: Array) -> Array:
+        """Per key, how many steps of its trajectory run side by side (B)."""
+        return self._entries["width"][self.find(keys)[0]].astype(np.int64)  # type: ignore[no-any-return]
+
+    def trajectory(self, number: int) -> Array:
+        """The keys of a trajectory's steps, T-major."""
+        first, stop = np.searchsorted(self._keys, [key_of(number), key_of(number + 1)])
+        entries = self._entries[first:stop]
+        if not len(entries):
+            raise UnknownNameError("trajectory", str(number), [])
+        return np.concatenate([int(e["key"]) + np.arange(e["steps"], dtype=np.int64) for e in entries])
+
+    def gather(self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Columns of steps, each ``[len(keys), ...]``, in the order asked for."""
+        table_of, at = self._locate(keys)
+        if len(self._tables) == 1:
+            batch = self._tables[0].read(at, paths, out)
+        else:
+            batch = self._gather_grown(table_of, at, paths, out)
+        if self._facts.relabelled:
+            self._facts.overlay(keys, batch)
+        return batch
+
+    def fields(self, keys: Array, names: Sequence[str]) -> list[Array]:
+        """Small columns or bookkeeping fields of steps."""
+        table_of, at = self._locate(keys)
+        out: list[Array] = [np.zeros((len(keys), *self.schema.layout.row[n].shape), self.schema.layout.row[n].base) for n in names]
+        for number in np.unique(table_of).tolist():
+            chosen = table_of == number
+            rows = self._tables[number].rows(at[chosen])
+            for name, target in zip(names, out, strict=True):
+                target[chosen] = rows[name] if name in (rows.dtype.names or ()) else self.schema.columns[name].default
+        if self._facts.relabelled:
+            self._facts.overlay(keys, dict(zip(names, out, strict=True)))
+        return out
+
+    def gather_packed(self, keys: Array, column: FrameColumn) -> Array:
+        """Observation and next observation of one frame column as one stack, ``[n, stack + 1, ...]``."""
+        table_of, at = self._locate(keys)
+        stack = max(1, column.stack)
+        out = self._pool.empty((len(keys), stack + 1, *column.shape), column.dtype)
+        for number in np.unique(table_of).tolist():
+            chosen, table = np.flatnonzero(table_of == number), self._tables[number]
+            rows = table.rows(at[chosen])
+            now, after = (rows[path]["frame"].reshape(len(chosen), stack) for path in column.columns)
+            if not np.array_equal(now[:, 1:], after[:, :-1]):
+                raise _unpackable(column)
+            frames = np.concatenate([now, after[:, -1:]], axis=1)
+            if len(chosen) == len(keys):
+                table.gather(column, at, frames, out)
+            else:
+                part = np.empty((len(chosen), *out.shape[1:]), out.dtype)
+                table.gather(column, at[chosen], frames, part)
+                out[chosen] = part
+        return out
+
+    def _gather_grown(self, table_of: Array, at: Array, paths: Sequence[str], out: Mapping[str, Array] | None) -> dict[str, Array]:
+        """Over segments of several schemas: columns that an older one lacks get their default."""
+        batch = {}
+        for path in paths:
+            spec = self.schema.columns[path]
+            given = out.get(path) if out is not None else None
+            batch[path] = given if given is not None else self._pool.empty((len(at), *spec.shape), spec.dtype)
+        for number in np.unique(table_of).tolist():
+            chosen, table = np.flatnonzero(table_of == number), self._tables[number]
+            part = table.read(at[chosen], [p for p in paths if p in table.schema.columns])
+            for path in paths:
+                batch[path][chosen] = part[path] if path in part else self.schema.columns[path].default
+        return batch
+
+    def _locate(self, keys: Array) -> tuple[Array, Array]:
+        """The table and the address of every key; a key that is not there is an error."""
+        place, there = self.find(keys)
+        if not there.all():
+            key = int(keys[np.argmin(there)])
+            raise UnknownNameError("step", f"{key >> OFFSET_BITS}:{key & 0xFFFFFFFF}", [])
+        return self._entries["table"][place], self._entries["at"][place] + (keys - self._keys[place])
+
+
+def _unpackable(column: FrameColumn) -> SchemaError:
+    return SchemaError(
+        f"{column.name}: observation and next observation cannot be packed into one stack, since the next stack is not this one "
+        "moved on by one frame. Sample with pack_obs_and_next_obs=False."
+    )

@@ -1,0 +1,482 @@
+"""The machinery under `Log`: segments and their slots, the index, lanes, eviction, and readers that are never disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hilt.core.errors import ClosedError, CorruptError, ReadOnlyError
+from hilt.core.files import DISK, Files
+from hilt.core.tree import Array
+from hilt.replay.facts import Facts
+from hilt.replay.index import ENTRY, Index
+from hilt.replay.pool import BufferPool
+from hilt.replay.quarantine import Quarantine
+from hilt.replay.runs import OFFSET_BITS, key_of
+from hilt.replay.scan import Damage, build_extents, committed_frames, scan_file, scan_frames
+from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.segment import EXTENT, Segment
+from hilt.replay.snapshot import Snapshot
+from hilt.replay.table import Table
+
+if TYPE_CHECKING:
+    from hilt.replay.view import Selection
+
+logger = logging.getLogger("hilt.replay")
+
+
+@dataclass
+class Lane:
+    """A segment that is being written. One running episode writes to a lane at a time, so its rows lie together."""
+
+    segment: Segment
+    slot: int
+    table: Table
+
+
+@dataclass
+class Recovery:
+    """What opening a log had to mend."""
+
+    torn_steps: int = 0
+    """Steps that were being written when the process before died; none of them had been promised."""
+    torn_bytes: int = 0
+    """Bytes of a late fact that was being written likewise."""
+    corrupt_steps: int = 0
+    """Steps in quarantine: their bytes are not those that were written."""
+    seconds: float = 0.0
+    """How long opening took."""
+
+
+class Store:
+    """Where every step of a log lies, on disk and in memory."""
+
+    def __init__(self, path: Path, settings: dict[str, Any], files: Files = DISK, write: bool = False, cache_bytes: int | None = None):
+        self.path, self.settings = path, settings
+        self.schema = Schema.from_json(settings["schemas"][-1])
+        self.lock = threading.RLock()
+        self.pool = BufferPool()
+        self.index = Index()
+        self.facts = Facts(path / "annotations.jsonl", files, write)
+        self.quarantine = Quarantine(path / "quarantine.json", files)
+        self._selections: list[weakref.ref[Selection]] = []
+        self.recovery = Recovery()
+        self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "rejected", "corrupt", "segments_deleted"), 0)
+        self.live_steps = self.live_bytes = 0
+        self.appended = 0
+        self.closed = False
+        self._files, self._write, self._cache_bytes = files, write, cache_bytes
+        self._tables: list[Table] = []
+        self._segments: dict[int, Segment] = {}
+        self._slots: dict[int, tuple[int, int]] = {}  # segment number -> table number, slot
+        self._extents_in: dict[int, int] = {}  # segment number -> extents that are still wanted
+        self._scanned: dict[int, int] = {}  # of a reader: rows of growing segments that it has seen
+        self._idle: list[Lane] = []
+        self._busy: set[int] = set()  # segments of lanes in use
+        self._next_trajectory = self._next_segment = 0
+        self._readers: dict[int, int] = {}
+        self._epoch = 0
+        self._retired: list[tuple[int, Callable[[], None]]] = []
+
+    # Opening
+
+    def load(self) -> None:
+        """Reads what is on disk. A writer also cuts torn tails and removes leftovers."""
+        started = time.perf_counter()
+        if self._write:
+            for leftover in [*self.path.glob(".*.new"), *(self.path / "segments").glob(".*")]:
+                self._files.remove(leftover)
+        self.quarantine.load()
+        self.load_new()
+        if self._write:
+            self.facts.recover()
+            self.recovery.torn_bytes = self.facts.torn_bytes
+        self.recovery.corrupt_steps = self.quarantine.steps()
+        self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
+        self.recovery.seconds = time.perf_counter() - started
+        if self.recovery.torn_steps or self.recovery.corrupt_steps or self.recovery.torn_bytes:
+            logger.warning(
+                "%s: %d torn steps and %d torn bytes of facts were cut, %d steps are in quarantine",
+                self.path,
+                self.recovery.torn_steps,
+                self.recovery.torn_bytes,
+                self.recovery.corrupt_steps,
+            )
+
+    def load_new(self) -> None:
+        """Segments, rows and facts that appeared since the last look."""
+        folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit())
+        numbers = {int(f.name) for f in folders}
+        for gone in [n for n in self._segments if n not in numbers]:
+            self._forget_segment(gone)
+        found = []
+        for folder in folders:
+            number = int(folder.name)
+            if number not in self._segments:
+                found.append(self._load_segment(folder))
+            elif number in self._scanned:
+                found.append(self._load_grown(number))
+        if found:
+            self._enter(np.concatenate(found))
+        changed = self.facts.read_new()
+        for trajectory in self.facts.deleted:
+            self.drop(trajectory)
+        for selection in self.selections():
+            selection.refresh(changed)
+        self.enforce_capacity()
+
+    def _load_segment(self, folder: Path) -> Array:
+        segment = Segment.open(folder, self._files, self._write)
+        self._next_segment = max(self._next_segment, segment.number + 1)
+        bad = self.quarantine.rows(segment.number)
+        if self._write:  # raw files that were compressed just before the last writer ended
+            for column in segment.layout.frames:
+                if column.name in segment.codecs:
+                    self._files.remove(folder / column.file)
+        if segment.sealed is not None:
+            extents = segment.extents()
+            if len(bad):
+                extents = build_extents(segment.read_rows(0, segment.rows), bad)
+        else:
+            extents = self._recover_segment(segment, bad)
+        lane = self._place(segment)
+        if segment.sealed is None:
+            if self._write:
+                self._idle.append(lane)
+            else:
+                self._scanned[segment.number] = segment.rows
+        return self._entries(segment, extents)
+
+    def _recover_segment(self, segment: Segment, bad: Array) -> Array:
+        """What a segment that was not sealed holds: its writer is at work, or was killed."""
+        scan, rows = scan_file(segment)
+        rows = rows[: scan.rows]
+        if self._write:
+            scan.damage += scan_frames(segment, rows, scan.bad_rows())
+            self.recovery.torn_steps += scan.torn_rows
+            if scan.damage:
+                self.quarantine.add(scan.damage)
+        segment.set_counts(scan.rows, committed_frames(segment.layout, rows))
+        if self._write:
+            segment.cut_tail()
+        return build_extents(rows, np.union1d(bad, scan.bad_rows()))
+
+    def _load_grown(self, number: int) -> Array:
+        """What the writer appended to a segment that this reader has open."""
+        segment, seen = self._segments[number], self._scanned[number]
+        scan, rows = scan_file(segment)
+        if (segment.folder / "seal.json").exists():
+            self._forget_segment(number)
+            return self._load_segment(segment.folder)
+        fresh = rows[: scan.rows]
+        segment.set_counts(scan.rows, committed_frames(segment.layout, fresh))
+        self._scanned[number] = scan.rows
+        bad = np.union1d(scan.bad_rows(), self.quarantine.rows(number))
+        extents = build_extents(fresh, np.union1d(bad, np.arange(seen)))
+        return self._entries(segment, extents)
+
+    def _entries(self, segment: Segment, extents: Array) -> Array:
+        table, slot = self._slots[segment.number]
+        out = np.zeros(len(extents), ENTRY)
+        for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
+            out[name] = extents[name]
+        out["key"] = (extents["trajectory"] << OFFSET_BITS) | extents["offset"]
+        out["at"] = extents["row"] + slot * self._tables[table].rows_per_slot
+        out["segment"], out["table"] = segment.number, table
+        return out
+
+    def _enter(self, entries: Array) -> None:
+        self.index.extend(entries)
+        self.live_steps += int(entries["steps"].sum())
+        for number, count in zip(*np.unique(entries["segment"], return_counts=True), strict=True):
+            self._extents_in[int(number)] = self._extents_in.get(int(number), 0) + int(count)
+        self.live_bytes = sum(s.nbytes() for s in self._segments.values())
+        if len(entries):
+            self._next_trajectory = max(self._next_trajectory, int(entries["key"].max() >> OFFSET_BITS) + 1)
+        for selection in self.selections():
+            for entry in entries:
+                selection.added(int(entry["key"]), int(entry["steps"]), None)
+
+    def _place(self, segment: Segment) -> Lane:
+        """Gives a segment its slot in the table of its schema."""
+        for number, table in enumerate(self._tables):
+            if table.schema == segment.schema or table.schema.to_json() == segment.schema.to_json():
+                break
+        else:
+            number, table = len(self._tables), Table(segment.schema, self._rows_per_segment(segment.schema), self.pool, self._cache_bytes)
+            self._tables.append(table)
+        slot = table.add(segment)
+        self._segments[segment.number] = segment
+        self._slots[segment.number] = (number, slot)
+        return Lane(segment, slot, table)
+
+    def _rows_per_segment(self, schema: Schema) -> int:
+        """How many steps a segment takes: by bytes, and few enough that old ones are deleted in time."""
+        rows = max(1, self.settings["segment_bytes"] // schema.layout.step_bytes)
+        if self.settings["capacity_steps"] is not None:
+            rows = min(rows, max(64, self.settings["capacity_steps"] // 8))
+        return min(rows, 1 << 18)
+
+    def watch(self, selection: Selection) -> None:
+        """Tells a selection about every change from now on, as long as somebody holds it."""
+        self._selections = [ref for ref in self._selections if ref() is not None] + [weakref.ref(selection)]
+
+    def selections(self) -> list[Selection]:
+        return [selection for ref in self._selections if (selection := ref()) is not None]
+
+    # Writing
+
+    def take_trajectory(self) -> int:
+        self._next_trajectory += 1
+        return self._next_trajectory - 1
+
+    def take_lane(self, steps: int = 1) -> Lane:
+        """A lane that nobody writes to, with room for so many steps if a whole segment has it."""
+        while self._idle:
+            lane = self._idle.pop()
+            if lane.segment.schema.to_json() == self.schema.to_json():
+                limit = self._rows_per_segment(lane.segment.schema)
+                if self.room(lane) >= min(steps, limit) or not lane.segment.rows:
+                    self._busy.add(lane.segment.number)
+                    return lane
+            self._seal(lane)
+        return self._new_lane()
+
+    def give_lane(self, lane: Lane) -> None:
+        self._busy.discard(lane.segment.number)
+        self._idle.append(lane)
+
+    def next_lane(self, lane: Lane) -> Lane:
+        """Seals a full lane and returns a fresh one."""
+        self._busy.discard(lane.segment.number)
+        self._seal(lane)
+        return self._new_lane()
+
+    def room(self, lane: Lane) -> int:
+        """How many more steps a lane takes, whatever frames they bring."""
+        limit = self._rows_per_segment(lane.segment.schema)
+        rooms = [limit - lane.segment.rows]
+        for column in lane.segment.layout.frames:
+            per_step = len(column.columns) * max(1, column.stack)
+            rooms.append((lane.table.rows_per_slot - lane.segment.frames[column.name]) // per_step)
+        return max(0, min(rooms))
+
+    def _new_lane(self) -> Lane:
+        number = self._next_segment
+        folder = self.path / "segments" / f"{number:06d}"
+        segment = Segment.create(folder, self.schema, self._files, durable=self.settings["durability"] != "never")
+        self._next_segment += 1
+        lane = self._place(segment)
+        self._busy.add(number)
+        return lane
+
+    def _seal(self, lane: Lane) -> None:
+        segment = lane.segment
+        entries = self.index.entries
+        mine = entries[entries["segment"] == segment.number]
+        if not segment.rows or not len(mine):
+            self._extents_in.pop(segment.number, None)
+            self._delete_segment(segment.number)
+            return
+        extents = np.zeros(len(mine), EXTENT)
+        for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
+            extents[name] = mine[name]
+        extents["trajectory"], extents["offset"] = mine["key"] >> OFFSET_BITS, mine["key"] & 0xFFFFFFFF
+        extents["row"] = mine["at"] - lane.slot * lane.table.rows_per_slot
+        segment.seal(extents, durable=self.settings["durability"] != "never")
+        self.sealed(segment)
+
+    def sealed(self, segment: Segment) -> None:
+        """Called when a segment is complete; `Log` compresses it in the background."""
+
+    def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], new_extent: bool, place: int = -1) -> int:
+        """Appends rows of one trajectory, consecutive steps, and enters them into the index. Returns the entry's place."""
+        first = lane.segment.append(rows, frames)
+        head = rows[0]
+        bits = 1 << int(rows["source"][0]) if len(rows) == 1 else int(np.bitwise_or.reduce(1 << rows["source"].astype(np.int64)))
+        key = key_of(int(head["#trajectory"]), int(head["#offset"]))
+        if new_extent:
+            entry = np.zeros(1, ENTRY)
+            entry["key"], entry["at"] = key, first + lane.slot * lane.table.rows_per_slot
+            entry["sequence"], entry["steps"], entry["width"] = rows["#sequence"].max(), len(rows), head["#width"]
+            entry["origin"], entry["segment"], entry["sources"] = head["#origin"], lane.segment.number, bits
+            entry["table"], entry["open"] = self._slots[lane.segment.number][0], True
+            entry["ended"] = rows["terminated"][-1] | rows["truncated"][-1]
+            place = self.index.add(entry[0])
+            self._extents_in[lane.segment.number] = self._extents_in.get(lane.segment.number, 0) + 1
+        else:
+            entry = self.index.entries[place]
+            entry["steps"] += len(rows)
+            entry["sources"] |= bits
+            entry["sequence"] = max(entry["sequence"], rows["#sequence"].max())
+            entry["ended"] = rows["terminated"][-1] | rows["truncated"][-1]
+        self.live_steps += len(rows)
+        self.live_bytes += rows.nbytes + sum(c.nbytes * len(frames.get(c.name, ())) for c in lane.segment.layout.frames)
+        self.appended += len(rows)
+        self.counts["inserted"] += len(rows)
+        for selection in self.selections():
+            selection.added(key, len(rows), rows)
+        return place
+
+    # Removing
+
+    def enforce_capacity(self) -> None:
+        """Evicts the oldest trajectories until the log is within its capacity; a running one is spared while others are there."""
+        steps, size = self.settings["capacity_steps"], self.settings["capacity_bytes"]
+        while (steps is not None and self.live_steps > steps) or (size is not None and self.live_bytes > size):
+            oldest = self.index.first_ended()
+            if oldest is None:
+                if steps is not None and self.live_steps > steps:
+                    self._shorten_oldest(self.live_steps - steps)
+                return
+            if len(self.index) == 1 and (steps is None or self.live_steps <= steps):
+                return  # one trajectory larger than capacity_bytes: it stays until the next one comes
+            self.counts["evicted"] += self.drop(int(self.index.keys[oldest] >> OFFSET_BITS))
+
+    def drop(self, trajectory: int) -> int:
+        """Takes a trajectory's ended extents out of the index and of all views; returns how many steps that were."""
+        dropped = 0
+        for place in reversed(self.index.places_of(trajectory)):
+            entry = self.index.entries[place].copy()
+            if entry["open"]:
+                continue
+            self.index.remove(place)
+            dropped += self._dropped(entry)
+        return dropped
+
+    def _dropped(self, entry: Any) -> int:
+        number, steps = int(entry["segment"]), int(entry["steps"])
+        self.live_steps -= steps
+        for selection in self.selections():
+            selection.removed(int(entry["key"]), steps)
+        self._extents_in[number] -= 1
+        if not self._extents_in[number] and number not in self._busy:
+            del self._extents_in[number]
+            self._idle = [lane for lane in self._idle if lane.segment.number != number]
+            self._delete_segment(number)
+        return steps
+
+    def _shorten_oldest(self, steps: int) -> None:
+        """Only running episodes are left: the first steps of the oldest go."""
+        steps = min(steps, int(self.index.entries["steps"][0]) - 1)
+        if steps <= 0:
+            return
+        for selection in self.selections():
+            selection.removed(int(self.index.keys[0]), steps)
+        self.index.shorten(0, steps)
+        self.live_steps -= steps
+        self.counts["evicted"] += steps
+
+    def _delete_segment(self, number: int) -> None:
+        """Removes a segment's files now, and its map as soon as nobody reads from it."""
+        folder = self._segments[number].folder
+        self.live_bytes -= self._segments[number].nbytes()
+        if self._write:
+            trash = folder.with_name(f".{folder.name}.trash")
+            self._files.rename(folder, trash)
+            self._files.remove(trash)
+            self.counts["segments_deleted"] += 1
+            self.quarantine.forget(number)
+        self._retire(number)
+
+    def _forget_segment(self, number: int) -> None:
+        """Of a reader: the writer deleted this segment, or it must be read anew."""
+        for place in reversed(np.flatnonzero(self.index.entries["segment"] == number).tolist()):
+            entry = self.index.entries[place].copy()
+            self.index.remove(place)
+            self.live_steps -= int(entry["steps"])
+            for selection in self.selections():
+                selection.removed(int(entry["key"]), int(entry["steps"]))
+        self._extents_in.pop(number, None)
+        self._scanned.pop(number, None)
+        self._retire(number)
+
+    def reopen(self, number: int) -> None:
+        """Opens a segment's files anew, in another slot; readers at work keep the old one until they are done."""
+        old = self._segments[number]
+        table, slot = self._slots[number]
+        fresh = Segment.open(old.folder, self._files, self._write)
+        self.live_bytes += fresh.nbytes() - old.nbytes()
+        self._retire(number)
+        lane = self._place(fresh)
+        entries = self.index.entries
+        mine = entries["segment"] == number
+        entries["at"][mine] += (lane.slot - slot) * self._tables[table].rows_per_slot
+
+    def _retire(self, number: int) -> None:
+        table, slot = self._slots.pop(number)
+        del self._segments[number]
+        self._retired.append((self._epoch, lambda: self._tables[table].remove(slot)))
+        self._epoch += 1
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        oldest = min(self._readers, default=self._epoch)
+        while self._retired and self._retired[0][0] < oldest:
+            self._retired.pop(0)[1]()
+
+    # Reading
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """The log as it is now. While inside, none of its steps changes place and none of their bytes disappear."""
+        with self.lock:
+            if self.closed:
+                raise ClosedError(f"{self.path}: this log is closed; open it again.")
+            epoch = self._epoch
+            self._readers[epoch] = self._readers.get(epoch, 0) + 1
+            snapshot = Snapshot(self.schema, self.index, self._tables, self.facts, self.pool)
+        try:
+            yield snapshot
+        finally:
+            with self.lock:
+                self._readers[epoch] -= 1
+                if not self._readers[epoch]:
+                    del self._readers[epoch]
+                if self._retired:
+                    self._free_retired()
+
+    def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
+        """The bytes of one frame of a segment that is being written."""
+        mapped = lane.table.frame(column.name, lane.slot, number)
+        if mapped is not None:
+            return mapped
+        frame = np.empty(column.nbytes, np.uint8)
+        lane.segment.read_frame(column, number, frame)
+        return frame
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        with self.lock:
+            if self.closed:
+                raise ClosedError(f"{self.path}: this log is closed; open it again.")
+            if not self._write:
+                raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
+            yield
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [self._segments[n] for n in sorted(self._segments)]
+
+    def damage(self) -> list[Damage]:
+        """Reads every byte and lists what is not as it was written."""
+        found = []
+        for segment in self.segments:
+            scan, rows = scan_file(segment)
+            rows = rows[: scan.rows]
+            found += scan.damage + scan_frames(segment, rows, scan.bad_rows())
+            try:
+                if segment.sealed is not None:
+                    segment.extents()
+            except CorruptError as error:
+                found.append(Damage(segment.number, f"extents: {error}", 0, 0))
+        return found

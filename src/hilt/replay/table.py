@@ -1,0 +1,188 @@
+"""Gathering steps: the segments of one layout as flat arrays of rows and frames.
+
+A step's address is one integer, `slot * rows_per_slot + row`. A batch is one ``take`` of rows, then per frame column one
+``take`` at the frames those rows refer to. Frames that are not in memory are read with `pread`, in the order of the
+file and announced ahead: a memory map would fetch them page by page, many times slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hilt.core.errors import SchemaError
+from hilt.core.tree import Array
+from hilt.replay.arena import Arena
+from hilt.replay.pool import BufferPool
+from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.segment import Segment
+
+_PROBES = 12
+"""Frames of a batch that are asked whether they are in memory."""
+_AHEAD = 32
+"""Frames that are announced to the system ahead of their read."""
+
+
+class Table:
+    """Segments of one schema, each in a slot."""
+
+    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, cache_bytes: int | None):
+        self.schema, self.layout, self._pool = schema, schema.layout, pool
+        granule = self.layout.granule()
+        self.rows_per_slot = -(-rows_per_slot // granule) * granule
+        self._rows = Arena(self.layout.row.itemsize, self.rows_per_slot)
+        self._frames = {c.name: Arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
+        self._segments: dict[int, Segment] = {}
+        self._free: list[int] = []
+        self._budget = cache_bytes
+        self._mapped: dict[str, dict[int, int]] = {c.name: {} for c in self.layout.frames}
+        self._probe = np.random.default_rng(0)
+        self.disk_reads = 0
+
+    def add(self, segment: Segment) -> int:
+        """The slot of a segment."""
+        slot = self._free.pop() if self._free else len(self._segments)
+        self._segments[slot] = segment
+        self._rows.map(slot, segment.fd("rows"))
+        self._map_frames(slot, segment)
+        return slot
+
+    def _map_frames(self, slot: int, segment: Segment) -> None:
+        """Maps a segment's frames as far as the budget allows; newer segments take the place of older ones."""
+        for column in self.layout.frames:
+            mapped = self._mapped[column.name]
+            if column.name in segment.codecs:
+                continue
+            size = max(segment.frames[column.name], 0 if segment.sealed else self.rows_per_slot) * column.nbytes
+            if self._budget is not None and not self._make_room(column, size, segment.number):
+                continue
+            self._frames[column.name].map(slot, segment.fd(column.name))
+            mapped[slot] = size
+
+    def remove(self, slot: int) -> None:
+        segment = self._segments.pop(slot)
+        self._rows.unmap(slot)
+        for column in self.layout.frames:
+            self._frames[column.name].unmap(slot)
+            self._mapped[column.name].pop(slot, None)
+        self._free.append(slot)
+        segment.close()
+
+    def close(self) -> None:
+        for slot in list(self._segments):
+            self.remove(slot)
+
+    # Reading
+
+    def rows(self, at: Array) -> Array:
+        """The packed rows at these addresses, as one record array in the order asked for."""
+        for slot in _distinct(at, self.rows_per_slot):
+            self._segments[slot].check_size("rows")
+        out = np.empty((len(at), self.layout.row.itemsize), np.uint8)
+        np.take(self._rows.array, at, axis=0, out=out, mode="clip")
+        return out.reshape(-1).view(self.layout.row)
+
+    def field(self, name: str, first: int, stop: int) -> Array:
+        """One small column of a stretch of rows, without copying the rows; valid while the table is."""
+        rows = self._rows.array[first:stop].reshape(-1).view(self.layout.row)
+        return rows[name]
+
+    def frame(self, name: str, slot: int, number: int) -> Array | None:
+        """The bytes of one frame as a view of its map, or None when it is not mapped."""
+        return self._frames[name].array[slot * self.rows_per_slot + number] if slot in self._mapped[name] else None
+
+    def read(self, at: Array, columns: Sequence[str], out: Mapping[str, Array] | None = None, rows: Array | None = None) -> dict[str, Array]:
+        """These columns of the steps at these addresses, each ``[len(at), ...]``, in the order asked for."""
+        rows = self.rows(at) if rows is None else rows
+        batch = {}
+        for path in columns:
+            target = self._target(path, len(at), out)
+            frame = self.layout.frame_of.get(path)
+            if frame is None:
+                target[...] = rows[path]
+            else:
+                self.gather(frame, at, rows[path]["frame"], target)
+            batch[path] = target
+        return batch
+
+    def gather(self, column: FrameColumn, at: Array, frames: Array, target: Array) -> None:
+        """Frames of the steps `at`, given by number, ``[n]`` or ``[n, stack]``, into ``target``."""
+        slots = at // self.rows_per_slot
+        if frames.ndim > 1:
+            slots = np.repeat(slots, frames.shape[1])
+        index = slots * self.rows_per_slot + frames.reshape(-1)
+        flat = target.reshape(len(index), -1).view(np.uint8)
+        used = _distinct(index, self.rows_per_slot)
+        for slot in used:
+            self._segments[slot].check_size(column.name) if column.name not in self._segments[slot].codecs else None
+        mapped = self._mapped[column.name]
+        if all(slot in mapped for slot in used) and self._resident(column, index):
+            np.take(self._frames[column.name].array, index, axis=0, out=flat, mode="clip")
+        else:
+            self._read_in_order(column, index, flat)
+
+    # Inside
+
+    def _target(self, path: str, n: int, out: Mapping[str, Array] | None) -> Array:
+        spec = self.schema.columns[path]
+        if out is None or path not in out:
+            return self._pool.empty((n, *spec.shape), spec.dtype)
+        target = out[path]
+        if target.dtype != spec.dtype or target.shape != (n, *spec.shape) or not target.flags.c_contiguous:
+            raise SchemaError(f"out[{path!r}]: expected contiguous {spec.dtype} {(n, *spec.shape)}, got {target.dtype} {target.shape}.")
+        return target
+
+    def _resident(self, column: FrameColumn, index: Array) -> bool:
+        """Whether a few frames of the batch, picked at random, are all in memory."""
+        probe = bytearray(1)
+        picked = index[self._probe.integers(len(index), size=min(_PROBES, len(index)))] if len(index) > _PROBES else index
+        for item in picked.tolist():
+            slot, number = divmod(item, self.rows_per_slot)
+            try:
+                os.preadv(self._segments[slot].fd(column.name), [probe], number * column.nbytes + column.nbytes // 2, _NOWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:  # this file system cannot tell
+                return True
+        return True
+
+    def _read_in_order(self, column: FrameColumn, index: Array, flat: Array) -> None:
+        order = np.argsort(index, kind="stable").tolist()
+        places = [divmod(item, self.rows_per_slot) for item in index.tolist()]
+        size = column.nbytes
+        self.disk_reads += len(order)
+        for k, i in enumerate(order):
+            if k + _AHEAD < len(order):
+                slot, number = places[order[k + _AHEAD]]
+                if column.name not in self._segments[slot].codecs:
+                    os.posix_fadvise(self._segments[slot].fd(column.name), number * size, size, os.POSIX_FADV_WILLNEED)
+            slot, number = places[i]
+            self._segments[slot].read_frame(column, number, flat[i])
+
+    def _make_room(self, column: FrameColumn, size: int, number: int) -> bool:
+        assert self._budget is not None
+        used = [(self._segments[s].number, name, s, n) for name, mapped in self._mapped.items() for s, n in mapped.items()]
+        total = sum(n for *_, n in used)
+        for other, name, slot, n in sorted(used):
+            if total + size <= self._budget or other >= number:
+                break
+            self._frames[name].unmap(slot)
+            del self._mapped[name][slot]
+            total -= n
+        return total + size <= self._budget
+
+
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+def _distinct(index: Array, per_slot: int) -> list[int]:
+    if not len(index):
+        return []
+    low, high = int(index.min()) // per_slot, int(index.max()) // per_slot
+    if low == high:
+        return [low]
+    return np.unique(index // per_slot).tolist()  # type: ignore[no-any-return]
+
+

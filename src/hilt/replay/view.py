@@ -1,0 +1,263 @@
+"""Views: selections of a log's steps that stay up to date by themselves.
+
+    online = log.by_source("policy", "random")
+    human = log.by_source("human")
+    good = log.successes() & log.last(100)
+    batch = (human | good).sample(256, keys=["observations/state", "actions", "rewards"])
+
+An intervention is in the online view and in the human one because both show it, not because it was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, EmptyError, SchemaError
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array
+from hilt.replay.runs import OFFSET_BITS, Runs, key_of
+
+if TYPE_CHECKING:
+    from hilt.replay.log import Log
+    from hilt.replay.sample import Batch, Sampler
+    from hilt.replay.snapshot import Snapshot
+
+
+class View:
+    """Steps of one log. Views are cheap: make as many as you like, and combine them with ``&``, ``|`` and ``-``."""
+
+    def __init__(self, log: Log, keys: KeySet):
+        self.log = log
+        self._keys = keys
+        self._sampler: Sampler | None = None
+
+    def runs(self) -> Runs:
+        """The steps that are in the view now. Do not change them."""
+        with self.log.lock:
+            return self._keys.current()
+
+    def keys(self) -> Array:
+        """The key of every step, oldest trajectory first."""
+        with self.log.lock:
+            return self.runs().keys()
+
+    def __len__(self) -> int:
+        """How many steps."""
+        with self.log.lock:
+            return len(self.runs())
+
+    def trajectories(self) -> list[int]:
+        """The trajectories that have a step in the view, oldest first."""
+        with self.log.lock:
+            return self.runs().trajectories().tolist()  # type: ignore[no-any-return]
+
+    def last(self, trajectories: int) -> View:
+        """Only the newest trajectories that have a step in this view; 0 means all of them."""
+        if trajectories < 0:
+            raise ConfigError(f"last({trajectories}): expected how many trajectories, 0 for all.")
+        return View(self.log, _Window(self._keys, trajectories)) if trajectories else self
+
+    def __and__(self, other: View) -> View:
+        return self._combined(other, lambda a, b: a & b)
+
+    def __or__(self, other: View) -> View:
+        return self._combined(other, lambda a, b: a | b)
+
+    def __sub__(self, other: View) -> View:
+        return self._combined(other, lambda a, b: a - b)
+
+    def sampler(self, how: str = "uniform", **options: Any) -> Sampler:
+        """A sampler of this view with a generator and a state of its own; see `Sampler` for the options."""
+        from hilt.replay.sample import Sampler
+
+        return Sampler(self, how, **options)
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, out: Mapping[str, Any] | None = None) -> Batch:
+        """A uniform batch, with replacement, by a sampler that this view keeps."""
+        if self._sampler is None:
+            self._sampler = self.sampler()
+        return self._sampler.sample(batch_size, keys=keys, out=out)
+
+    def stats(self) -> dict[str, Any]:
+        """Size of the view, and what its own sampler counted."""
+        with self.log.lock:
+            runs = self.runs()
+            own = {} if self._sampler is None else self._sampler.stats()
+            return {"steps": len(runs), "trajectories": len(runs.trajectories()), **own}
+
+    def require_steps(self) -> None:
+        if not len(self):
+            raise EmptyError(f"the view of {self.log.path} holds no step yet; add some, or wait with a rate limiter (MinSize).")
+
+    @property
+    def selection(self) -> Selection | None:
+        """The rule of this view, when it is one that steps enter once: not for `last` and combinations."""
+        return self._keys if isinstance(self._keys, Selection) else None
+
+    def _combined(self, other: View, rule: Callable[[Runs, Runs], Runs]) -> View:
+        if other.log is not self.log:
+            raise ConfigError("views of two logs cannot be one view; sample both with Mix.")
+        return View(self.log, _Combination(self._keys, other._keys, rule))
+
+
+class KeySet(Protocol):
+    """Something that knows which keys it holds now."""
+
+    def current(self) -> Runs: ...
+
+
+Rule = Callable[["Snapshot", Array, "Array | None"], Array]
+
+
+class Selection:
+    """The steps that a rule admits, kept up to date by the log.
+
+    A rule gets keys and returns booleans. It also gets the rows when they are just being written, so that small columns
+    need not be read back. `entered` and `left` count steps, for rate limiters.
+    """
+
+    def __init__(self, log: Log, admits: Rule | None, whole_trajectories: bool = False):
+        self._log, self._admits, self._whole = log, admits, whole_trajectories
+        self._runs = Runs()
+        self.entered = self.left = 0
+        log.watch(self)
+        with log.lock:
+            self._fill()
+
+    @classmethod
+    def all(cls, log: Log) -> Selection:
+        return cls(log, None)
+
+    @classmethod
+    def by_source(cls, log: Log, sources: Sequence[str]) -> Selection:
+        if not sources:
+            raise ConfigError("by_source() needs at least one of policy, human, demo, random.")
+        wanted = np.array([int(Source.parse(s)) for s in sources], np.uint8)
+
+        def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
+            acted = rows["source"] if rows is not None else steps.fields(keys, ["source"])[0]
+            return np.isin(acted, wanted)
+
+        return cls(log, admits)
+
+    @classmethod
+    def successes(cls, log: Log) -> Selection:
+        flagged = "success" in log.schema.columns
+
+        def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
+            known = log.facts.success(int(keys[0] >> OFFSET_BITS))
+            if known is None and flagged:
+                known = bool(steps.fields(steps.trajectory(int(keys[0] >> OFFSET_BITS)), ["success"])[0].any())
+            return np.full(len(keys), bool(known))
+
+        return cls(log, admits, whole_trajectories=True)
+
+    @classmethod
+    def where(cls, log: Log, column: str, predicate: Callable[[Array], Array]) -> Selection:
+        (path,) = log.schema.select([column])[:1]
+        if path != column:
+            raise SchemaError(f"{column}: expected one column, got a subtree; choose one of {', '.join(log.schema.select([column]))}.")
+
+        def admits(steps: Snapshot, keys: Array, rows: Array | None) -> Array:
+            values = rows[path] if rows is not None and path in log.schema.layout.inline else steps.gather(keys, [path])[path]
+            verdict = np.asarray(predicate(values))
+            if verdict.shape != (len(keys),) or verdict.dtype != bool:
+                raise SchemaError(f"the predicate on {path}: expected booleans of shape ({len(keys)},), got {verdict.dtype} {verdict.shape}.")
+            return verdict
+
+        return cls(log, admits)
+
+    def current(self) -> Runs:
+        return self._runs
+
+    def added(self, key: int, steps: int, rows: Array | None) -> None:
+        """Consecutive steps of one trajectory were appended."""
+        if self._admits is None:
+            self._runs.add(key, steps)
+            self.entered += steps
+        elif self._whole:
+            self._judge(key >> OFFSET_BITS)
+        else:
+            self._admit(np.arange(key, key + steps), rows)
+
+    def removed(self, key: int, steps: int) -> None:
+        before = len(self._runs)
+        self._runs.remove(key, steps)
+        self.left += before - len(self._runs)
+
+    def refresh(self, trajectories: set[int]) -> None:
+        """Facts about these trajectories changed."""
+        if self._admits is not None:
+            for trajectory in trajectories:
+                if len(self._log.index.places_of(trajectory)):
+                    self._judge(trajectory)
+
+    def _fill(self) -> None:
+        entries = self._log.index.entries
+        if self._admits is None:
+            self._runs = Runs(entries["key"], entries["steps"])
+            return
+        for key, steps in zip(entries["key"].tolist(), entries["steps"].tolist(), strict=True):
+            self.added(key, steps, None)
+
+    def _judge(self, trajectory: int) -> None:
+        before, entered = len(self._runs), self.entered
+        self._runs.remove(key_of(trajectory), 1 << OFFSET_BITS)
+        self._admit(self._log.trajectory_keys(trajectory), None)
+        change = len(self._runs) - before
+        self.entered = entered + max(0, change)
+        self.left += max(0, -change)
+
+    def _admit(self, keys: Array, rows: Array | None) -> None:
+        assert self._admits is not None
+        with self._log.reading() as steps:
+            good = keys[self._admits(steps, keys, rows)]
+        if len(good):
+            self.entered += len(good)
+            breaks = np.flatnonzero(np.diff(good) != 1) + 1
+            for part in np.split(good, breaks):
+                self._runs.add(int(part[0]), len(part))
+
+
+class _Window:
+    """The last trajectories of a key set."""
+
+    def __init__(self, parent: KeySet, trajectories: int):
+        self._parent, self._trajectories = parent, trajectories
+        self._seen: tuple[int, int] | None = None
+        self._runs = Runs()
+
+    def current(self) -> Runs:
+        runs = self._parent.current()
+        seen = (id(runs), runs.version)
+        if seen != self._seen:
+            self._runs, self._seen = runs.since(self._first(runs)), seen
+        return self._runs
+
+    def _first(self, runs: Runs) -> int:
+        """The oldest trajectory that is still among the last ones, found from the end."""
+        starts, look = runs.starts, self._trajectories
+        while True:
+            tail = np.unique(starts[max(0, len(starts) - look) :] >> OFFSET_BITS)
+            if len(tail) >= self._trajectories or look >= len(starts):
+                return int(tail[max(0, len(tail) - self._trajectories)]) if len(tail) else 0
+            look *= 2
+
+
+class _Combination:
+    """Two key sets under a set operation, worked out when asked for and when one of them changed."""
+
+    def __init__(self, a: KeySet, b: KeySet, rule: Callable[[Runs, Runs], Runs]):
+        self._a, self._b, self._rule = a, b, rule
+        self._seen: tuple[int, int, int, int] | None = None
+        self._runs = Runs()
+
+    def current(self) -> Runs:
+        a, b = self._a.current(), self._b.current()
+        seen = (id(a), a.version, id(b), b.version)
+        if seen != self._seen:
+            self._runs, self._seen = self._rule(a, b), seen
+        return self._runs

@@ -1,0 +1,223 @@
+"""Turning steps into rows and frames.
+
+An `Episode` takes the single steps of one running episode; `TrajectoryRows` takes a whole ``[T, B, ...]`` one. Both
+find out which observation is the frame that the step before ended with, by comparing in full, and store it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hilt.core.errors import ClosedError
+from hilt.core.files import checksum
+from hilt.core.tree import Array, Tree
+from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
+
+if TYPE_CHECKING:
+    from hilt.replay.log import Log
+    from hilt.replay.store import Lane
+
+
+class Episode:
+    """One running episode of a log. Append its steps in order, then `end` it; a context manager ends it by itself."""
+
+    def __init__(self, log: Log, lane: Lane, trajectory: int, origin: int):
+        self.trajectory = trajectory
+        """The number of this trajectory in its log."""
+        self.steps = 0
+        """How many steps were appended."""
+        self.place = -1
+        self.place_version = -1
+        self.lane: Lane | None = lane
+        self._log, self._origin = log, origin
+        self._columns = log.schema.columns
+        layout = log.schema.layout
+        self._frames = layout.frames
+        self._row = np.zeros(1, layout.row)
+        self._row["#trajectory"], self._row["#origin"], self._row["#width"] = trajectory, origin, 1
+        order = {path: i for i, path in enumerate(self._columns)}
+        self._inline = [(order[p], self._row[p][0] if log.schema.columns[p].shape else self._row[p]) for p in layout.inline]
+        self._state_pairs = [(order[a], order[b]) for a, b in layout.pairs if a in layout.inline]
+        self._frame_places = [tuple(order[p] for p in c.columns) for c in layout.frames]
+        self._tail_state: list[bytes] | None = None
+        self._tail: dict[str, Array] = {}  # the references of the last step's next frames, by column
+
+    def append(self, step: Tree, sequence: int = -1, timeout: float | None = None) -> int:
+        """Stores one step and returns its key. Process-safe when it returns; see `Log.durability` for more.
+
+        `timeout` is how long a rate limiter may hold the step back, in seconds.
+        """
+        leaves = self._log.check(step)
+        return self._log.commit_step(self, leaves, self.continues(leaves), sequence, timeout)
+
+    def end(self) -> None:
+        """Nothing more will come; with durability 'every episode' all of it is power-safe when this returns."""
+        if self.lane is not None:
+            self._log.end_episode(self)
+
+    def __enter__(self) -> Episode:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    # For the log
+
+    def continues(self, leaves: Sequence[Array]) -> bool:
+        """Whether this step begins with the observation that the last one ended with."""
+        if self._tail_state is None or self.lane is None:
+            return False
+        for (now, _), before in zip(self._state_pairs, self._tail_state, strict=True):
+            if leaves[now].tobytes() != before:
+                return False
+        for column, places in zip(self._frames, self._frame_places, strict=True):
+            if len(places) > 1 and not self._is_tail(column, leaves[places[0]]):
+                return False
+        return bool(self._state_pairs) or any(len(places) > 1 for places in self._frame_places)
+
+    def encode(self, leaves: Sequence[Array], follows: bool, sequence: int) -> tuple[Array, dict[str, list[Array]]]:
+        """The row of a step and the frames that are new with it."""
+        row, lane = self._row, self.lane_for_append()
+        row["#sequence"], row["#offset"], row["#flags"] = sequence, self.steps, FOLLOWS if follows else 0
+        for place, target in self._inline:
+            target[...] = leaves[place]
+        new: dict[str, list[Array]] = {}
+        for column, places in zip(self._frames, self._frame_places, strict=True):
+            base, fresh = lane.segment.frames[column.name], []
+            refs = self._tail.get(column.name) if follows and len(places) > 1 else None
+            if refs is None:
+                refs = _store(column, leaves[places[0]], base, fresh)
+            row[column.columns[0]] = refs
+            if len(places) > 1:
+                row[column.columns[1]] = self._next_refs(column, leaves[places[0]], leaves[places[1]], refs, base, fresh)
+            new[column.name] = fresh
+        return row, new
+
+    def committed(self, leaves: Sequence[Array]) -> None:
+        """Remembers what the step ended with."""
+        self.steps += 1
+        self._tail_state = [leaves[after].tobytes() for _, after in self._state_pairs]
+        self._tail = {c.name: self._row[c.columns[1]][0].copy() for c in self._frames if len(c.columns) > 1}
+
+    def lane_for_append(self) -> Lane:
+        if self.lane is None:
+            raise ClosedError(f"trajectory {self.trajectory} has ended; begin another one with log.episode().")
+        return self.lane
+
+    def move_to(self, lane: Lane) -> None:
+        """The next step goes into another segment and stores its observation there again."""
+        self.lane, self._tail = lane, {}
+
+    def _is_tail(self, column: FrameColumn, observation: Array) -> bool:
+        refs = self._tail.get(column.name)
+        assert self.lane is not None
+        if refs is None:
+            return False
+        frames = observation if column.stack else observation[None]
+        for frame, number in zip(frames, np.atleast_1d(refs)["frame"].tolist(), strict=True):
+            stored = self._log.stored_frame(self.lane, column, number)
+            if np.ascontiguousarray(frame).reshape(-1).view(np.uint8).tobytes() != stored.tobytes():
+                return False
+        return True
+
+    def _next_refs(self, column: FrameColumn, now: Array, after: Array, refs: Array, base: int, fresh: list[Array]) -> Any:
+        if not column.stack:
+            return _store(column, after, base, fresh)
+        out = np.zeros(column.stack, REFERENCE)
+        for i in range(column.stack):  # a stack moves by one: its frame i is frame i + 1 of the stack before
+            if i + 1 < column.stack and np.array_equal(after[i], now[i + 1]):
+                out[i] = refs[i + 1]
+            else:
+                out[i] = _store_one(after[i], base, fresh)
+        return out
+
+
+class TrajectoryRows:
+    """The rows of a whole trajectory, encoded in pieces that each fit into a segment."""
+
+    def __init__(self, layout: Layout, leaves: Mapping[str, Array], shape: tuple[int, int], numbers: Mapping[str, int]):
+        self._layout, self._leaves, (self._length, self._width) = layout, leaves, shape
+        self.steps = self._length * self._width
+        self._numbers = numbers
+        self._follows = self._find_successors()
+
+    def piece(self, first: int, stop: int, bases: Mapping[str, int]) -> tuple[Array, dict[str, list[Array]]]:
+        """The rows ``[first, stop)`` and their frames, numbered from `bases`."""
+        rows = np.zeros(stop - first, self._layout.row)
+        rows["#trajectory"], rows["#origin"], rows["#width"] = self._numbers["trajectory"], self._numbers["origin"], self._width
+        rows["#sequence"], rows["#offset"] = self._numbers["sequence"], np.arange(first, stop)
+        rows["#flags"] = self._follows["#all"][first:stop]
+        for path in self._layout.inline:
+            rows[path] = self._flat(path)[first:stop]
+        frames = {c.name: self._store_column(c, rows, first, stop, bases[c.name]) for c in self._layout.frames}
+        return rows, frames
+
+    def _store_column(self, column: FrameColumn, rows: Array, first: int, stop: int, base: int) -> list[Array]:
+        fresh: list[Array] = []
+        now = self._flat(column.columns[0])
+        after = self._flat(column.columns[1]) if len(column.columns) > 1 else None
+        same = self._follows[column.name] if after is not None else None
+        target = rows[column.columns[0]]
+        next_target = rows[column.columns[1]] if after is not None else None
+        for i in range(first, stop):
+            place, before = i - first, i - first - self._width
+            if same is not None and next_target is not None and same[i] and before >= 0:
+                target[place] = next_target[before]
+            else:
+                target[place] = _store(column, now[i], base, fresh)
+            if after is not None and next_target is not None:
+                next_target[place] = _store(column, after[i], base, fresh)
+        return fresh
+
+    def _find_successors(self) -> dict[str, Array]:
+        """Per column pair, which steps begin with the frame that the step before ended with; `#all` over all pairs."""
+        width, steps = self._width, self.steps
+        ended = (self._flat("terminated") | self._flat("truncated")).astype(bool)
+        follows = np.zeros(steps, bool)
+        if steps > width:
+            follows[width:] = ~ended[:-width]
+        found = {}
+        for path, mate in self._layout.pairs:
+            now, after = self._flat(path), self._flat(mate)
+            same = np.zeros(steps, bool)
+            same[width:] = _same_rows(now[width:], after[: steps - width])
+            column = self._layout.frame_of.get(path)
+            if column is not None:
+                found[column.name] = same
+            follows &= same
+        found["#all"] = np.where(follows, FOLLOWS, 0).astype(np.uint8)
+        return found
+
+    def _flat(self, path: str) -> Array:
+        leaf = self._leaves[path]
+        return leaf.reshape(self.steps, *leaf.shape[2:])
+
+
+def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> Any:
+    if not column.stack:
+        return _store_one(value, base, fresh)
+    out = np.zeros(column.stack, REFERENCE)
+    for i in range(column.stack):
+        out[i] = _store_one(value[i], base, fresh)
+    return out
+
+
+def _store_one(frame: Array, base: int, fresh: list[Array]) -> tuple[int, int]:
+    flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
+    fresh.append(flat)
+    return base + len(fresh) - 1, checksum(flat)
+
+
+def _same_rows(a: Array, b: Array) -> Array:
+    """Per row, whether two arrays hold the same bytes."""
+    rows = len(a)
+    if not rows:
+        return np.zeros(0, bool)
+    a, b = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8), np.ascontiguousarray(b).reshape(rows, -1).view(np.uint8)
+    word: Any = next(kind for size, kind in ((8, np.uint64), (4, np.uint32), (1, np.uint8)) if a.shape[1] % size == 0)
+    a, b = a.view(word), b.view(word)
+    chunk = max(1, (1 << 20) // max(1, a.shape[1]))  # the comparison stays in the processor's cache
+    return np.concatenate([(a[i : i + chunk] == b[i : i + chunk]).all(axis=1) for i in range(0, rows, chunk)])
