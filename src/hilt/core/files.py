@@ -49,6 +49,9 @@ class Files:
 
     def write_all(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
         """Many buffers one after the other, in as few calls as the system allows."""
+        if len(buffers) == 1:
+            self.write(fd, buffers[0], offset)
+            return
         for start in range(0, len(buffers), 512):
             part = buffers[start : start + 512]
             size = sum(b.nbytes for b in part)

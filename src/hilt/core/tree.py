@@ -7,6 +7,7 @@ whatever is wrong with one that does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +81,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
@@ -98,7 +99,7 @@ class Spec(Mapping[str, ArraySpec]):
 
     def __init__(self, leaves: Mapping[str, Any]):
         self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in flatten(unflatten(leaves)).items()}
-        self._keys = [(path, tuple(path.split("/")), spec) for path, spec in self._leaves.items()]
+        self._keys = [(path, tuple(path.split("/")), spec, spec.dtype, spec.shape) for path, spec in self._leaves.items()]
         self._sizes = _node_sizes(self._leaves)
 
     @classmethod
@@ -128,15 +129,15 @@ class Spec(Mapping[str, ArraySpec]):
         width of the same kind are converted (float64 for float32), as the familiar buffers do.
         """
         out = []
-        for path, keys, spec in self._keys:
+        for path, keys, spec, dtype, shape in self._keys:
             node: Any = tree
             try:
                 for key in keys:
                     node = node[key]
             except (KeyError, TypeError, IndexError):
                 raise self._missing(path, tree) from None
-            if type(node) is not np.ndarray or node.dtype != spec.dtype or node.shape != spec.shape:
-                node = _coerce(path, node, spec, spec.shape, cast)
+            if not isinstance(node, (np.ndarray, np.generic)) or node.dtype != dtype or node.shape != shape:
+                node = _coerce(path, node, spec, shape, cast)
             if spec.finite:
                 _check_finite(path, node)
             out.append(node)
@@ -147,7 +148,7 @@ class Spec(Mapping[str, ArraySpec]):
         """As `check`, for leaves that all have the same `leading` first axes; those axes are returned too."""
         axes: tuple[int, ...] | None = None
         first, out = "", []
-        for path, keys, spec in self._keys:
+        for path, keys, spec, _, _ in self._keys:
             node: Any = tree
             try:
                 for key in keys:
@@ -198,7 +199,7 @@ class Spec(Mapping[str, ArraySpec]):
                 extra = next(p for p in flatten(tree) if p not in self._leaves)
                 raise SchemaError(f"{extra}: not a field of this schema{suggest(extra, self._leaves)} Remove it or declare it.")
             for key, value in node.items():
-                if type(value) is not np.ndarray and isinstance(value, Mapping):
+                if not isinstance(value, (np.ndarray, np.generic)) and isinstance(value, Mapping):
                     stack.append((f"{prefix}/{key}" if prefix else key, value))
 
 

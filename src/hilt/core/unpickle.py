@@ -192,20 +192,11 @@ class _Machine:
         text = self._reader.line()
         self._stack.append(text == b"01" if text in (b"00", b"01") else int(text))
 
-    def _long_text(self) -> None:
-        self._stack.append(int(self._reader.line().removesuffix(b"L")))
-
-    def _float_text(self) -> None:
-        self._stack.append(float(self._reader.line()))
-
     def _int(self, size: int) -> None:
         self._stack.append(int.from_bytes(self._reader.take(size), "little", signed=True))
 
     def _float(self) -> None:
         self._stack.append(struct.unpack(">d", self._reader.take(8))[0])
-
-    def _unicode_text(self) -> None:
-        self._stack.append(self._reader.line().decode("raw-unicode-escape"))
 
     def _bytes(self, size: int) -> None:
         """Bytes whose length stands before them in `size` bytes."""
@@ -536,9 +527,9 @@ _INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
     ord("2"): lambda m: m._stack.append(m._stack[-1]),
     ord("N"): lambda m: m._stack.append(None),
     ord("I"): _Machine._int_text,
-    ord("L"): _Machine._long_text,
-    ord("F"): _Machine._float_text,
-    ord("V"): _Machine._unicode_text,
+    ord("L"): lambda m: m._stack.append(int(m._reader.line().removesuffix(b"L"))),
+    ord("F"): lambda m: m._stack.append(float(m._reader.line())),
+    ord("V"): lambda m: m._stack.append(m._reader.line().decode("raw-unicode-escape")),
     ord("l"): lambda m: m._close(list),
     ord("d"): _Machine._dict,
     ord("t"): lambda m: m._close(tuple),

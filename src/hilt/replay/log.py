@@ -164,7 +164,8 @@ class Log(Store):
 
     def episode(self, actor: str = "", boot: str = "", store: str = "") -> Episode:
         """A new running episode, to which single steps are appended."""
-        with self.writing():
+        with self.lock:
+            self.require_writable()
             origin = self.facts.origin(actor, boot, store)
             return Episode(self, self.take_lane(), self.take_trajectory(), origin)
 
@@ -178,15 +179,17 @@ class Log(Store):
 
     def commit_step(self, episode: Episode, leaves: Sequence[Array], follows: bool, sequence: int, timeout: float | None) -> int:
         """Stores a step whose leaves were checked; `follows` says that it begins where the last one ended."""
-        with self._admitted(1, timeout), self.writing():
-            lane, new_extent = episode.lane_for_append(), not episode.steps
-            if not self.room(lane):
-                self._close_extent(episode)
-                lane, new_extent = self.next_lane(lane), True
+        with self._admitted(1, timeout), self.lock:
+            self.require_writable()
+            lane = episode.lane_for_append()
+            place = self._place_of(episode) if episode.steps else None
+            if not self.has_room(lane):
+                if episode.steps:
+                    self._close_extent(episode)
+                lane, place = self.next_lane(lane), None
                 episode.move_to(lane)
             rows, frames = episode.encode(leaves, follows, sequence)
-            place = -1 if new_extent else self._place_of(episode)
-            episode.place = self.commit_rows(lane, rows, frames, new_extent, place)
+            episode.place = self.commit_rows(lane, rows, frames, place)
             episode.place_version = self.index.version
             key = (episode.trajectory << OFFSET_BITS) | episode.steps
             ended = bool(rows["terminated"][0] or rows["truncated"][0])
@@ -203,7 +206,8 @@ class Log(Store):
 
     def end_episode(self, episode: Episode) -> None:
         """See `Episode.end`."""
-        with self.writing():
+        with self.lock:
+            self.require_writable()
             lane, episode.lane = episode.lane, None
             if lane is None:
                 return
@@ -237,7 +241,8 @@ class Log(Store):
         length, width = shape
         if length == 0 or width == 0:
             raise SchemaError(f"a trajectory needs at least one step, got T={length} and B={width}.")
-        with self._admitted(length * width, timeout), self.writing():
+        with self._admitted(length * width, timeout), self.lock:
+            self.require_writable()
             number = self.take_trajectory()
             if facts:
                 self.facts.annotate(number, facts)
@@ -253,14 +258,16 @@ class Log(Store):
 
     def annotate(self, trajectory: int, **facts: Any) -> None:
         """Adds late facts about a trajectory, such as ``success=True``. The newest of each name counts."""
-        with self.writing():
+        with self.lock:
+            self.require_writable()
             self._check_trajectory(trajectory)
             self.facts.annotate(trajectory, facts)
             self._facts_changed(trajectory)
 
     def relabel(self, trajectory: int, column: str, values: Any, first: int = 0) -> None:
         """Gives steps of a trajectory, from offset `first` on, new values in a small column such as ``rewards``."""
-        with self.writing():
+        with self.lock:
+            self.require_writable()
             self._check_trajectory(trajectory)
             if column not in self.schema.layout.inline:
                 raise UnknownNameError("small column", column, self.schema.layout.inline)
@@ -272,7 +279,8 @@ class Log(Store):
 
     def delete(self, trajectory: int) -> None:
         """Takes a trajectory out of every view. Its bytes go when nothing else of their segment is wanted."""
-        with self.writing():
+        with self.lock:
+            self.require_writable()
             self._check_trajectory(trajectory)
             if any(self.index.entries["open"][place] for place in self.index.places_of(trajectory)):
                 raise ConfigError(f"trajectory {trajectory} is still running; end its episode before deleting it.")
@@ -410,7 +418,7 @@ class Log(Store):
         try:
             while first < rows.steps:
                 stop = min(rows.steps, first + self.room(lane))
-                self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), new_extent=True)
+                self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), place=None)
                 written.append(lane.segment)
                 first = stop
                 if first < rows.steps:

@@ -38,6 +38,8 @@ class Batch(dict[str, Any]):
     """With which probability each was drawn, ``[n]``."""
     weights: Array
     """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritised."""
+    counts: dict[str, int]
+    """Of a `Mix`: how many elements each source gave."""
 
 
 class Sampler:

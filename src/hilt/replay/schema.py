@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.tree import ArraySpec, Spec, Tree, flatten
+from hilt.core.tree import ArraySpec, Spec, Tree
 
 INLINE_BYTES = 1024
 """A column of fewer bytes lies inside the row; a larger one is stored as frames."""
@@ -31,7 +31,7 @@ BUILT_IN = {
     "policy_version": ArraySpec(np.dtype(np.int64)),
 }
 """Columns that every log has; `terminated` and `truncated` are never merged."""
-BUILT_IN_DEFAULTS: dict[str, Any] = {"terminated": False, "truncated": False, "source": 0, "policy_version": -1}
+BUILT_IN_DEFAULTS: dict[str, Any] = {"terminated": np.False_, "truncated": np.False_, "source": np.uint8(0), "policy_version": np.int64(-1)}
 
 FOLLOWS = 1
 """Flag of a row: its observation is the next observation of the step before it in its episode."""
@@ -88,7 +88,7 @@ class Schema:
 
     def complete(self, tree: Tree) -> dict[str, Any]:
         """The tree with defaults for the built-in columns that it leaves out."""
-        return {**BUILT_IN_DEFAULTS, **tree} if any(k not in tree for k in BUILT_IN) else dict(tree)
+        return {**BUILT_IN_DEFAULTS, **tree}
 
     def select(self, keys: Sequence[str] | None) -> list[str]:
         """The column paths that `keys` name: whole paths, or subtrees such as ``observations``."""
@@ -124,11 +124,16 @@ class FrameColumn:
     stack: int = 0
     """References per step, when the column is a stack of frames; 0 when it is a single frame."""
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * prod(self.shape)
 
-    @property
+    @cached_property
+    def frames_per_step(self) -> int:
+        """How many frames a step brings at most."""
+        return len(self.columns) * max(1, self.stack)
+
+    @cached_property
     def file(self) -> str:
         return self.name.replace("/", ".") + ".frames"
 
@@ -202,7 +207,3 @@ def spec_of_space(space: Any, where: str) -> Any:
     if shape is None or dtype is None:
         raise ConfigError(f"{where}: expected a space with a shape and a dtype (or a Dict space), got {type(space).__name__}.")
     return ArraySpec(np.dtype(dtype), tuple(shape))
-
-
-def flat_paths(tree: Tree) -> list[str]:
-    return list(flatten(tree))

@@ -244,8 +244,7 @@ class Store:
         while self._idle:
             lane = self._idle.pop()
             if lane.segment.schema.to_json() == self.schema.to_json():
-                limit = self._rows_per_segment(lane.segment.schema)
-                if self.room(lane) >= min(steps, limit) or not lane.segment.rows:
+                if self.room(lane) >= min(steps, lane.table.rows_limit) or not lane.segment.rows:
                     self._busy.add(lane.segment.number)
                     return lane
             self._seal(lane)
@@ -263,12 +262,17 @@ class Store:
 
     def room(self, lane: Lane) -> int:
         """How many more steps a lane takes, whatever frames they bring."""
-        limit = self._rows_per_segment(lane.segment.schema)
-        rooms = [limit - lane.segment.rows]
+        rooms = [lane.table.rows_limit - lane.segment.rows]
         for column in lane.segment.layout.frames:
-            per_step = len(column.columns) * max(1, column.stack)
-            rooms.append((lane.table.rows_per_slot - lane.segment.frames[column.name]) // per_step)
+            rooms.append((lane.table.rows_per_slot - lane.segment.frames[column.name]) // column.frames_per_step)
         return max(0, min(rooms))
+
+    def has_room(self, lane: Lane) -> bool:
+        """Whether one more step fits, whatever frames it brings."""
+        segment, table = lane.segment, lane.table
+        if segment.rows >= table.rows_limit:
+            return False
+        return all(segment.frames[c.name] + c.frames_per_step <= table.rows_per_slot for c in segment.layout.frames)
 
     def _new_lane(self) -> Lane:
         number = self._next_segment
@@ -298,33 +302,37 @@ class Store:
     def sealed(self, segment: Segment) -> None:
         """Called when a segment is complete; `Log` compresses it in the background."""
 
-    def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], new_extent: bool, place: int = -1) -> int:
-        """Appends rows of one trajectory, consecutive steps, and enters them into the index. Returns the entry's place."""
-        first = lane.segment.append(rows, frames)
-        head = rows[0]
-        bits = 1 << int(rows["source"][0]) if len(rows) == 1 else int(np.bitwise_or.reduce(1 << rows["source"].astype(np.int64)))
+    def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
+        """Appends rows of one trajectory, consecutive steps, to its extent at `place`, or to a new one. Returns the place."""
+        segment, count = lane.segment, len(rows)
+        first = segment.append(rows, frames)
+        head, last = rows[0], rows[-1]
+        bits = 1 << int(head["source"]) if count == 1 else int(np.bitwise_or.reduce(1 << rows["source"].astype(np.int64)))
         key = key_of(int(head["#trajectory"]), int(head["#offset"]))
-        if new_extent:
-            entry = np.zeros(1, ENTRY)
+        ended = bool(last["terminated"] or last["truncated"])
+        if place is None:
+            entry = np.zeros(1, ENTRY)[0]
             entry["key"], entry["at"] = key, first + lane.slot * lane.table.rows_per_slot
-            entry["sequence"], entry["steps"], entry["width"] = rows["#sequence"].max(), len(rows), head["#width"]
-            entry["origin"], entry["segment"], entry["sources"] = head["#origin"], lane.segment.number, bits
-            entry["table"], entry["open"] = self._slots[lane.segment.number][0], True
-            entry["ended"] = rows["terminated"][-1] | rows["truncated"][-1]
-            place = self.index.add(entry[0])
-            self._extents_in[lane.segment.number] = self._extents_in.get(lane.segment.number, 0) + 1
+            entry["sequence"], entry["steps"], entry["width"] = last["#sequence"], count, head["#width"]
+            entry["origin"], entry["segment"], entry["sources"] = head["#origin"], segment.number, bits
+            entry["table"], entry["open"], entry["ended"] = self._slots[segment.number][0], True, ended
+            place = self.index.add(entry)
+            self._extents_in[segment.number] = self._extents_in.get(segment.number, 0) + 1
         else:
             entry = self.index.entries[place]
-            entry["steps"] += len(rows)
+            entry["steps"] += count
             entry["sources"] |= bits
-            entry["sequence"] = max(entry["sequence"], rows["#sequence"].max())
-            entry["ended"] = rows["terminated"][-1] | rows["truncated"][-1]
-        self.live_steps += len(rows)
-        self.live_bytes += rows.nbytes + sum(c.nbytes * len(frames.get(c.name, ())) for c in lane.segment.layout.frames)
-        self.appended += len(rows)
-        self.counts["inserted"] += len(rows)
-        for selection in self.selections():
-            selection.added(key, len(rows), rows)
+            entry["sequence"] = max(entry["sequence"], last["#sequence"])
+            entry["ended"] = ended
+        self.live_steps += count
+        self.live_bytes += rows.nbytes
+        for column in segment.layout.frames:
+            self.live_bytes += column.nbytes * len(frames[column.name])
+        self.appended += count
+        self.counts["inserted"] += count
+        for ref in self._selections:
+            if (selection := ref()) is not None:
+                selection.added(key, count, rows)
         return place
 
     # Removing
@@ -454,14 +462,11 @@ class Store:
         lane.segment.read_frame(column, number, frame)
         return frame
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        with self.lock:
-            if self.closed:
-                raise ClosedError(f"{self.path}: this log is closed; open it again.")
-            if not self._write:
-                raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
-            yield
+    def require_writable(self) -> None:
+        if self.closed:
+            raise ClosedError(f"{self.path}: this log is closed; open it again.")
+        if not self._write:
+            raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
 
     @property
     def segments(self) -> list[Segment]:
