@@ -26,6 +26,9 @@ from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, 
 Names = Mapping[tuple[str, str], object]
 """What a caller admits besides: ``(module, name)`` to a function that stands in for it, or to a value."""
 
+PickleError = pickle.PickleError
+"""What other restricted loaders raise, torch's for one; the name saves its callers an import of pickle."""
+
 MAX_DEPTH = 100
 """Containers inside containers; deeper than this is an attack on whoever walks the result."""
 
