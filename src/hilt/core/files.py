@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +106,7 @@ class Files:
 
     def replace(self, path: Path, data: bytes, durable: bool = True) -> None:
         """The file's new content, whole: written beside, synced, renamed."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}.{np.random.SeedSequence().entropy % 10**8}.new")
+        beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
         fd = self.create(beside)
         try:
             self.write(fd, data, 0)
@@ -174,7 +175,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 def _storage_error(error: OSError, path: Path) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFullError(f"{path}: no room left to write ({error.strerror}); nothing of this write was kept. Free space or lower capacity_bytes.")
+        kept = "nothing of this write was kept. Free space or lower capacity_bytes."
+        return DiskFullError(f"{path}: no room left to write ({error.strerror}); {kept}")
     cures = {
         errno.EACCES: "Check the owner and permissions of this path.",
         errno.EPERM: "Check the owner and permissions of this path.",

@@ -98,7 +98,8 @@ class Spec(Mapping[str, ArraySpec]):
     """The leaves of a tree, by path, and the check that a tree has exactly these."""
 
     def __init__(self, leaves: Mapping[str, Any]):
-        self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in flatten(unflatten(leaves)).items()}
+        given = flatten(unflatten(leaves))
+        self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in given.items()}
         self._keys = [(path, tuple(path.split("/")), spec, spec.dtype, spec.shape) for path, spec in self._leaves.items()]
         self._sizes = _node_sizes(self._leaves)
 

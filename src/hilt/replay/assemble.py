@@ -55,7 +55,8 @@ class NStep:
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
         if self.reward not in steps.schema.layout.inline or steps.schema.columns[self.reward].shape:
-            raise SchemaError(f"{self.reward}: n-step returns need a column with one number per step, got {steps.schema.columns[self.reward]}.")
+            got = steps.schema.columns[self.reward]
+            raise SchemaError(f"{self.reward}: n-step returns need a column with one number per step, got {got}.")
         window, inside = chain(steps, keys, self.n)
         flat = window.reshape(-1)
         rewards, terminated = (x.reshape(window.shape) for x in steps.fields(flat, [self.reward, "terminated"]))

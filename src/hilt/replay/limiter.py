@@ -108,10 +108,8 @@ class RateLimiter:
     def inserting(self, n: int = 1, timeout: float | None = None) -> Iterator[Reservation]:
         """Wait as ``await_insert`` does; the block stores the items, and they are counted when it ends.
 
-        A block that stores fewer than ``n`` says so in ``Reservation.stored``.
-
         Until then they take room from other inserts but let no sample through, so a sampler never looks for an item that is
-        not there yet. When the block raises, nothing is counted.
+        not there yet. A block that stores fewer than ``n`` says so in ``Reservation.stored``; when it raises, nothing is counted.
         """
         n = _count(n)
         with self._changed:

@@ -26,11 +26,13 @@ class WriterLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            holder = os.pread(fd, 4096, 0)
+            raw = os.pread(fd, 4096, 0)
             os.close(fd)
-            raise LockedError(f"{self._path.parent}: {_describe(holder)} is writing to this log. Open it with mode='r', or end that process.") from None
+            cure = "Open it with mode='r', or end that process."
+            raise LockedError(f"{self._path.parent}: {_describe(raw)} is writing to this log. {cure}") from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}).encode(), 0)
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
         return self
 

@@ -43,12 +43,17 @@ logger = logging.getLogger("hilt.replay")
 class Log(Store):
     """Make one with `Log.create`, `Log.open` or `Log.anonymous`."""
 
-    durability: Durability
-    synced = 0
-    """How many of the steps appended since opening are power-safe."""
-    _writer_lock: WriterLock | None = None
-    _syncer: Syncer | None = None
-    _temporary = False
+    def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, cache_bytes: int | None):
+        super().__init__(path, settings, files, lock is not None, cache_bytes)
+        self.durability = Durability.parse(settings["durability"])
+        self.limiters: list[tuple[RateLimiter, Selection]] = []
+        self.synced = 0
+        """How many of the steps appended since opening are power-safe."""
+        self._writer_lock = lock
+        self._syncer: Syncer | None = None
+        self._compressing: list[threading.Thread] = []
+        self._temporary = False
+        self._started = time.monotonic()
 
     # Making and opening
 
@@ -145,12 +150,7 @@ class Log(Store):
     def _start(cls, folder: Path, settings: dict[str, Any], files: Files, write: bool, cache_bytes: int | None) -> Log:
         lock = WriterLock(folder).__enter__() if write else None
         try:
-            log = cls(folder, settings, files, write, cache_bytes)
-            log._writer_lock = lock
-            log.durability = Durability.parse(settings["durability"])
-            log.limiters: list[tuple[RateLimiter, Selection]] = []
-            log._started = time.monotonic()
-            log._compressing: list[threading.Thread] = []
+            log = cls(folder, settings, files, lock, cache_bytes)
             log.load()
         except BaseException:
             if lock is not None:
@@ -392,7 +392,7 @@ class Log(Store):
         self.close()
 
     def __del__(self) -> None:
-        if self._temporary and not self.closed:
+        if getattr(self, "_temporary", False) and not self.closed:
             self.close()
 
     def __len__(self) -> int:

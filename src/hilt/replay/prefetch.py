@@ -64,7 +64,7 @@ def _fill(make: Callable[[], Any], move: Callable[[Any], Any], ready: _Queue, st
         item: tuple[Any, BaseException | None]
         try:
             item = (move(make()), None)
-        except BaseException as error:  # handed to the one who waits for the batch, and raised there
+        except BaseException as error:  # noqa: BLE001  # handed to the one who waits for the batch, and raised there
             item = (None, error)
         while not stop.is_set():
             try:

@@ -80,10 +80,10 @@ class Runs:
         ends = self._all_ends()
         head = self._head
         if head + 1 == self._size:
-            return index + self._starts[head]  # type: ignore[no-any-return]
+            return np.asarray(index + self._starts[head])
         index = index + (ends[head] - self._counts[head])
         run = np.searchsorted(ends[head : self._size], index, side="right") + head
-        return self._starts[run] + (index - (ends[run] - self._counts[run]))  # type: ignore[no-any-return]
+        return self._starts[run] + (index - (ends[run] - self._counts[run]))
 
     def contains(self, keys: Array) -> Array:
         """Per key, whether it is in the set."""
@@ -91,7 +91,7 @@ class Runs:
         if not len(starts):
             return np.zeros(len(keys), bool)
         run = np.maximum(np.searchsorted(starts, keys, side="right") - 1, 0)
-        return (keys >= starts[run]) & (keys < starts[run] + counts[run])  # type: ignore[no-any-return]
+        return (keys >= starts[run]) & (keys < starts[run] + counts[run])
 
     def keys(self) -> Array:
         """Every key, sorted."""

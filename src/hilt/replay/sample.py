@@ -10,7 +10,7 @@ A sampler owns its generator; `state` and `load_state` make it go on exactly whe
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Unifor
 from hilt.replay.selector import OrderedSelector, Selector
 
 if TYPE_CHECKING:
+    from hilt.replay.snapshot import Snapshot
     from hilt.replay.view import View
 
 HOW = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
@@ -103,20 +104,24 @@ class Sampler:
 
         `timeout` is how long a rate limiter may hold it back, in seconds.
         """
+        flat_out = flatten(out) if out is not None else None
+        return self.sample_with(batch_size, lambda steps, drawn: self._assembly.batch(steps, drawn, keys, flat_out), timeout)
+
+    def sample_with(self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None) -> Batch:
+        """As `sample`, with another way to read the steps that were drawn."""
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
         if self.limiter is not None:
             self.limiter.await_sample(batch_size, timeout)
         log = self.view.log
         with contextlib.ExitStack() as stack:
-            with log.lock:
+            with log.lock:  # the steps are drawn from the same moment of the log that they are read from
                 steps = stack.enter_context(log.reading())
                 drawn, probabilities, size = self._draw(batch_size)
                 log.counts["sampled"] += len(drawn)
                 self._counts["sampled"] += len(drawn)
                 self._counts["batches"] += 1
-            columns = self._assembly.batch(steps, drawn, keys, flatten(out) if out is not None else None)
-        batch = Batch(unflatten(columns))
+            batch = Batch(unflatten(read(steps, drawn)))
         batch.steps, batch.probabilities = drawn, probabilities
         prioritized = self.how == "prioritized"
         batch.weights = importance_weights(probabilities, size, self.beta) if prioritized else np.ones(len(drawn))
@@ -139,7 +144,9 @@ class Sampler:
             self._top_priority = max(self._top_priority, float(priorities.max(initial=0.0)))
             return int(there.sum())
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any) -> Iterator[Any]:
+    def batches(
+        self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
+    ) -> Iterator[Any]:
         """Batches for ever, made ahead by a thread; with `device`, as torch tensors there."""
         from hilt.replay.prefetch import Prefetch
 
@@ -224,12 +231,14 @@ class Sampler:
                 self.view.require_steps()
             drawn, probabilities = self._selector.sample(n, self._rng)
             return drawn, probabilities, size
-        keys, chances = [], []
+        keys: list[int] = []
+        chances: list[float] = []
         while len(keys) < n:
             if not len(self._selector):
                 if keys:
                     self._give_back(keys)
-                raise EmptyError(f"{n} steps were asked for and only {len(keys)} are left to draw (max_times_sampled={self._max_times}); add more.")
+                limit = f"max_times_sampled={self._max_times}"
+                raise EmptyError(f"{n} steps were asked for and only {len(keys)} are left to draw ({limit}); add more.")
             drawn, probabilities = self._next_items(n - len(keys))
             keys += drawn.tolist()
             chances += probabilities.tolist()
@@ -307,5 +316,3 @@ def _selector(how: str, exponent: float) -> Selector:
         return Prioritized(exponent)
     kinds: dict[str, type[Any]] = {"uniform": Uniform, "fifo": Fifo, "lifo": Lifo, "min_heap": MinHeap, "max_heap": MaxHeap}
     return kinds[how]()  # type: ignore[no-any-return]
-
-

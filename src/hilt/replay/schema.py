@@ -81,9 +81,8 @@ class Schema:
         if old.stacked != self.stacked:
             changed.append(f"stacked: {old.stacked} became {self.stacked}")
         if changed:
-            raise SchemaError(
-                f"this log has another schema: {'; '.join(changed)}. A log may gain columns that have a default; for anything else begin a new log."
-            )
+            rule = "A log may gain columns that have a default; for anything else begin a new log."
+            raise SchemaError(f"this log has another schema: {'; '.join(changed)}. {rule}")
         return added
 
     def complete(self, tree: Tree) -> dict[str, Any]:
@@ -169,7 +168,8 @@ class Layout:
             frame = FrameColumn(path, members, spec.dtype, spec.shape[1:] if stack else spec.shape, stack)
             frames.update(dict.fromkeys(members, frame))
         inline = tuple(p for p in columns if p not in frames)
-        fields: list[Any] = [("#trajectory", "<i8"), ("#sequence", "<i8"), ("#offset", "<u4"), ("#origin", "<u4"), ("#width", "<u4"), ("#flags", "u1")]
+        fields: list[Any] = [("#trajectory", "<i8"), ("#sequence", "<i8")]
+        fields += [("#offset", "<u4"), ("#origin", "<u4"), ("#width", "<u4"), ("#flags", "u1")]
         fields += [(p, columns[p].dtype, columns[p].shape) for p in inline]
         fields += [(p, REFERENCE, (f.stack,) if f.stack else ()) for p, f in frames.items()]
         size = np.dtype(fields).itemsize + 8

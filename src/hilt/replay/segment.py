@@ -194,9 +194,9 @@ class Segment:
         try:
             raw = _decoder(made["codec"])(data)
         except (zlib.error, ValueError) as error:
-            raise CorruptError(f"{self.folder}: frame {number} of {column.name} does not decompress ({error}); run: hilt data repair.") from None
+            raise self._bad_frame(column, number, f"does not decompress ({error})") from None
         if len(raw) != column.nbytes:
-            raise CorruptError(f"{self.folder}: frame {number} of {column.name} has {len(raw)} bytes, expected {column.nbytes}; run: hilt data repair.")
+            raise self._bad_frame(column, number, f"has {len(raw)} bytes, expected {column.nbytes}")
         target[:] = np.frombuffer(raw, np.uint8)
 
     def check_size(self, name: str) -> None:
@@ -263,6 +263,9 @@ class Segment:
         for column in self.layout.frames:
             self.files.truncate(self._fds[column.name], self.frames[column.name] * column.nbytes)
         self.files.truncate(self._fds["rows"], self.rows * self.layout.row.itemsize)
+
+    def _bad_frame(self, column: FrameColumn, number: int, what: str) -> CorruptError:
+        return CorruptError(f"{self.folder}: frame {number} of {column.name} {what}; run: hilt data repair {self.folder.parent.parent}.")
 
     def _cut_short(self, file: str, frame: int | None) -> CorruptError:
         at = f" at frame {frame}" if frame is not None else ""

@@ -40,7 +40,7 @@ class Snapshot:
 
     def widths(self, keys: Array) -> Array:
         """Per key, how many steps of its trajectory run side by side (B)."""
-        return self._entries["width"][self.find(keys)[0]].astype(np.int64)  # type: ignore[no-any-return]
+        return self._entries["width"][self.find(keys)[0]].astype(np.int64)
 
     def trajectory(self, number: int) -> Array:
         """The keys of a trajectory's steps, T-major."""

@@ -208,12 +208,11 @@ class Store:
 
     def _place(self, segment: Segment) -> Lane:
         """Gives a segment its slot in the table of its schema."""
-        for number, table in enumerate(self._tables):
-            if table.schema == segment.schema or table.schema.to_json() == segment.schema.to_json():
-                break
-        else:
-            number, table = len(self._tables), Table(segment.schema, self._rows_per_segment(segment.schema), self.pool, self._cache_bytes)
-            self._tables.append(table)
+        same = [n for n, table in enumerate(self._tables) if table.schema.to_json() == segment.schema.to_json()]
+        if not same:
+            self._tables.append(Table(segment.schema, self._rows_per_segment(segment.schema), self.pool, self._cache_bytes))
+        number = same[0] if same else len(self._tables) - 1
+        table = self._tables[number]
         slot = table.add(segment)
         self._segments[segment.number] = segment
         self._slots[segment.number] = (number, slot)
@@ -221,7 +220,7 @@ class Store:
 
     def _rows_per_segment(self, schema: Schema) -> int:
         """How many steps a segment takes: by bytes, and few enough that old ones are deleted in time."""
-        rows = max(1, self.settings["segment_bytes"] // schema.layout.step_bytes)
+        rows: int = max(1, self.settings["segment_bytes"] // schema.layout.step_bytes)
         if self.settings["capacity_steps"] is not None:
             rows = min(rows, max(64, self.settings["capacity_steps"] // 8))
         return min(rows, 1 << 18)
@@ -243,10 +242,10 @@ class Store:
         """A lane that nobody writes to, with room for so many steps if a whole segment has it."""
         while self._idle:
             lane = self._idle.pop()
-            if lane.segment.schema.to_json() == self.schema.to_json():
-                if self.room(lane) >= min(steps, lane.table.rows_limit) or not lane.segment.rows:
-                    self._busy.add(lane.segment.number)
-                    return lane
+            fits = self.room(lane) >= min(steps, lane.table.rows_limit) or not lane.segment.rows
+            if fits and lane.segment.schema.to_json() == self.schema.to_json():
+                self._busy.add(lane.segment.number)
+                return lane
             self._seal(lane)
         return self._new_lane()
 

@@ -94,9 +94,9 @@ class Table:
         """The bytes of one frame as a view of its map, or None when it is not mapped."""
         return self._frames[name].array[slot * self.rows_per_slot + number] if slot in self._mapped[name] else None
 
-    def read(self, at: Array, columns: Sequence[str], out: Mapping[str, Array] | None = None, rows: Array | None = None) -> dict[str, Array]:
+    def read(self, at: Array, columns: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """These columns of the steps at these addresses, each ``[len(at), ...]``, in the order asked for."""
-        rows = self.rows(at) if rows is None else rows
+        rows = self.rows(at)
         batch = {}
         for path in columns:
             target = self._target(path, len(at), out)
@@ -117,7 +117,8 @@ class Table:
         flat = target.reshape(len(index), -1).view(np.uint8)
         used = _distinct(index, self.rows_per_slot)
         for slot in used:
-            self._segments[slot].check_size(column.name) if column.name not in self._segments[slot].codecs else None
+            if column.name not in self._segments[slot].codecs:
+                self._segments[slot].check_size(column.name)
         mapped = self._mapped[column.name]
         if all(slot in mapped for slot in used) and self._resident(column, index):
             np.take(self._frames[column.name].array, index, axis=0, out=flat, mode="clip")
@@ -185,5 +186,3 @@ def _distinct(index: Array, per_slot: int) -> list[int]:
     if low == high:
         return [low]
     return np.unique(index // per_slot).tolist()  # type: ignore[no-any-return]
-
-

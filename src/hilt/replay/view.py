@@ -165,7 +165,8 @@ class Selection:
             values = rows[path] if rows is not None and path in log.schema.layout.inline else steps.gather(keys, [path])[path]
             verdict = np.asarray(predicate(values))
             if verdict.shape != (len(keys),) or verdict.dtype != bool:
-                raise SchemaError(f"the predicate on {path}: expected booleans of shape ({len(keys)},), got {verdict.dtype} {verdict.shape}.")
+                got = f"{verdict.dtype} {verdict.shape}"
+                raise SchemaError(f"the predicate on {path}: expected booleans of shape ({len(keys)},), got {got}.")
             return verdict
 
         return cls(log, admits)

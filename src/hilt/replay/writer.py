@@ -86,7 +86,8 @@ class Episode:
             target[...] = leaves[place]
         new: dict[str, list[Array]] = {}
         for column, places in zip(self._frames, self._frame_places, strict=True):
-            base, fresh = lane.segment.frames[column.name], []
+            base = lane.segment.frames[column.name]
+            fresh: list[Array] = []
             refs = self._tail.get(column.name) if follows and len(places) > 1 else None
             if refs is None:
                 refs = _store(column, leaves[places[0]], base, fresh)

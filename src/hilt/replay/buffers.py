@@ -1,0 +1,225 @@
+"""The replay buffers that HIL-SERL users know, as faces of a log.
+
+Same constructors, same batches; right where the originals are not: a gap, a truncation, several actors or a reload in
+any order never pair an observation with another one's image.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.trajectory import ends_from_done_and_mask
+from hilt.core.tree import Array, ArraySpec, Spec, Tree, flatten, unflatten
+from hilt.replay.log import Log
+from hilt.replay.sample import Batch
+from hilt.replay.schema import Schema, spec_of_space
+from hilt.replay.view import View
+from hilt.replay.writer import Episode
+
+OPEN_CHAINS = 8
+"""How many running episodes of unnamed actors are told apart by their frames."""
+
+
+class ReplayBufferDataStore:
+    """A learner's buffer of transitions.
+
+    A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
+    ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over. Done with mask 0 is kept as
+    terminated, done with mask 1 as truncated. With `path` the buffer is a log that outlives the process; without, it
+    lives in a temporary folder. `settings` go to `Log.create`.
+    """
+
+    _stacked: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        next_observation_space: Any = None,
+        include_next_actions: bool = False,
+        include_label: bool = False,
+        include_grasp_penalty: bool = False,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ):
+        observations, actions = spec_of_space(observation_space, "observations"), spec_of_space(action_space, "actions")
+        after = observations if next_observation_space is None else spec_of_space(next_observation_space, "next_observations")
+        if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
+            raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
+        columns: dict[str, Any] = {
+            "observations": observations,
+            "next_observations": after,
+            "actions": actions,
+            "rewards": ArraySpec(np.dtype(np.float32)),
+            "masks": ArraySpec(np.dtype(np.float32)),
+            "dones": ArraySpec(np.dtype(bool)),
+        }
+        if include_next_actions:
+            columns["next_actions"], columns["next_intvn"] = actions, ArraySpec(np.dtype(bool))
+        if include_label:
+            columns["labels"] = ArraySpec(np.dtype(int))
+        if include_grasp_penalty:
+            columns["grasp_penalty"] = ArraySpec(np.dtype(np.float32))
+        schema = Schema.declare(columns, self._stacked)
+        settings = {"capacity_steps": capacity, **settings}
+        self.log = _open_or_create(path, schema, settings)
+        self._upstream_keys = list(columns)
+        self._chains: dict[str, list[Episode]] = {}
+        self._lock = threading.RLock()
+        self._inserted = self.log.live_steps
+        self.view: View = self.log.all()
+        self.seed(seed)
+
+    def insert(self, transition: Tree, actor: str = "", sequence: int = -1, timeout: float | None = None) -> int:
+        """Stores one transition, process-safe when it returns; returns the step's key.
+
+        Transitions of several actors may come in any order. Name the `actor`, or let the buffer tell unnamed ones apart
+        by their frames.
+        """
+        leaves = self.log.check(self._with_ends(transition), cast=True)
+        with self._lock:
+            episode = self._chain(actor, leaves)
+            follows = episode is not None
+            if episode is None:
+                episode = self._begin(actor)
+            key = self.log.commit_step(episode, leaves, follows, sequence, timeout)
+            if episode.lane is None:
+                self._chains[actor].remove(episode)
+            self._inserted += 1
+            return key
+
+    def batch_insert(self, transitions: Iterable[Tree], actor: str = "") -> None:
+        """Stores transitions one after the other."""
+        for transition in transitions:
+            self.insert(transition, actor)
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None) -> Batch:
+        """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest."""
+        return self._batch(batch_size, keys, indx, lambda steps, drawn, paths: steps.gather(drawn, paths))
+
+    def get_iterator(self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None) -> Any:
+        """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of them: a copy for each) as tensors there."""
+        from hilt.replay.prefetch import Prefetch
+
+        arguments = dict(sample_args or {})
+        return Prefetch(lambda: self.sample(**arguments), queue_size, device)
+
+    def seed(self, seed: int | None = None) -> None:
+        """Begins the buffer's own stream of random numbers anew."""
+        self._sampler = self.view.sampler(seed=seed)
+
+    def latest_data_id(self) -> int:
+        """How many transitions were inserted so far."""
+        return self._inserted
+
+    def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
+        """The transitions inserted since `latest_data_id` was `from_id`, as far as they are still there."""
+        with self.log.lock:
+            keys = self.view.keys()
+            keys = keys[max(0, len(keys) - max(0, self._inserted - from_id)) :]
+        if not len(keys):
+            return []
+        batch = flatten(self.log.read(keys, self._upstream_keys))
+        return [unflatten({path: values[i] for path, values in batch.items()}) for i in range(len(keys))]
+
+    def __len__(self) -> int:
+        """How many transitions can be sampled."""
+        return len(self.view)
+
+    def stats(self) -> dict[str, Any]:
+        return self.log.stats()
+
+    def close(self) -> None:
+        self.log.close()
+
+    # Inside
+
+    def _batch(self, batch_size: int, keys: Sequence[str] | None, indx: Any, gather: Any) -> Batch:
+        paths = self.log.schema.select(self._upstream_keys if keys is None else list(keys))
+        if indx is None:
+            return self._sampler.sample_with(batch_size, lambda steps, drawn: gather(steps, drawn, paths))
+        places = np.asarray(indx, np.int64)
+        with self.log.lock:
+            size = len(self)
+            if places.ndim != 1 or (places < 0).any() or (places >= size).any():
+                raise ConfigError(f"indx: expected whole numbers in [0, {size}), got {indx!r}.")
+            drawn = self.view.runs().draw(places)
+            with self.log.reading() as steps:
+                batch = Batch(unflatten(gather(steps, drawn, paths)))
+        batch.steps = drawn
+        return batch
+
+    def _with_ends(self, transition: Tree) -> dict[str, Any]:
+        given = {key: value for key, value in transition.items() if key != "infos"}
+        infos = transition.get("infos")
+        if "grasp_penalty" in self.log.schema.columns and isinstance(infos, Mapping) and "grasp_penalty" in infos:
+            given.setdefault("grasp_penalty", infos["grasp_penalty"])
+        for key in ("dones", "masks"):
+            if key not in given:
+                raise SchemaError(f"{key}: expected {self.log.schema.columns[key]}, got nothing. Add this field.")
+        if "terminated" not in given and "truncated" not in given and np.ndim(given["dones"]) == 0 and np.ndim(given["masks"]) == 0:
+            given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(given["dones"]), float(given["masks"]))
+        return given
+
+    def _chain(self, actor: str, leaves: Sequence[Array]) -> Episode | None:
+        """The running episode that this step goes on with, the latest one first."""
+        for episode in reversed(self._chains.get(actor, [])):
+            if episode.continues(leaves):
+                self._chains[actor].remove(episode)
+                self._chains[actor].append(episode)
+                return episode
+        return None
+
+    def _begin(self, actor: str) -> Episode:
+        chains = self._chains.setdefault(actor, [])
+        while len(chains) >= (1 if actor else OPEN_CHAINS):
+            chains.pop(0).end()
+        chains.append(self.log.episode(actor=actor))
+        return chains[-1]
+
+
+class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
+    """The same for observations whose images come as stacks ``(stack, H, W, C)``; every frame of a stack is stored once."""
+
+    def __init__(self, observation_space: Any, action_space: Any, capacity: int, image_keys: Sequence[str] = ("image",), **options: Any):
+        known = getattr(observation_space, "spaces", {})
+        for key in image_keys:
+            if key not in known:
+                raise UnknownNameError("image key in the observation space", key, known)
+        stacks = {key: known[key].shape[0] for key in image_keys}
+        if len(set(stacks.values())) > 1:
+            raise ConfigError(f"image_keys: expected one stack size for all images, got {stacks}.")
+        self._image_paths = [f"observations/{key}" for key in image_keys]
+        self._stacked = tuple(self._image_paths)
+        super().__init__(observation_space, action_space, capacity, **options)
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False) -> Batch:
+        """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack + 1, H, W, C)``, and
+        ``next_observations`` has no images: half the bytes for the same content."""
+        if not pack_obs_and_next_obs:
+            return super().sample(batch_size, keys, indx)
+        frame_of = self.log.schema.layout.frame_of
+        pairs = dict(self.log.schema.layout.pairs)
+
+        def gather(steps: Any, drawn: Array, paths: Sequence[str]) -> dict[str, Array]:
+            images = [p for p in self._image_paths if p in paths]
+            rest = [p for p in paths if p not in self._image_paths and p not in {pairs[i] for i in self._image_paths}]
+            return {**steps.gather(drawn, rest), **{p: steps.gather_packed(drawn, frame_of[p]) for p in images}}
+
+        return self._batch(batch_size, keys, indx, gather)
+
+
+def _open_or_create(path: str | os.PathLike[str] | None, schema: Schema, settings: dict[str, Any]) -> Log:
+    if path is None:
+        return Log.anonymous(schema, **settings)
+    exists = os.path.exists(os.path.join(path, "log.json"))
+    return Log.open(path, schema=schema, **settings) if exists else Log.create(path, schema, **settings)
