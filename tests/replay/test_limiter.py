@@ -259,7 +259,10 @@ def test_an_item_is_counted_when_it_is_stored():
     with pytest.raises(OSError, match="disk full"), limiter.inserting():
         raise OSError("disk full")
     assert limiter.stats()["inserts"] == 2
-    assert limiter.can_insert(2)
+    with limiter.inserting(2) as reservation:
+        reservation.stored = 1  # the other is not of this view
+    assert limiter.stats()["inserts"] == 3
+    assert limiter.can_insert(1) and not limiter.can_insert(2)
 
 
 def test_a_large_batch_is_not_starved_by_small_ones():
