@@ -182,13 +182,13 @@ class Layout:
         """Bytes of one step that shares its observation with the step before it."""
         return self.row.itemsize + sum(f.nbytes for f in self.frames)
 
-    def granule(self) -> int:
-        """Rows and frames per segment are multiples of this, so that segments begin on memory pages."""
-        granule = 1
+    def room(self, rows: int) -> int:
+        """At least so many rows and frames, and so that every segment begins on a memory page."""
+        granule, least = 1, max([rows, *(column.frames_per_step for column in self.frames)])
         for size in [self.row.itemsize, *(f.nbytes for f in self.frames)]:
             pages = PAGE // gcd(PAGE, size)
             granule = granule * pages // gcd(granule, pages)
-        return granule
+        return -(-least // granule) * granule
 
 
 PAGE = 4096

@@ -50,8 +50,10 @@ there, `sequence` the highest number its sender gave to one of them."""
 class Segment:
     """The files of one segment, for its writer and for readers."""
 
-    def __init__(self, folder: Path, schema: Schema, files: Files, write: bool):
+    def __init__(self, folder: Path, schema: Schema, room: int, files: Files, write: bool):
         self.folder, self.schema, self.layout, self.files = folder, schema, schema.layout, files
+        self.room = room
+        """How many rows, and frames of each column, it may hold."""
         self.number = int(folder.name)
         self.rows = 0
         self.frames = {column.name: 0 for column in self.layout.frames}
@@ -63,12 +65,12 @@ class Segment:
         self.unsynced = False
 
     @classmethod
-    def create(cls, folder: Path, schema: Schema, files: Files = DISK, durable: bool = True) -> Segment:
+    def create(cls, folder: Path, schema: Schema, room: int, files: Files = DISK, durable: bool = True) -> Segment:
         """A new, empty segment; its folder appears whole."""
         beside = folder.with_name(f".{folder.name}.new")
         files.remove(beside)
         files.make_folder(beside)
-        write_json(beside / "header.json", {"format": FORMAT, "schema": schema.to_json()}, files, durable)
+        write_json(beside / "header.json", {"format": FORMAT, "room": room, "schema": schema.to_json()}, files, durable)
         for name in ["rows", *(column.file for column in schema.layout.frames)]:
             files.close(files.create(beside / name))
         if durable:
@@ -76,7 +78,7 @@ class Segment:
         files.rename(beside, folder)
         if durable:
             files.sync_folder(folder.parent)
-        segment = cls(folder, schema, files, write=True)
+        segment = cls(folder, schema, room, files, write=True)
         segment._open_files()
         return segment
 
@@ -85,7 +87,7 @@ class Segment:
         """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
         header = read_json(folder / "header.json")
         check_format(header.get("format"), folder)
-        segment = cls(folder, Schema.from_json(header["schema"]), files, write)
+        segment = cls(folder, Schema.from_json(header["schema"]), int(header["room"]), files, write)
         if (folder / "seal.json").exists():
             segment._load_seal(read_json(folder / "seal.json"))
         segment._open_files()

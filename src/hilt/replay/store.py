@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -208,19 +209,20 @@ class Store:
 
     def _place(self, segment: Segment) -> Lane:
         """Gives a segment its slot in the table of its schema."""
-        same = [n for n, table in enumerate(self._tables) if table.schema.to_json() == segment.schema.to_json()]
-        if not same:
-            self._tables.append(Table(segment.schema, self._rows_per_segment(segment.schema), self.pool, self._cache_bytes))
-        number = same[0] if same else len(self._tables) - 1
+        wanted = (segment.room, segment.schema.to_json())
+        number = next((n for n, t in enumerate(self._tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self._tables))
+        if number == len(self._tables):
+            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes))
         table = self._tables[number]
         slot = table.add(segment)
         self._segments[segment.number] = segment
         self._slots[segment.number] = (number, slot)
         return Lane(segment, slot, table)
 
-    def _rows_per_segment(self, schema: Schema) -> int:
+    @cached_property
+    def rows_per_segment(self) -> int:
         """How many steps a segment takes: by bytes, and few enough that old ones are deleted in time."""
-        rows: int = max(1, self.settings["segment_bytes"] // schema.layout.step_bytes)
+        rows: int = max(1, self.settings["segment_bytes"] // self.schema.layout.step_bytes)
         if self.settings["capacity_steps"] is not None:
             rows = min(rows, max(64, self.settings["capacity_steps"] // 8))
         return min(rows, 1 << 18)
@@ -242,7 +244,7 @@ class Store:
         """A lane that nobody writes to, with room for so many steps if a whole segment has it."""
         while self._idle:
             lane = self._idle.pop()
-            fits = self.room(lane) >= min(steps, lane.table.rows_limit) or not lane.segment.rows
+            fits = self.room(lane) >= min(steps, self.rows_per_segment) or not lane.segment.rows
             if fits and lane.segment.schema.to_json() == self.schema.to_json():
                 self._busy.add(lane.segment.number)
                 return lane
@@ -261,22 +263,23 @@ class Store:
 
     def room(self, lane: Lane) -> int:
         """How many more steps a lane takes, whatever frames they bring."""
-        rooms = [lane.table.rows_limit - lane.segment.rows]
+        rooms = [min(self.rows_per_segment, lane.segment.room) - lane.segment.rows]
         for column in lane.segment.layout.frames:
-            rooms.append((lane.table.rows_per_slot - lane.segment.frames[column.name]) // column.frames_per_step)
+            rooms.append((lane.segment.room - lane.segment.frames[column.name]) // column.frames_per_step)
         return max(0, min(rooms))
 
     def has_room(self, lane: Lane) -> bool:
         """Whether one more step fits, whatever frames it brings."""
-        segment, table = lane.segment, lane.table
-        if segment.rows >= table.rows_limit:
+        segment = lane.segment
+        if segment.rows >= self.rows_per_segment or segment.rows >= segment.room:
             return False
-        return all(segment.frames[c.name] + c.frames_per_step <= table.rows_per_slot for c in segment.layout.frames)
+        return all(segment.frames[c.name] + c.frames_per_step <= segment.room for c in segment.layout.frames)
 
     def _new_lane(self) -> Lane:
         number = self._next_segment
         folder = self.path / "segments" / f"{number:06d}"
-        segment = Segment.create(folder, self.schema, self._files, durable=self.settings["durability"] != "never")
+        room = self.schema.layout.room(self.rows_per_segment)
+        segment = Segment.create(folder, self.schema, room, self._files, durable=self.settings["durability"] != "never")
         self._next_segment += 1
         lane = self._place(segment)
         self._busy.add(number)

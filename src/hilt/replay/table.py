@@ -28,11 +28,9 @@ _AHEAD = 32
 class Table:
     """Segments of one schema, each in a slot."""
 
-    def __init__(self, schema: Schema, rows_limit: int, pool: BufferPool, cache_bytes: int | None):
+    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, cache_bytes: int | None):
         self.schema, self.layout, self._pool = schema, schema.layout, pool
-        granule = self.layout.granule()
-        self.rows_limit = rows_limit
-        self.rows_per_slot = -(-max([rows_limit, *(c.frames_per_step for c in self.layout.frames)]) // granule) * granule
+        self.rows_per_slot = rows_per_slot
         self._rows = Arena(self.layout.row.itemsize, self.rows_per_slot)
         self._frames = {c.name: Arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
         self._segments: dict[int, Segment] = {}
