@@ -1,6 +1,6 @@
 """A sum tree over slots: draw slot k with probability weight_k / sum, for millions of weights, in a few numpy calls.
 
-Level 0 has the weights; each number of a level above is the sum of sixteen below it, until a level has at most 4096. A draw is a
+Level 0 has the weights; each number of a level above is the sum of sixteen below it, until a level has at most 8192. A draw is a
 binary search in the running sums of that top level, and then, a level at a time, a running sum over sixteen numbers: for a million
 weights one search and two such steps, for a whole batch at once. (A binary tree would need twenty steps.)
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 FAN = 16
 """Parts of one sum."""
-TOP = 4096
+TOP = 8192
 """The top level has at most this many numbers."""
 
 
