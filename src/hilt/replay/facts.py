@@ -56,7 +56,7 @@ class Facts:
         """The number that rows carry for this sender."""
         name = (actor, boot, store)
         if name not in self._origins:
-            self._write({"origin": len(self._origins), "actor": actor, "boot": boot, "store": store})
+            self._write({"origin": max(self._origins.values()) + 1, "actor": actor, "boot": boot, "store": store})
         return self._origins[name]
 
     def origins(self) -> dict[int, tuple[str, str, str]]:

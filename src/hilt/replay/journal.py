@@ -36,8 +36,9 @@ class Journal:
             line = raw[self._size : end]
             self._size = end + 1
             self.lines += 1
-            if line[8:9] == b" " and _parse_hex(line[:8]) == checksum(line[9:]):
-                yield json.loads(line[9:])
+            fact = parse_line(line)
+            if fact is not None:
+                yield fact
             else:
                 self.corrupt_lines.append(self.lines)
         self.torn_bytes = len(raw) - self._size
@@ -49,8 +50,7 @@ class Journal:
 
     def append(self, fact: dict[str, Any]) -> None:
         """Process-safe when it returns."""
-        body = json.dumps(fact, sort_keys=True, allow_nan=False).encode()
-        line = f"{checksum(body):08x} ".encode() + body + b"\n"
+        line = format_line(fact)
         self._files.write(self._fd, line, self._size)
         self._size += len(line)
         self.lines += 1
@@ -65,6 +65,19 @@ class Journal:
         if self._fd >= 0:
             self._files.close(self._fd)
             self._fd = -1
+
+
+def format_line(fact: dict[str, Any]) -> bytes:
+    body = json.dumps(fact, sort_keys=True, allow_nan=False).encode()
+    return f"{checksum(body):08x} ".encode() + body + b"\n"
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The fact on a line, without its line break; None when the line does not have its checksum."""
+    if line[8:9] != b" " or _parse_hex(line[:8]) != checksum(line[9:]):
+        return None
+    fact: dict[str, Any] = json.loads(line[9:])
+    return fact
 
 
 def _parse_hex(text: bytes) -> int:

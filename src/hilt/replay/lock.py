@@ -42,6 +42,22 @@ class WriterLock:
             self._fd = -1
 
 
+def writer_of(folder: Path) -> str | None:
+    """Who is writing to this log now, in words; None when nobody is."""
+    path = folder / "writer.lock"
+    if not path.exists():
+        return None
+    with storage_errors(path):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return _describe(os.pread(fd, 4096, 0)).rstrip(",")
+    finally:
+        os.close(fd)
+    return None
+
+
 def _describe(raw: bytes) -> str:
     try:
         holder = json.loads(raw)

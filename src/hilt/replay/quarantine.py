@@ -31,6 +31,14 @@ class Quarantine:
                 listed.append([d.first, d.rows, d.what])
         self._save()
 
+    def replace(self, damage: Sequence[Damage]) -> None:
+        """Records exactly this damage: what was listed and is whole now is set free."""
+        before, self._entries = self._entries, {}
+        if damage:
+            self.add(damage)
+        elif before:
+            self._save()
+
     def forget(self, segment: int) -> None:
         if self._entries.pop(str(segment), None) is not None:
             self._save()

@@ -242,8 +242,9 @@ class Segment:
             made = self.codecs.get(column.name)
             if made and column.name not in self._offsets:
                 path = self.folder / f"{column.file}.{made['codec']}"
-                with storage_errors(path):
-                    raw = path.read_bytes()[made["bytes"] :]
+                with storage_errors(path), path.open("rb") as file:
+                    file.seek(made["bytes"])
+                    raw = file.read()
                 if checksum(raw) != made["index_crc"] or len(raw) != 8 * self.frames[column.name]:
                     raise CorruptError(f"{path}: the index at its end does not have its checksum; run: hilt data repair.")
                 self._offsets[column.name] = np.frombuffer(raw, np.int64)
@@ -302,6 +303,17 @@ def _decoder(codec: str) -> Callable[[bytes], bytes]:
             raise ValueError(str(error)) from None
 
     return decode
+
+
+def frame_end(codec: str, data: memoryview, nbytes: int) -> int | None:
+    """How many bytes the compressed frame takes that begins here; None when it does not give `nbytes`."""
+    zstd = _zstd() if codec == "zstd" else None
+    stream, fault = (zstd.ZstdDecompressor().decompressobj(), zstd.ZstdError) if zstd else (zlib.decompressobj(), zlib.error)
+    try:
+        size = len(stream.decompress(data))
+    except fault:
+        return None
+    return len(data) - len(stream.unused_data) if stream.eof and size == nbytes else None
 
 
 def _zstd() -> Any:
