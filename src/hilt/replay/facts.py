@@ -16,7 +16,10 @@ from hilt.core.errors import SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.journal import Journal
-from hilt.replay.runs import key_of
+from hilt.replay.runs import OFFSET_BITS, key_of
+
+
+ALL_STEPS = (1 << OFFSET_BITS) - 1
 
 
 class Facts:
@@ -26,8 +29,9 @@ class Facts:
         self._journal = Journal(path, files, write)
         self._about: dict[int, dict[str, Any]] = {}
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
-        self.deleted: set[int] = set()
+        self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
         self.relabelled: dict[str, dict[int, Any]] = {}  # column -> key -> value
+        self.used = {"trajectory": -1, "segment": -1}  # the highest numbers ever given, which are not given again
 
     @property
     def torn_bytes(self) -> int:
@@ -76,8 +80,17 @@ class Facts:
     def relabel(self, trajectory: int, column: str, values: Array, first: int) -> None:
         self._write({"trajectory": trajectory, "column": column, "first": first, "values": values.tolist()})
 
-    def delete(self, trajectory: int) -> None:
-        self._write({"trajectory": trajectory, "deleted": True})
+    def delete(self, trajectory: int, before: int = ALL_STEPS) -> None:
+        """A trajectory, or its first steps, were deleted or evicted: they do not come back when the log is opened."""
+        self._write({"trajectory": trajectory, "deleted_before": before})
+
+    def compact(self, kept: set[int]) -> None:
+        """Rewrites the file without what is about trajectories that are gone, once that is most of it."""
+        dead = self._journal.lines - len(self._origins) - len(kept & self._about.keys()) - len(self.relabelled)
+        if dead > 1000 and 2 * dead > self._journal.lines:
+            facts = [fact for fact in self._journal.read_all() if fact.get("trajectory", -1) in kept or "origin" in fact]
+            self._journal.rewrite([{"used": dict(self.used)}, *facts])
+            self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in kept}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
         """Puts relabelled values into a batch."""
@@ -97,16 +110,24 @@ class Facts:
         self._journal.append(fact)
         self._take(fact)
 
+    def segment_gone(self, number: int) -> None:
+        """A segment's files were deleted."""
+        self._write({"used": {**self.used, "segment": max(number, self.used["segment"])}})
+
     def _take(self, fact: Mapping[str, Any]) -> None:
-        if "origin" in fact:
+        if "trajectory" in fact:
+            self.used["trajectory"] = max(self.used["trajectory"], int(fact["trajectory"]))
+        if "used" in fact:
+            self.used = {name: max(number, int(fact["used"][name])) for name, number in self.used.items()}
+        elif "origin" in fact:
             self._origins[(fact["actor"], fact["boot"], fact["store"])] = int(fact["origin"])
         elif "facts" in fact:
             self._about.setdefault(int(fact["trajectory"]), {}).update(fact["facts"])
         elif "column" in fact:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
             self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
-        elif fact.get("deleted"):
-            self.deleted.add(int(fact["trajectory"]))
+        elif "deleted_before" in fact:
+            self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class Journal:
                 self.corrupt_lines.append(self.lines)
         self.torn_bytes = len(raw) - self._size
 
+    def read_all(self) -> list[dict[str, Any]]:
+        """Every fact, from the beginning."""
+        again = Journal(self.path, self._files, write=False)
+        return list(again.read_new())
+
     def cut_tail(self) -> None:
         """Removes the torn line a killed writer left, if any."""
         if self.torn_bytes:

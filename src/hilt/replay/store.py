@@ -100,6 +100,7 @@ class Store:
         self.load_new()
         if self._write:
             self.facts.recover()
+            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys})
             self.recovery.torn_bytes = self.facts.torn_bytes
         self.recovery.corrupt_steps = self.quarantine.steps()
         self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
@@ -129,8 +130,10 @@ class Store:
         if found:
             self._enter(np.concatenate(found))
         changed = self.facts.read_new()
-        for trajectory in self.facts.deleted:
-            self.drop(trajectory)
+        self._next_trajectory = max(self._next_trajectory, self.facts.used["trajectory"] + 1)
+        self._next_segment = max(self._next_segment, self.facts.used["segment"] + 1)
+        for trajectory, before in self.facts.deleted.items():
+            self._drop_before(trajectory, before)
         for selection in self.selections():
             selection.refresh(changed)
         self.enforce_capacity()
@@ -350,7 +353,10 @@ class Store:
                 return
             if len(self.index) == 1 and (steps is None or self.live_steps <= steps):
                 return  # one trajectory larger than capacity_bytes: it stays until the next one comes
-            self.counts["evicted"] += self.drop(int(self.index.keys[oldest] >> OFFSET_BITS))
+            trajectory = int(self.index.keys[oldest] >> OFFSET_BITS)
+            if self._write:
+                self.facts.delete(trajectory)
+            self.counts["evicted"] += self.drop(trajectory)
 
     def drop(self, trajectory: int) -> int:
         """Takes a trajectory's ended extents out of the index and of all views; returns how many steps that were."""
@@ -376,15 +382,32 @@ class Store:
         return steps
 
     def _shorten_oldest(self, steps: int) -> None:
-        """Only running episodes are left: the first steps of the oldest go."""
-        steps = min(steps, int(self.index.entries["steps"][0]) - 1)
-        if steps <= 0:
-            return
+        """Only running episodes are left: the first steps of the oldest go, a good many at once."""
+        steps = min(max(steps, self.settings["capacity_steps"] // 16), int(self.index.entries["steps"][0]) - 1)
+        if steps > 0:
+            key = int(self.index.keys[0])
+            if self._write:
+                self.facts.delete(key >> OFFSET_BITS, (key & 0xFFFFFFFF) + steps)
+            self.counts["evicted"] += self._shorten(0, steps)
+
+    def _drop_before(self, trajectory: int, offset: int) -> None:
+        """Drops the steps of a trajectory that lie before an offset."""
+        for place in reversed(self.index.places_of(trajectory)):
+            key, steps = int(self.index.keys[place]), int(self.index.entries["steps"][place])
+            gone = min(steps, key_of(trajectory, offset) - key)
+            if gone == steps:
+                entry = self.index.entries[place].copy()
+                self.index.remove(place)
+                self._dropped(entry)
+            elif gone > 0:
+                self._shorten(place, gone)
+
+    def _shorten(self, place: int, steps: int) -> int:
         for selection in self.selections():
-            selection.removed(int(self.index.keys[0]), steps)
-        self.index.shorten(0, steps)
+            selection.removed(int(self.index.keys[place]), steps)
+        self.index.shorten(place, steps)
         self.live_steps -= steps
-        self.counts["evicted"] += steps
+        return steps
 
     def _delete_segment(self, number: int) -> None:
         """Removes a segment's files now, and its map as soon as nobody reads from it."""
@@ -396,6 +419,7 @@ class Store:
             self._files.remove(trash)
             self.counts["segments_deleted"] += 1
             self.quarantine.forget(number)
+            self.facts.segment_gone(number)
         self._retire(number)
 
     def _forget_segment(self, number: int) -> None:
