@@ -1,0 +1,73 @@
+"""``python -m bench replay [--quick] [--json FILE] [--markdown FILE] [--only NAME ...]``"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.lab import Group, Lab, remove
+from bench.limits import is_on_disk
+from bench.peers import one_torch_thread
+from bench.report import Report, Row
+
+SUITES = ("replay",)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Ours, peers and the machine's limits from one run, as ratios.")
+    parser.add_argument("suite", choices=SUITES, help="which part to measure")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute; no target counts as met")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write one object per row")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for docs/benchmarks.md")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the groups and rows")
+    given = parser.parse_args(arguments)
+    groups = load_groups(given.suite)
+    if given.list:
+        for name, group in groups.items():
+            print(f"{name}: {', '.join(group.rows)}")
+        return 0
+    known = {*groups, *(row for group in groups.values() for row in group.rows)}
+    if unknown := [name for name in given.only if name not in known]:
+        parser.error(f"no row or group is called {unknown[0]!r}; choose from {', '.join(sorted(known))}")
+    if not is_on_disk(given.dir):
+        parser.error(f"{given.dir} is in memory, and these rows are about disks; choose a folder on a disk with --dir")
+    one_torch_thread()
+    lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
+    report = Report(shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits)
+    try:
+        report.rows = measure(lab, groups, set(given.only))
+    finally:
+        remove(lab.folder)
+    report.print()
+    if given.json:
+        report.write_json(given.json)
+    if given.markdown:
+        report.write_markdown(given.markdown)
+    return 0
+
+
+def load_groups(suite: str) -> dict[str, Group]:
+    """The groups of a suite; each suite is a module with GROUPS."""
+    import importlib
+
+    return importlib.import_module(f"bench.{suite}").GROUPS  # type: ignore[no-any-return]
+
+
+def measure(lab: Lab, groups: dict[str, Group], only: set[str]) -> list[Row]:
+    rows: list[Row] = []
+    for name, group in groups.items():
+        if only and not only & {name, *group.rows}:
+            continue
+        rows += [row for row in group.run(lab) if not only or name in only or row.name in only]
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

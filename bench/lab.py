@@ -1,0 +1,72 @@
+"""Where a bench works: its folder, its sizes, and the limits it finds on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.report import Row
+
+
+@dataclass
+class Lab:
+    folder: Path
+    """On a disk; emptied at the end."""
+    quick: bool
+    """Smaller sizes and fewer rounds; no target counts as met."""
+    limits: dict[str, str] = field(default_factory=dict)
+
+    def progress(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    @property
+    def rounds(self) -> int:
+        return 3 if self.quick else 9
+
+    @property
+    def seconds(self) -> float:
+        """Of one contender in one round."""
+        return 0.15 if self.quick else 0.5
+
+    def pick(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def size(self, ran: int, full: int, unit: str) -> str:
+        """What a row says about its size: nothing when it is the full one."""
+        return "" if ran == full else f"{ran:,} {unit} instead of {full:,}"
+
+    def new(self, name: str) -> Path:
+        """A path in the folder where nothing is."""
+        path = self.folder / name
+        remove(path)
+        return path
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are measured together."""
+
+    rows: Sequence[str]
+    run: Callable[[Lab], list[Row]]
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def disk_usage(folder: Path) -> int:
+    """Bytes that a folder takes on disk, as `du` counts."""
+    return sum(os.stat(path).st_blocks * 512 for path in files_of(folder))
+
+
+def available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
