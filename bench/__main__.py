@@ -23,9 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write one object per row")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for docs/benchmarks.md")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
-    parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)"
-    )
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)")
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
     groups = load_groups(given.suite)
