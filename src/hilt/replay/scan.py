@@ -47,8 +47,12 @@ class Scan:
         return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
 
 
-def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0) -> Scan:
-    """Checks every block of these rows (all rows of the file, whole ones)."""
+def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0, growing: bool = False) -> Scan:
+    """Checks every block of these rows (all rows of the file, whole ones).
+
+    A killed process leaves the beginning of its last block, never the end, since a file grows from front to back. So a
+    last block that has its end was committed, and is damaged if it lacks its checksum; unless it is `growing` right now.
+    """
     scan = Scan(0)
     raw = rows.view(np.uint8).reshape(len(rows), -1) if len(rows) else np.zeros((0, 1), np.uint8)
     counts = rows["#count"]
@@ -61,18 +65,22 @@ def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0) -> Scan:
         if start > end:
             scan.damage.append(Damage(segment.number, f"rows: row {end} does not have its checksum", end, start - end))
         end = last + 1
+    ends = np.flatnonzero((counts[end:] != 0) | (stored[end:] != 0))
+    if len(ends) and not growing:
+        scan.damage.append(Damage(segment.number, f"rows: row {end} does not have its checksum", end, int(ends[-1]) + 1))
+        end += int(ends[-1]) + 1
     scan.rows = end
     scan.torn_rows = len(rows) - end + (1 if partial_bytes else 0)
     return scan
 
 
-def scan_file(segment: Segment) -> tuple[Scan, Array]:
-    """Scans the row file as it lies on disk; also returns its rows."""
+def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
+    """Scans the row file as it lies on disk; also returns its rows. `growing`: another process may be appending to it."""
     size = os.fstat(segment.fd("rows")).st_size
     whole, partial = divmod(size, segment.layout.row.itemsize)
     rows = segment.read_rows(0, whole)
     if segment.sealed is None:
-        return scan_rows(segment, rows, partial), rows
+        return scan_rows(segment, rows, partial, growing), rows
     scan = scan_rows(segment, rows[: segment.rows])
     missing = segment.rows - scan.rows
     if missing:
@@ -111,8 +119,8 @@ def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
                 try:
                     segment.read_frame(column, previous, frame)
                     actual = checksum(frame)
-                except (CorruptError, IndexError) as error:
-                    actual, reason = -1, f"cannot be read ({error})" if isinstance(error, CorruptError) else "is missing"
+                except (CorruptError, IndexError):
+                    actual, reason = -1, "does not decompress" if column.name in segment.codecs else "is missing"
             if actual != crc[i]:
                 made = segment.codecs.get(column.name)
                 file = column.file + (f".{made['codec']}" if made else "")
@@ -120,8 +128,9 @@ def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
     return damage
 
 
-def committed_frames(layout: Layout, rows: Array) -> dict[str, int]:
-    """How many frames of each column belong to these rows."""
+def committed_frames(layout: Layout, rows: Array, bad: Array | None = None) -> dict[str, int]:
+    """How many frames of each column belong to these rows; what a `bad` row refers to cannot be trusted."""
+    rows = np.delete(rows, bad) if bad is not None else rows
     return {name: int(number.max()) + 1 if len(number) else 0 for name, (number, _, _) in frames_in_use(layout, rows).items()}
 
 

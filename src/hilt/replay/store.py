@@ -162,14 +162,15 @@ class Store:
 
     def _recover_segment(self, segment: Segment, bad: Array) -> Array:
         """What a segment that was not sealed holds: its writer is at work, or was killed."""
-        scan, rows = scan_file(segment)
+        scan, rows = scan_file(segment, growing=not self._write)
         rows = rows[: scan.rows]
+        frames = committed_frames(segment.layout, rows, scan.bad_rows())
         if self._write:
             scan.damage += scan_frames(segment, rows, scan.bad_rows())
             self.recovery.torn_steps += scan.torn_rows
             if scan.damage:
                 self.quarantine.add(scan.damage)
-        segment.set_counts(scan.rows, committed_frames(segment.layout, rows))
+        segment.set_counts(scan.rows, frames)
         if self._write:
             segment.cut_tail()
         return build_extents(rows, np.union1d(bad, scan.bad_rows()))
@@ -177,12 +178,12 @@ class Store:
     def _load_grown(self, number: int) -> Array:
         """What the writer appended to a segment that this reader has open."""
         segment, seen = self._segments[number], self._scanned[number]
-        scan, rows = scan_file(segment)
+        scan, rows = scan_file(segment, growing=True)
         if (segment.folder / "seal.json").exists():
             self._forget_segment(number)
             return self._load_segment(segment.folder)
         fresh = rows[: scan.rows]
-        segment.set_counts(scan.rows, committed_frames(segment.layout, fresh))
+        segment.set_counts(scan.rows, committed_frames(segment.layout, fresh, scan.bad_rows()))
         self._scanned[number] = scan.rows
         bad = np.union1d(scan.bad_rows(), self.quarantine.rows(number))
         extents = build_extents(fresh, np.union1d(bad, np.arange(seen)))
