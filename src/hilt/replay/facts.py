@@ -18,7 +18,6 @@ from hilt.core.tree import Array
 from hilt.replay.journal import Journal
 from hilt.replay.runs import OFFSET_BITS, key_of
 
-
 ALL_STEPS = (1 << OFFSET_BITS) - 1
 
 
@@ -31,7 +30,9 @@ class Facts:
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
         self.relabelled: dict[str, dict[int, Any]] = {}  # column -> key -> value
-        self.used = {"trajectory": -1, "segment": -1}  # the highest numbers ever given, which are not given again
+        self._sorted: dict[str, tuple[Array, Array]] = {}  # the same as sorted keys and values, made when a batch needs them
+        self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
+        self.used = {"trajectory": -1, "segment": -1, "origin": 0}  # the highest numbers ever given, which are not given again
 
     @property
     def torn_bytes(self) -> int:
@@ -60,7 +61,7 @@ class Facts:
         """The number that rows carry for this sender."""
         name = (actor, boot, store)
         if name not in self._origins:
-            self._write({"origin": max(self._origins.values()) + 1, "actor": actor, "boot": boot, "store": store})
+            self._write({"origin": self.used["origin"] + 1, "actor": actor, "boot": boot, "store": store})
         return self._origins[name]
 
     def origins(self) -> dict[int, tuple[str, str, str]]:
@@ -84,21 +85,34 @@ class Facts:
         """A trajectory, or its first steps, were deleted or evicted: they do not come back when the log is opened."""
         self._write({"trajectory": trajectory, "deleted_before": before})
 
+    def begin(self, trajectory: int) -> None:
+        """A trajectory is going to be written in pieces, and does not count before `finish`."""
+        self._write({"trajectory": trajectory, "whole": False})
+
+    def finish(self, trajectory: int) -> None:
+        """All pieces of a trajectory were written."""
+        self._write({"trajectory": trajectory, "whole": True})
+
     def compact(self, kept: set[int]) -> None:
         """Rewrites the file without what is about trajectories that are gone, once that is most of it."""
         dead = self._journal.lines - len(self._origins) - len(kept & self._about.keys()) - len(self.relabelled)
-        if dead > 1000 and 2 * dead > self._journal.lines:
+        if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
             facts = [fact for fact in self._journal.read_all() if fact.get("trajectory", -1) in kept or "origin" in fact]
             self._journal.rewrite([{"used": dict(self.used)}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in kept}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
         """Puts relabelled values into a batch."""
-        for column, values in self.relabelled.items():
-            if column in batch:
-                known = np.fromiter(values, np.int64, len(values))
-                for i in np.flatnonzero(np.isin(keys, known)).tolist():
-                    batch[column][i] = values[int(keys[i])]
+        for column, known in self.relabelled.items():
+            if column not in batch:
+                continue
+            if column not in self._sorted:
+                order = sorted(known)
+                self._sorted[column] = (np.array(order, np.int64), np.array([known[key] for key in order], batch[column].dtype))
+            relabelled, values = self._sorted[column]
+            place = np.minimum(np.searchsorted(relabelled, keys), len(relabelled) - 1)
+            there = relabelled[place] == keys
+            batch[column][there] = values[place[there]]
 
     def sync(self) -> None:
         self._journal.sync()
@@ -118,16 +132,20 @@ class Facts:
         if "trajectory" in fact:
             self.used["trajectory"] = max(self.used["trajectory"], int(fact["trajectory"]))
         if "used" in fact:
-            self.used = {name: max(number, int(fact["used"][name])) for name, number in self.used.items()}
+            self.used = {name: max(number, int(fact["used"].get(name, -1))) for name, number in self.used.items()}
         elif "origin" in fact:
+            self.used["origin"] = max(self.used["origin"], int(fact["origin"]))
             self._origins[(fact["actor"], fact["boot"], fact["store"])] = int(fact["origin"])
         elif "facts" in fact:
             self._about.setdefault(int(fact["trajectory"]), {}).update(fact["facts"])
         elif "column" in fact:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
+            self._sorted.pop(fact["column"], None)
             self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
+        elif "whole" in fact:
+            (self.unfinished.discard if fact["whole"] else self.unfinished.add)(int(fact["trajectory"]))
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hilt.core.files import Files, checksum, read
+from hilt.core.errors import SchemaError, StorageError
+from hilt.core.files import Files, checksum, storage_errors
 
 
 class Journal:
@@ -19,29 +22,33 @@ class Journal:
         self.corrupt_lines: list[int] = []
         self.lines = 0
         self._size = 0
+        self._inode = -1  # of the file that was read last; a rewritten journal is another one
         self._fd = -1
-        self.unsynced = False
+        self.unsynced = write  # what the writer before left may not be on the disk, nor the name of a new file
+        self._named = False
+        self._syncing = threading.Lock()
         if write:
             self._fd = files.open(path, write=True) if path.exists() else files.create(path)
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """The facts appended since the last call; damaged lines are counted and passed over."""
+        """The facts appended since the last call, or all of them after a rewrite; damaged lines are counted and passed over."""
         if not self.path.exists():
             return
-        raw = read(self.path)
-        while self._size < len(raw):
-            end = raw.find(b"\n", self._size)
-            if end < 0:
-                break
-            line = raw[self._size : end]
-            self._size = end + 1
+        with storage_errors(self.path), self.path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._inode, self._size, self.lines, self.corrupt_lines = inode, 0, 0, []
+            file.seek(self._size)
+            *whole, tail = file.read().split(b"\n")
+        for line in whole:
+            self._size += len(line) + 1
             self.lines += 1
             fact = parse_line(line)
             if fact is not None:
                 yield fact
             else:
                 self.corrupt_lines.append(self.lines)
-        self.torn_bytes = len(raw) - self._size
+        self.torn_bytes = len(tail)
 
     def read_all(self) -> list[dict[str, Any]]:
         """Every fact, from the beginning."""
@@ -54,39 +61,61 @@ class Journal:
             self._files.truncate(self._fd, self._size)
 
     def append(self, fact: dict[str, Any]) -> None:
-        """Process-safe when it returns."""
+        """Process-safe when it returns. When it raises, nothing of it was kept."""
         line = format_line(fact)
-        self._files.write(self._fd, line, self._size)
+        try:
+            self._files.write(self._fd, line, self._size)
+        except StorageError:
+            self._files.truncate(self._fd, self._size)
+            raise
         self._size += len(line)
         self.lines += 1
         self.unsynced = True
 
-    def sync(self) -> None:
-        if self.unsynced:
-            self._files.sync(self._fd)
+    def rewrite(self, facts: Sequence[dict[str, Any]]) -> None:
+        """Exactly these facts, in a new file that takes the place of the old one. Power-safe when it returns."""
+        raw = b"".join(format_line(fact) for fact in facts)
+        with self._syncing:
+            self._files.replace(self.path, raw)
+            self._files.close(self._fd)
+            self._fd = self._files.open(self.path, write=True)
+            self._inode, self._size, self.lines, self.corrupt_lines = os.fstat(self._fd).st_ino, len(raw), len(facts), []
             self.unsynced = False
 
+    def sync(self) -> None:
+        """Power-safe when it returns: what was appended before the call, by whichever thread."""
+        with self._syncing:
+            if not self.unsynced:
+                return
+            self.unsynced = False  # before the sync: what is appended meanwhile needs the next one
+            try:
+                self._files.sync(self._fd)
+                if not self._named:
+                    self._files.sync_folder(self.path.parent)
+            except StorageError:
+                self.unsynced = True
+                raise
+            self._named = True
+
     def close(self) -> None:
-        if self._fd >= 0:
-            self._files.close(self._fd)
-            self._fd = -1
+        with self._syncing:
+            self.unsynced = False
+            if self._fd >= 0:
+                self._files.close(self._fd)
+                self._fd = -1
 
 
 def format_line(fact: dict[str, Any]) -> bytes:
-    body = json.dumps(fact, sort_keys=True, allow_nan=False).encode()
+    try:
+        body = json.dumps(fact, sort_keys=True, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"a fact cannot be written down ({error}): give finite numbers, text, lists and mappings.") from None
     return f"{checksum(body):08x} ".encode() + body + b"\n"
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """The fact on a line, without its line break; None when the line does not have its checksum."""
-    if line[8:9] != b" " or _parse_hex(line[:8]) != checksum(line[9:]):
+    if line[:9] != f"{checksum(line[9:]):08x} ".encode():
         return None
     fact: dict[str, Any] = json.loads(line[9:])
     return fact
-
-
-def _parse_hex(text: bytes) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return -1

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, FormatError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Tree, unflatten
 from hilt.replay.durability import Durability, Syncer
@@ -184,9 +184,9 @@ class Log(Store):
             lane = episode.lane_for_append()
             place = self._place_of(episode) if episode.steps else None
             if not self.has_room(lane):
+                lane, place = self.next_lane(lane), None
                 if episode.steps:
                     self._close_extent(episode)
-                lane, place = self.next_lane(lane), None
                 episode.move_to(lane)
             rows, frames = episode.encode(leaves, follows, sequence)
             episode.place = self.commit_rows(lane, rows, frames, place)
@@ -248,7 +248,7 @@ class Log(Store):
                 self.facts.annotate(number, facts)
             numbers = {"trajectory": number, "origin": self.facts.origin(actor, boot, store), "sequence": sequence}
             leaf_of = dict(zip(self.schema.columns, leaves, strict=True))
-            self._write_trajectory(TrajectoryRows(self.schema.layout, leaf_of, (length, width), numbers))
+            self._write_trajectory(number, TrajectoryRows(self.schema.layout, leaf_of, (length, width), numbers))
             for place in self.index.places_of(number):
                 self.index.entries["open"][place] = False
             if self._syncer is not None:
@@ -413,9 +413,13 @@ class Log(Store):
             raise
         return stack
 
-    def _write_trajectory(self, rows: TrajectoryRows) -> None:
+    def _write_trajectory(self, number: int, rows: TrajectoryRows) -> None:
         lane, written, first = self.take_lane(rows.steps), [], 0
+        in_pieces = self.room(lane) < rows.steps
         try:
+            if in_pieces:  # longer than a segment: it counts when the last piece is there
+                self.facts.begin(number)
+                self._sync_written([])
             while first < rows.steps:
                 stop = min(rows.steps, first + self.room(lane))
                 self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), place=None)
@@ -423,10 +427,26 @@ class Log(Store):
                 first = stop
                 if first < rows.steps:
                     lane = self.next_lane(lane)
+            if in_pieces:
+                self._sync_written(written)
+                self.facts.finish(number)
+        except BaseException:
+            self._take_back(number)
+            raise
         finally:
             self.give_lane(lane)
         if self.durability.every_episode:
             self._sync_written(written)
+
+    def _take_back(self, number: int) -> None:
+        """Removes what was written of a trajectory whose writing failed."""
+        for place in self.index.places_of(number):
+            self.index.entries["open"][place] = False
+        dropped = self.drop(number)
+        self.appended -= dropped
+        self.counts["inserted"] -= dropped
+        with contextlib.suppress(StorageError):  # without this line, the next writer sees that it was not finished
+            self.facts.delete(number)
 
     def _complete(self, trajectory: Tree) -> dict[str, Any]:
         """The trajectory with the built-in columns that it leaves out."""

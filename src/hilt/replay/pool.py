@@ -6,6 +6,7 @@ batches that nobody holds any more.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import defaultdict
@@ -30,7 +31,7 @@ class BufferPool:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array of any content."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if size < _SMALL:
             return np.empty(shape, dtype)
         with self._lock:

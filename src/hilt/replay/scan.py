@@ -93,7 +93,7 @@ def frames_in_use(layout: Layout, rows: Array) -> dict[str, tuple[Array, Array, 
     """Per frame column: the frame numbers that rows refer to, their checksums, and for each the rows, as flat arrays."""
     used = {}
     for column in layout.frames:
-        fields = [rows[path].reshape(len(rows), -1) for path in column.columns]
+        fields = [rows[path].reshape(len(rows), max(1, column.stack)) for path in column.columns]
         number = np.concatenate([f["frame"] for f in fields], axis=1)
         crc = np.concatenate([f["crc"] for f in fields], axis=1)
         row = np.broadcast_to(np.arange(len(rows))[:, None], number.shape)

@@ -203,10 +203,9 @@ class Segment:
 
     def check_size(self, name: str) -> None:
         """An error when a file was cut behind our back; reading its map would end the process."""
-        column = next((c for c in self.layout.frames if c.name == name), None)
-        needed = self.frames[name] * column.nbytes if column else self.rows * self.layout.row.itemsize
+        needed = self.rows * self.layout.row.itemsize if name == "rows" else self.frames[name] * self.layout.frame_of[name].nbytes
         if os.fstat(self._fds[name]).st_size < needed:
-            raise self._cut_short(column.file if column else "rows", None)
+            raise self._cut_short("rows" if name == "rows" else self.layout.frame_of[name].file, None)
 
     def nbytes(self) -> int:
         """Bytes of all files, as they lie on disk."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.errors import ClosedError, CorruptError, ReadOnlyError
-from hilt.core.files import DISK, Files
+from hilt.core.errors import ClosedError, CorruptError, DiskFullError, ReadOnlyError
+from hilt.core.files import DISK, Files, leftovers, storage_errors
 from hilt.core.tree import Array
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
@@ -81,6 +81,7 @@ class Store:
         self._slots: dict[int, tuple[int, int]] = {}  # segment number -> table number, slot
         self._extents_in: dict[int, int] = {}  # segment number -> extents that are still wanted
         self._scanned: dict[int, int] = {}  # of a reader: rows of growing segments that it has seen
+        self._held = np.zeros(0, ENTRY)  # of a reader: pieces of trajectories that are not whole yet
         self._idle: list[Lane] = []
         self._busy: set[int] = set()  # segments of lanes in use
         self._next_trajectory = self._next_segment = 0
@@ -94,8 +95,10 @@ class Store:
         """Reads what is on disk. A writer also cuts torn tails and removes leftovers."""
         started = time.perf_counter()
         if self._write:
-            for leftover in [*self.path.glob(".*.new"), *(self.path / "segments").glob(".*")]:
-                self._files.remove(leftover)
+            self._files.make_folder(self.path / "segments")
+            for folder in [self.path, self.path / "segments", *self.path.glob("segments/[0-9]*/")]:
+                for leftover in leftovers(folder):
+                    self._files.remove(leftover)
         self.quarantine.load()
         self.load_new()
         if self._write:
@@ -116,7 +119,8 @@ class Store:
 
     def load_new(self) -> None:
         """Segments, rows and facts that appeared since the last look."""
-        folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit())
+        with storage_errors(self.path):
+            folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit())
         numbers = {int(f.name) for f in folders}
         for gone in [n for n in self._segments if n not in numbers]:
             self._forget_segment(gone)
@@ -127,16 +131,32 @@ class Store:
                 found.append(self._load_segment(folder))
             elif number in self._scanned:
                 found.append(self._load_grown(number))
-        if found:
-            self._enter(np.concatenate(found))
-        changed = self.facts.read_new()
+        changed = self.facts.read_new()  # after the rows: a trajectory that is being written in pieces is known as such
+        if found or len(self._held):
+            self._enter(self._hold_unfinished(np.concatenate([self._held, *found])))
         self._next_trajectory = max(self._next_trajectory, self.facts.used["trajectory"] + 1)
         self._next_segment = max(self._next_segment, self.facts.used["segment"] + 1)
-        for trajectory, before in self.facts.deleted.items():
-            self._drop_before(trajectory, before)
+        for trajectory in self.facts.deleted.keys() & set(np.unique(self.index.keys >> OFFSET_BITS).tolist()):
+            self._drop_before(trajectory, self.facts.deleted[trajectory])
         for selection in self.selections():
             selection.refresh(changed)
         self.enforce_capacity()
+
+    def _hold_unfinished(self, entries: Array) -> Array:
+        """The entries without those of trajectories that are not written to their end. A reader sees them later; the next
+        writer knows that nobody was promised them, and deletes them."""
+        self._held = np.zeros(0, ENTRY)
+        numbers = entries["key"] >> OFFSET_BITS
+        torn = np.isin(numbers, list(self.facts.unfinished))
+        if not torn.any():
+            return entries
+        if not self._write:
+            self._held = entries[torn]
+            return entries[~torn]
+        self.recovery.torn_steps += int(entries["steps"][torn].sum())
+        for number in np.unique(numbers[torn]).tolist():
+            self.facts.delete(number)
+        return entries
 
     def _load_segment(self, folder: Path) -> Array:
         segment = Segment.open(folder, self._files, self._write)
@@ -207,6 +227,7 @@ class Store:
         self.live_bytes = sum(s.nbytes() for s in self._segments.values())
         if len(entries):
             self._next_trajectory = max(self._next_trajectory, int(entries["key"].max() >> OFFSET_BITS) + 1)
+            self.facts.used["origin"] = max(self.facts.used["origin"], int(entries["origin"].max()))
         for selection in self.selections():
             for entry in entries:
                 selection.added(int(entry["key"]), int(entry["steps"]), None)
@@ -260,10 +281,13 @@ class Store:
         self._idle.append(lane)
 
     def next_lane(self, lane: Lane) -> Lane:
-        """Seals a full lane and returns a fresh one."""
+        """A fresh lane in place of a full one, which is sealed."""
+        if self.settings["durability"] != "never":
+            lane.segment.sync()
+        fresh = self._new_lane()  # first: when there is no room for it, the full lane stays as it was
         self._busy.discard(lane.segment.number)
         self._seal(lane)
-        return self._new_lane()
+        return fresh
 
     def room(self, lane: Lane) -> int:
         """How many more steps a lane takes, whatever frames they bring."""
@@ -281,10 +305,10 @@ class Store:
 
     def _new_lane(self) -> Lane:
         number = self._next_segment
+        self._next_segment += 1  # whatever happens: a half-made folder is never in the way of the next one
         folder = self.path / "segments" / f"{number:06d}"
         room = self.schema.layout.room(self.rows_per_segment)
         segment = Segment.create(folder, self.schema, room, self._files, durable=self.settings["durability"] != "never")
-        self._next_segment += 1
         lane = self._place(segment)
         self._busy.add(number)
         return lane
@@ -302,8 +326,12 @@ class Store:
             extents[name] = mine[name]
         extents["trajectory"], extents["offset"] = mine["key"] >> OFFSET_BITS, mine["key"] & 0xFFFFFFFF
         extents["row"] = mine["at"] - lane.slot * lane.table.rows_per_slot
-        segment.seal(extents, durable=self.settings["durability"] != "never")
-        self.sealed(segment)
+        try:
+            segment.seal(extents, durable=self.settings["durability"] != "never")
+        except DiskFullError as error:  # all steps are there; the next writer will scan them, and seal it
+            logger.warning("%s: not sealed: %s", segment.folder, error)
+        else:
+            self.sealed(segment)
 
     def sealed(self, segment: Segment) -> None:
         """Called when a segment is complete; `Log` compresses it in the background."""
@@ -354,10 +382,18 @@ class Store:
                 return
             if len(self.index) == 1 and (steps is None or self.live_steps <= steps):
                 return  # one trajectory larger than capacity_bytes: it stays until the next one comes
-            trajectory = int(self.index.keys[oldest] >> OFFSET_BITS)
-            if self._write:
-                self.facts.delete(trajectory)
-            self.counts["evicted"] += self.drop(trajectory)
+            self._evict(int(self.index.keys[oldest] >> OFFSET_BITS))
+
+    def _evict(self, trajectory: int) -> None:
+        ended = [place for place in self.index.places_of(trajectory) if not self.index.entries["open"][place]]
+        self._note_evicted(int(self.index.keys[ended[-1]]) + int(self.index.entries["steps"][ended[-1]]))
+        self.counts["evicted"] += self.drop(trajectory)
+
+    def _note_evicted(self, before: int) -> None:
+        """The steps of a trajectory that lie before this key are going. Without the note they come back and go again."""
+        if self._write:
+            with contextlib.suppress(DiskFullError):
+                self.facts.delete(before >> OFFSET_BITS, before & 0xFFFFFFFF)
 
     def drop(self, trajectory: int) -> int:
         """Takes a trajectory's ended extents out of the index and of all views; returns how many steps that were."""
@@ -386,9 +422,7 @@ class Store:
         """Only running episodes are left: the first steps of the oldest go, a good many at once."""
         steps = min(max(steps, self.settings["capacity_steps"] // 16), int(self.index.entries["steps"][0]) - 1)
         if steps > 0:
-            key = int(self.index.keys[0])
-            if self._write:
-                self.facts.delete(key >> OFFSET_BITS, (key & 0xFFFFFFFF) + steps)
+            self._note_evicted(int(self.index.keys[0]) + steps)
             self.counts["evicted"] += self._shorten(0, steps)
 
     def _drop_before(self, trajectory: int, offset: int) -> None:
@@ -415,12 +449,15 @@ class Store:
         folder = self._segments[number].folder
         self.live_bytes -= self._segments[number].nbytes()
         if self._write:
+            with contextlib.suppress(DiskFullError):
+                self.facts.segment_gone(number)
             trash = folder.with_name(f".{folder.name}.trash")
             self._files.rename(folder, trash)
+            if self.settings["durability"] != "never":  # else a power cut may leave a folder without its files
+                self._files.sync_folder(folder.parent)
             self._files.remove(trash)
             self.counts["segments_deleted"] += 1
             self.quarantine.forget(number)
-            self.facts.segment_gone(number)
         self._retire(number)
 
     def _forget_segment(self, number: int) -> None:
@@ -431,6 +468,7 @@ class Store:
             self.live_steps -= int(entry["steps"])
             for selection in self.selections():
                 selection.removed(int(entry["key"]), int(entry["steps"]))
+        self._held = self._held[self._held["segment"] != number]
         self._extents_in.pop(number, None)
         self._scanned.pop(number, None)
         self._retire(number)

@@ -79,9 +79,9 @@ class Table:
         """The packed rows at these addresses, as one record array in the order asked for."""
         for slot in _distinct(at, self.rows_per_slot):
             self._segments[slot].check_size("rows")
-        out = np.empty((len(at), self.layout.row.itemsize), np.uint8)
-        np.take(self._rows.array, at, axis=0, out=out, mode="clip")
-        return out.reshape(-1).view(self.layout.row)
+        out = np.empty(len(at), self.layout.row)
+        self._rows.array.take(at, 0, out.view(np.uint8).reshape(len(at), -1), "clip")
+        return out
 
     def field(self, name: str, first: int, stop: int) -> Array:
         """One small column of a stretch of rows, without copying the rows; valid while the table is."""
@@ -97,12 +97,15 @@ class Table:
         rows = self.rows(at)
         batch = {}
         for path in columns:
-            target = self._target(path, len(at), out)
             frame = self.layout.frame_of.get(path)
-            if frame is None:
-                target[...] = rows[path]
-            else:
+            if frame is not None:
+                target = self._target(path, len(at), out)
                 self.gather(frame, at, rows[path]["frame"], target)
+            elif out is None or path not in out:
+                target = np.array(rows[path], order="C")
+            else:
+                target = self._target(path, len(at), out)
+                target[...] = rows[path]
             batch[path] = target
         return batch
 
@@ -178,9 +181,5 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def _distinct(index: Array, per_slot: int) -> list[int]:
-    if not len(index):
-        return []
-    low, high = int(index.min()) // per_slot, int(index.max()) // per_slot
-    if low == high:
-        return [low]
-    return np.unique(index // per_slot).tolist()  # type: ignore[no-any-return]
+    """The slots that these addresses lie in."""
+    return np.flatnonzero(np.bincount(index // per_slot)).tolist()  # type: ignore[no-any-return]

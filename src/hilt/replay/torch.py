@@ -333,3 +333,22 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
         ("torch", "Size"): lambda size: torch.Size([int(n) for n in size]),
         **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
     }
+
+
+# Tensors that numpy has no type for
+
+
+def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
+    """One tensor as an array of the same bits, and the name of its own type when numpy has none for it (bfloat16), else ""."""
+    torch = import_torch()
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+        bits = {1: torch.uint8, 2: torch.int16}[value.element_size()]
+        return tensor_to_numpy(value.detach().cpu().contiguous().view(bits), path), str(value.dtype).removeprefix("torch.")
+    return tensor_to_numpy(value, path), ""
+
+
+def from_raw_array(array: npt.NDArray[Any], name: str) -> Tensor:
+    """The tensor that `raw_array` came from, sharing the array's memory."""
+    torch = import_torch()
+    tensor = torch.from_numpy(array)
+    return tensor.view(getattr(torch, name)) if name else tensor

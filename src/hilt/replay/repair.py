@@ -1,0 +1,418 @@
+"""Looking at every byte of a log, and mending what is damaged.
+
+    report = verify("runs/pick/log")       # changes nothing; also while a writer is at work
+    print(report.ok, *report.findings)
+    repair("runs/pick/log")                # as the one writer
+
+A step is damaged when its row, or a frame that it refers to, does not have its checksum. Such steps go into quarantine:
+they stay on disk, no view shows them, and everything else stays usable. Files that follow from others are rebuilt;
+what is replaced and cannot be rebuilt in full is kept in the folder ``damaged`` of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, FormatError
+from hilt.core.files import DISK, Files, read, read_json, storage_errors, write_json
+from hilt.core.tree import Array
+from hilt.replay.findings import Finding, Kind, Report, Span
+from hilt.replay.journal import format_line, parse_line
+from hilt.replay.lock import WriterLock, writer_of
+from hilt.replay.log import SEGMENT_BYTES, Log
+from hilt.replay.merge import merge, split
+from hilt.replay.quarantine import Quarantine
+from hilt.replay.salvage import LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
+from hilt.replay.scan import Damage
+from hilt.replay.schema import Schema
+from hilt.replay.segment import FORMAT, check_format
+
+__all__ = ["Progress", "merge", "repair", "split", "verify"]
+
+Progress = Callable[[int, int], None]
+"""Called with how many bytes are done, and how many there are."""
+
+_OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "segments", "damaged"}
+_AGAIN_SECONDS = 0.05
+"""While a writer is at work, damage counts when it is still there after so long."""
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
+    """Reads every byte of a log and names everything that is not as it was written. Changes nothing."""
+    examination = Examination(Path(path), DISK, progress)
+    for segment, _ in examination.segments():
+        segment.close()
+    examination.finish()
+    return examination.report
+
+
+def repair(path: str | os.PathLike[str], progress: Progress | None = None, files: Files = DISK) -> Report:
+    """Mends a log, as its one writer: afterwards it opens, and every step that it shows is as it was written.
+
+    A second run finds nothing to do. Interrupted at any moment, it is simply run again.
+    """
+    folder = Path(path)
+    _require_log(folder)
+    with WriterLock(folder):
+        mending = Mending(Examination(folder, files, progress, own=True))
+        mending.run()
+    with Log.open(folder, files=files) as log:  # cuts torn tails, and shows that the log opens
+        for trajectory, missing in mending.examination.gaps.items():
+            log.annotate(trajectory, missing_steps=missing)
+    return mending.examination.report
+
+
+class Examination:
+    """One look at a whole log: segment by segment, then what concerns all of them."""
+
+    def __init__(self, folder: Path, files: Files, progress: Progress | None, own: bool = False):
+        _require_log(folder)
+        self.folder, self.files = folder, files
+        self.report = Report(folder, writing=not own and writer_of(folder) is not None)
+        self.settings = self._read_small("log.json", REBUILT)
+        if self.settings is not None:
+            check_format(self.settings.get("format"), folder)
+        self.quarantine = Quarantine(folder / "quarantine.json", files)
+        self.quarantine_lost = (folder / "quarantine.json").exists() and self._read_small("quarantine.json", REBUILT) is None
+        if not self.quarantine_lost:
+            self.quarantine.load()
+        self.annotations = Annotations(folder / "annotations.jsonl")
+        self.schemas = self._schemas()
+        self.duplicates: list[Damage] = []
+        self.gaps: dict[int, list[list[int]]] = {}
+        self._extents: list[tuple[int, Array]] = []  # (segment, its whole steps)
+        self._origins: set[int] = set()
+        self._all_named = True
+        self._progress, self._started, self._done = progress, time.perf_counter(), 0
+        self.report.bytes = sum(_size(p) for p in folder.rglob("*"))
+
+    def segments(self) -> Iterator[tuple[Salvage, Checked]]:
+        """Every segment, checked. Its findings are in the report by then."""
+        for folder in _segment_folders(self.folder):
+            found = self._look(folder)
+            if found is None:
+                continue
+            segment, checked = found
+            self.report.segments += 1
+            self.report.findings += segment.findings
+            self.report.steps += int(checked.extents["steps"].sum())
+            self.report.frames += checked.frames
+            self._extents.append((segment.number, checked.extents))
+            self._origins |= set(checked.origins.tolist())
+            self._all_named &= checked.named
+            self._done += sum(_size(p) for p in folder.rglob("*"))
+            if self._progress is not None:
+                self._progress(self._done, self.report.bytes)
+            yield segment, checked
+
+    def finish(self) -> None:
+        """What is known only when all segments were seen."""
+        report = self.report
+        self._check_annotations()
+        self._check_overlaps()
+        self._check_gaps()
+        self._check_names()
+        report.trajectories = len(np.unique(np.concatenate([e["trajectory"] for _, e in self._extents]))) if self._extents else 0
+        report.seconds = time.perf_counter() - self._started
+        if self._progress is not None:
+            self._progress(report.bytes, report.bytes)
+
+    def add(self, kind: Kind, file: str, what: str, cure: str, steps: tuple[Span, ...] = ()) -> None:
+        self.report.findings.append(Finding(kind, file, what, cure, steps))
+
+    # Inside
+
+    def _look(self, folder: Path) -> tuple[Salvage, Checked] | None:
+        """One segment. While a writer is at work it may be deleted meanwhile, and damage must be there twice."""
+        live, known = self.report.writing, self.quarantine.rows(int(folder.name))
+        try:
+            segment = Salvage(folder, self.schemas, self.files)
+            checked = segment.check(known, live)
+            if live and any(f.kind == "damage" for f in segment.findings):
+                time.sleep(_AGAIN_SECONDS)
+                first = segment.findings
+                segment.close()
+                segment = Salvage(folder, self.schemas, self.files)
+                checked = segment.check(known, live)
+                segment.findings = [f for f in segment.findings if f.kind != "damage" or f in first]
+        except OSError:
+            if live and not folder.exists():
+                return None
+            raise
+        if live:
+            segment.findings = [f for f in segment.findings if f.kind != "leftover"] if folder.exists() else []
+        return segment, checked
+
+    def _read_small(self, name: str, cure: str) -> dict[str, Any] | None:
+        path = self.folder / name
+        if not path.exists():
+            self.add("damage", name, "the file is missing", cure)
+            return None
+        try:
+            return read_json(path)
+        except CorruptError:
+            self.add("damage", name, "does not have its checksum", cure)
+            return None
+
+    def _schemas(self) -> list[Schema]:
+        """The schemas of the log, oldest first: from log.json, or else from the headers that are whole."""
+        if self.settings is not None:
+            return [Schema.from_json(schema) for schema in self.settings["schemas"]]
+        found: list[Any] = []
+        for folder in _segment_folders(self.folder):
+            try:
+                header = read_json(folder / "header.json") if (folder / "header.json").exists() else {}
+            except CorruptError:
+                continue
+            if header and header["schema"] not in found:
+                check_format(header.get("format"), folder)
+                found.append(header["schema"])
+        return [Schema.from_json(schema) for schema in found]
+
+    def _check_annotations(self) -> None:
+        notes = self.annotations
+        notes.load()
+        self.report.facts = len(notes.lines)
+        if notes.missing and self._extents:
+            self.add("damage", "annotations.jsonl", "the file is missing", "is made anew, empty: what it said is lost")
+        for number, about in notes.damaged:
+            whom = tuple(Span(t, 0, 1) for t in about)
+            text = f"line {number} does not have its checksum" + (f", it was about trajectory {about[0]}" if whom else "")
+            self.add("damage", "annotations.jsonl", text, "is taken out, and the damaged file kept")
+        if notes.torn and not self.report.writing:
+            what = f"{notes.torn:,} bytes behind the last fact, which nobody was promised"
+            self.add("torn", "annotations.jsonl", what, "is cut")
+        self.lost_origins = sorted(self._origins - {0} - set(notes.origins))
+        if self.lost_origins:
+            senders = ", ".join(map(str, self.lost_origins))
+            self.add("damage", "annotations.jsonl", f"the names of the senders {senders} are lost", "they get names made up")
+
+    def _check_overlaps(self) -> None:
+        """Two rows that claim to be the same step: the later segment is a copy that somebody put there."""
+        if not self._extents:
+            return
+        extents = np.concatenate([e for _, e in self._extents])
+        segment = np.repeat([n for n, _ in self._extents], [len(e) for _, e in self._extents])
+        key = (extents["trajectory"] << 32) | extents["offset"]
+        order = np.argsort(key, kind="stable")
+        end = np.iinfo(np.int64).min
+        for i in order.tolist():
+            stop = int(key[i]) + int(extents["steps"][i])
+            again = min(int(end), stop) - int(key[i])
+            if again > 0:
+                first = int(extents["row"][i])
+                what = f"rows: the {again} rows from {first} on are steps that another segment has too"
+                self.duplicates.append(Damage(int(segment[i]), what, first, again))
+                span = Span(int(extents["trajectory"][i]), int(extents["offset"][i]), again)
+                self.add("damage", f"segments/{segment[i]:06d}/rows", what.partition(": ")[2], QUARANTINED, (span,))
+            end = max(end, stop)
+
+    def _check_gaps(self) -> None:
+        """Steps that must have been there, since later ones of their trajectory are. What was deleted or evicted is written down."""
+        if not self._all_named or not self._extents:
+            return
+        explained = {span.trajectory for finding in self.report.findings for span in finding.steps} | self.annotations.deleted
+        extents = np.sort(np.concatenate([e for _, e in self._extents]), order=["trajectory", "offset"])
+        same = extents["trajectory"][1:] == extents["trajectory"][:-1]
+        ends = extents["offset"] + extents["steps"]
+        for i in np.flatnonzero(same & (extents["offset"][1:] > ends[:-1])).tolist():
+            trajectory, first, stop = int(extents["trajectory"][i]), int(ends[i]), int(extents["offset"][i + 1])
+            if trajectory in explained or [first, stop] in self.annotations.missing_steps.get(trajectory, []):
+                continue
+            self.gaps.setdefault(trajectory, []).append([first, stop])
+            cure = "is noted as the fact missing_steps: restore the folder from a copy instead, if there is one"
+            self.add("damage", "segments", "a segment is missing", cure, (Span(trajectory, first, stop - first),))
+
+    def _check_names(self) -> None:
+        """Files of a log's folder that no log has."""
+        if self.report.writing:
+            return
+        beside = [p for p in self.folder.iterdir() if p.name not in _OURS]
+        beside += [p for p in (self.folder / "segments").iterdir() if not p.name.isdigit()]
+        for path in sorted(beside):
+            ours = is_leftover(path)
+            what = "a file that was being written" if ours else "not a part of a log"
+            self.add("leftover", str(path.relative_to(self.folder)), what, REMOVED if ours else LEFT)
+
+
+class Annotations:
+    """The late facts, line by line: which are whole, and what those say that matters to the rest."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self.lines: list[bytes] = []
+        self.damaged: list[tuple[int, list[int]]] = []
+        """(number of the line, trajectories it seems to be about)."""
+        self.torn = 0
+        self.missing = False
+        self.deleted: set[int] = set()
+        self.origins: set[int] = set()
+        self.missing_steps: dict[int, list[list[int]]] = {}
+
+    def load(self) -> None:
+        self.missing = not self._path.exists()
+        *lines, tail = read(self._path).split(b"\n") if not self.missing else [b""]
+        for number, line in enumerate(lines, 1):
+            self._take(number, line)
+        if parse_line(tail[:-1]) is not None:  # its line break is damaged
+            self._take(len(lines) + 1, tail)
+        else:
+            self.torn = len(tail)
+
+    def _take(self, number: int, line: bytes) -> None:
+        fact = parse_line(line)
+        if fact is not None:
+            self._keep(line, fact)
+            return
+        self.damaged.append((number, [int(t) for t in re.findall(rb'"trajectory": (\d+)', line)]))
+        for part in _parts(line):
+            fact = parse_line(part)
+            if fact is not None:
+                self._keep(part, fact)
+
+    def _keep(self, line: bytes, fact: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if "origin" in fact:
+            self.origins.add(int(fact["origin"]))
+        elif "deleted_before" in fact:
+            self.deleted.add(int(fact["trajectory"]))
+        elif "missing_steps" in fact.get("facts", {}):
+            self.missing_steps[int(fact["trajectory"])] = fact["facts"]["missing_steps"]
+
+
+class Mending:
+    """The part of `repair` that changes files."""
+
+    def __init__(self, examination: Examination):
+        self.examination = examination
+        self.folder, self.files, self.report = examination.folder, examination.files, examination.report
+
+    def run(self) -> None:
+        look = self.examination
+        if look.settings is None:
+            self._mend_settings()
+        if look.quarantine_lost:
+            self._set_aside(self.folder / "quarantine.json")
+        found: list[Damage] = []
+        for segment, checked in look.segments():
+            found += self._mend_segment(segment, checked)
+            segment.close()
+        look.finish()
+        self._mend_quarantine(found + look.duplicates)
+        if look.annotations.damaged or look.annotations.missing or look.lost_origins:
+            self._mend_annotations()
+        for path in [*self.folder.iterdir(), *(self.folder / "segments").iterdir()]:
+            if is_leftover(path):
+                self.files.remove(path)
+                self.report.mended.append(f"{path.relative_to(self.folder)}: removed")
+
+    def _mend_segment(self, segment: Salvage, checked: Checked) -> list[Damage]:
+        if segment.hopeless:
+            self._set_aside(segment.folder)
+            return []
+        if checked.damage:  # before its files change: from then on nothing shows that steps are missing
+            self.examination.quarantine.add(checked.damage)
+        bad = self.examination.quarantine.rows(segment.number)
+        self.report.mended += segment.mend(bad)
+        return checked.damage
+
+    def _mend_quarantine(self, found: list[Damage]) -> None:
+        quarantine = self.examination.quarantine
+        before = quarantine.steps()
+        quarantine.replace(found)
+        fresh = [f for f in self.report.of("damage") if f.cure == QUARANTINED and f.steps]
+        self.report.mended += [f"{finding}: in quarantine" for finding in fresh]
+        if quarantine.steps() < before:
+            self.report.mended.append(f"quarantine.json: {before - quarantine.steps()} steps are whole again and were set free")
+
+    def _mend_settings(self) -> None:
+        """A new log.json: the schemas are known from the segments, the other settings are the defaults."""
+        look = self.examination
+        if not look.schemas:
+            raise FormatError(f"{self.folder}: no segment tells the schema, so log.json cannot be rebuilt; restore it from a copy.")
+        said = _settings_in(self.folder / "log.json")
+        self._set_aside(self.folder / "log.json")
+        look.settings = {
+            "format": FORMAT,
+            "schemas": [schema.to_json() for schema in look.schemas],
+            "capacity_steps": None,
+            "capacity_bytes": None,
+            "durability": "every episode",
+            "compression": {},
+            "segment_bytes": SEGMENT_BYTES,
+        }
+        write_json(self.folder / "log.json", look.settings, self.files)
+        hint = f" The damaged file said {said}: set what is right with Log.open(path, NAME=VALUE)." if said else ""
+        self.report.mended.append(f"log.json: rebuilt from the headers, with default settings (no capacity, every episode).{hint}")
+
+    def _mend_annotations(self) -> None:
+        path, notes = self.folder / "annotations.jsonl", self.examination.annotations
+        self._set_aside(path)
+        lines = [line + b"\n" for line in notes.lines]
+        for origin in self.examination.lost_origins:
+            lines.append(format_line({"origin": origin, "actor": f"lost sender {origin}", "boot": "", "store": ""}))
+        self.files.replace(path, b"".join(lines))
+        self.report.mended.append(f"annotations.jsonl: written anew with its {len(notes.lines)} whole lines")
+
+    def _set_aside(self, path: Path) -> None:
+        """Keeps what is damaged under another name: a folder is moved, a file copied."""
+        if not path.exists():
+            return
+        aside = self.folder / "damaged"
+        self.files.make_folder(aside)
+        target, copies = aside / path.name, 1
+        while target.exists():
+            target, copies = aside / f"{path.name}.{copies}", copies + 1
+        if path.is_dir():
+            self.files.rename(path, target)
+        else:
+            self.files.replace(target, read(path))
+            if path.name == "quarantine.json":
+                self.files.remove(path)
+        self.report.mended.append(f"{path.relative_to(self.folder)}: kept as {target.relative_to(self.folder)}")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether this is something Hilt was writing or removing when its process ended."""
+    return path.name.startswith(".") and path.name.endswith((".new", ".trash"))
+
+
+def _require_log(folder: Path) -> None:
+    with storage_errors(folder):
+        found = os.listdir(folder)
+    if "log.json" not in found and not any((f / "header.json").exists() for f in _segment_folders(folder)):
+        raise FormatError(f"{folder}: not a Hilt log (no log.json in it). Give the folder that Log.create made.")
+
+
+def _segment_folders(folder: Path) -> list[Path]:
+    segments = folder / "segments"
+    return sorted(f for f in segments.iterdir() if f.name.isdigit()) if segments.is_dir() else []
+
+
+def _parts(line: bytes) -> list[bytes]:
+    """A damaged line as two, where a line break may have been."""
+    for end in (match.end() for match in re.finditer(rb"}", line)):
+        if parse_line(line[:end]) is not None or parse_line(line[end + 1 :]) is not None:
+            return [line[:end], line[end + 1 :]]
+    return []
+
+
+def _settings_in(path: Path) -> str:
+    """The settings that a damaged log.json seems to hold, in words."""
+    text = read(path).decode(errors="replace") if path.exists() else ""
+    found = re.findall(r'"(capacity_steps|capacity_bytes|durability|segment_bytes)": ("[^"]*"|\d+)', text)
+    return ", ".join(f"{name} {value}" for name, value in found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:  # a writer at work deleted it
+        return 0
