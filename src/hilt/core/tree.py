@@ -39,6 +39,9 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The nested dictionary that `flatten` came from."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
+        if "/" not in path:
+            tree[path] = value
+            continue
         *parents, name = path.split("/")
         node = tree
         for parent in parents:
