@@ -1,0 +1,128 @@
+"""Settings as dataclasses: a function returns a complete one, files and ``a.b=c`` overrides change it.
+
+    @dataclass
+    class Training:
+        batch_size: int = 256
+        "Elements per update"
+
+    config = build(Training(), "run.yaml", "batch_size=128")
+
+An unknown key is an error with the nearest name; a value of the wrong type is one with the type. `freeze` writes the
+whole of it into a run's folder, `thaw` reads it back.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from hilt.core.errors import ConfigError, suggest
+from hilt.core.files import DISK, read
+
+T = TypeVar("T")
+
+
+def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
+    """A new config: `base` changed by each layer in turn, the last word counting.
+
+    A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``.
+    """
+    if not dataclasses.is_dataclass(base) or isinstance(base, type):
+        raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
+    config: Any = _structured(base)
+    for layer in layers:
+        where, values = _read_layer(layer)
+        try:
+            config = OmegaConf.merge(config, values)
+        except ConfigKeyError as error:
+            raise ConfigError(_unknown_key(error, config, where)) from None
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{where}{error.full_key}: {_first_line(error)}") from None
+    try:
+        built: T = OmegaConf.to_object(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
+    return built
+
+
+def freeze(config: Any, path: str | Path) -> None:
+    """Writes a config as YAML, whole or not at all."""
+    DISK.replace(Path(path), OmegaConf.to_yaml(_structured(config)).encode())
+
+
+def thaw(kind: type[T], path: str | Path) -> T:
+    """The config that `freeze` wrote."""
+    return build(kind(), Path(path))
+
+
+def describe(kind: type[Any], prefix: str = "") -> list[tuple[str, str, Any, str]]:
+    """(key, type, default, what it means) of every setting, nested ones by their dotted keys."""
+    meanings, rows = _docstrings(kind), []
+    for item in dataclasses.fields(kind):
+        default = _default(item)
+        if dataclasses.is_dataclass(default):
+            rows += describe(type(default), f"{prefix}{item.name}.")
+        else:
+            rows.append((f"{prefix}{item.name}", str(item.type), default, meanings.get(item.name, "")))
+    return rows
+
+
+def _structured(config: Any) -> DictConfig:
+    structured = OmegaConf.structured(config)
+    assert isinstance(structured, DictConfig)
+    return structured
+
+
+def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
+    """(where an error is said to be, the values)."""
+    if isinstance(layer, Mapping):
+        return "", OmegaConf.create(dict(layer))
+    text = str(layer)
+    if isinstance(layer, str) and "=" in layer and not text.endswith((".yaml", ".yml")):
+        return "", OmegaConf.from_dotlist([layer])
+    if not text.endswith((".yaml", ".yml")):
+        raise ConfigError(f"{text!r}: expected an override such as key=value, or the path of a .yaml file.")
+    try:
+        values = OmegaConf.create(read(Path(layer)).decode())
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{text}: not readable as YAML ({_first_line(error)}).") from None
+    if not isinstance(values, DictConfig):
+        raise ConfigError(f"{text}: expected settings by name, got a list.")
+    return f"{text}: ", values
+
+
+def _unknown_key(error: ConfigKeyError, config: Any, where: str) -> str:
+    key = str(error.full_key or error.key)
+    parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
+    known = [str(name) for name in parent] if parent is not None else []
+    return f"{where}no setting named {key!r}{suggest(key.rpartition('.')[2], known)} Known here: {', '.join(known)}."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _default(item: Any) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    return item.default_factory() if item.default_factory is not dataclasses.MISSING else None
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """The text under each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return found
