@@ -25,6 +25,7 @@ class Runs:
         self._starts = np.array(starts if starts is not None else [], np.int64)
         self._counts = np.array(counts if counts is not None else [], np.int64)
         self._ends = np.cumsum(self._counts)  # [run] how many keys lie up to the end of this run, from a moving origin
+        self._shift = self._starts - self._ends + self._counts  # [run] from such a count to the key that it leads to
         self._head, self._size = 0, len(self._starts)
         self._fresh = self._size  # ends are right below this run
         self.version = 0
@@ -44,20 +45,20 @@ class Runs:
         ends = self._all_ends()
         return int(ends[self._size - 1] - ends[self._head] + self._counts[self._head])
 
-    def add(self, key: int, count: int = 1) -> None:
-        """Adds keys that are not in the set."""
+    def add(self, key: int, count: int = 1, join: bool = True) -> None:
+        """Adds keys that are not in the set, to the run that ends before them if there is one and they may `join` it."""
         if count <= 0:
             return
         self.version += 1
         last = self._size - 1
         if last >= self._head:
             end = self._starts[last] + self._counts[last]
-            if key == end:
+            if key == end and join:
                 self._counts[last] += count
                 self._fresh = min(self._fresh, last)
                 return
             if key < end:
-                self._insert(key, count)
+                self._insert(key, count, join)
                 return
         self._append(key, count)
 
@@ -77,13 +78,17 @@ class Runs:
 
     def draw(self, index: Array) -> Array:
         """The keys at these places, ``0 <= index < len(self)``, counted in the order of keys."""
+        return self.draw_runs(index)[0]
+
+    def draw_runs(self, index: Array) -> tuple[Array, Array]:
+        """As `draw`, and per key the number of its run."""
         ends = self._all_ends()
         head = self._head
         if head + 1 == self._size:
-            return np.asarray(index + self._starts[head])
+            return np.asarray(index + self._starts[head]), np.zeros(len(index), np.int64)
         index = index + (ends[head] - self._counts[head])
-        run = np.searchsorted(ends[head : self._size], index, side="right") + head
-        return self._starts[run] + (index - (ends[run] - self._counts[run]))
+        run = search(ends[head : self._size], index)
+        return index + self._shift[head : self._size].take(run), run
 
     def contains(self, keys: Array) -> Array:
         """Per key, whether it is in the set."""
@@ -127,7 +132,9 @@ class Runs:
         if self._fresh < self._size:
             first = max(self._fresh, self._head)
             base = self._ends[first - 1] if first > self._head else 0  # only differences matter
-            self._ends[first : self._size] = base + np.cumsum(self._counts[first : self._size])
+            fresh = slice(first, self._size)
+            self._ends[fresh] = base + np.cumsum(self._counts[fresh])
+            self._shift[fresh] = self._starts[fresh] - self._ends[fresh] + self._counts[fresh]
             self._fresh = self._size
         return self._ends
 
@@ -138,9 +145,9 @@ class Runs:
         self._fresh = min(self._fresh, self._size)
         self._size += 1
 
-    def _insert(self, key: int, count: int) -> None:
+    def _insert(self, key: int, count: int, join: bool) -> None:
         at = self._head + int(np.searchsorted(self.starts, key))
-        if at > self._head and self._starts[at - 1] + self._counts[at - 1] == key:
+        if join and at > self._head and self._starts[at - 1] + self._counts[at - 1] == key:
             self._counts[at - 1] += count
             self._fresh = min(self._fresh, at - 1)
         else:
@@ -171,11 +178,19 @@ class Runs:
         """Drops the removed head and doubles the room."""
         live = self._size - self._head
         room = max(64, 2 * live)
-        for name in ("_starts", "_counts", "_ends"):
+        for name in ("_starts", "_counts", "_ends", "_shift"):
             array = np.zeros(room, np.int64)
             array[:live] = getattr(self, name)[self._head : self._size]
             setattr(self, name, array)
         self._fresh, self._head, self._size = 0, 0, live
+
+
+def search(ends: Array, values: Array) -> Array:
+    """As ``np.searchsorted(ends, values, "right")``: sorted values are found so much faster that it pays to sort them."""
+    order = values.argsort()
+    found = np.empty(len(values), np.int64)
+    found[order] = ends.searchsorted(values.take(order), "right")
+    return found
 
 
 def _combine(a: Runs, b: Runs, rule: object) -> Runs:

@@ -9,7 +9,6 @@ A sampler owns its generator; `state` and `load_state` make it go on exactly whe
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +113,17 @@ class Sampler:
         if self.limiter is not None:
             self.limiter.await_sample(batch_size, timeout)
         log = self.view.log
-        with contextlib.ExitStack() as stack:
-            with log.lock:  # the steps are drawn from the same moment of the log that they are read from
-                steps = stack.enter_context(log.reading())
-                drawn, probabilities, size = self._draw(batch_size)
-                log.counts["sampled"] += len(drawn)
-                self._counts["sampled"] += len(drawn)
-                self._counts["batches"] += 1
+        with log.lock:  # the steps are drawn from the same moment of the log that they are read from
+            reading = log.reading()
+            try:
+                drawn, probabilities, size = self._draw(batch_size, reading)
+            except BaseException:
+                reading.__exit__()
+                raise
+            log.counts["sampled"] += len(drawn)
+            self._counts["sampled"] += len(drawn)
+            self._counts["batches"] += 1
+        with reading as steps:
             batch = Batch(unflatten(read(steps, drawn)))
         batch.steps, batch.probabilities = drawn, probabilities
         prioritized = self.how == "prioritized"
@@ -195,7 +198,7 @@ class Sampler:
 
     # Inside; all under the log's lock
 
-    def _draw(self, n: int) -> tuple[Array, Array, int]:
+    def _draw(self, n: int, steps: Snapshot) -> tuple[Array, Array, int]:
         """(keys, probabilities, how many steps there were)."""
         if self._selector is not None:
             return self._draw_items(n)
@@ -208,7 +211,10 @@ class Sampler:
             drawn = numbers[self._rng.integers(len(numbers), size=n)]
             return drawn << OFFSET_BITS, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
-            return runs.draw(self._rng.integers(size, size=n)), np.full(n, 1 / size), size
+            drawn, run = runs.draw_runs(self._rng.integers(size, size=n))
+            if self.view.runs_are_extents:
+                steps.expect(drawn, run, len(runs.starts))
+            return drawn, np.full(n, 1 / size), size
         return self._draw_pass(runs, n), np.full(n, 1 / size), size
 
     def _draw_pass(self, runs: Runs, n: int) -> Array:

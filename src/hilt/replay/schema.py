@@ -72,6 +72,11 @@ class Schema:
     def layout(self) -> Layout:
         return Layout.of(self)
 
+    @cached_property
+    def _selected(self) -> dict[tuple[str, ...], list[str]]:
+        """What `select` found before: learners ask for the same columns again and again."""
+        return {}
+
     def grown_from(self, old: Schema) -> list[str]:
         """The columns this schema adds to the old one; any other difference is an error that says what differs."""
         added = [path for path in self.columns if path not in old.columns]
@@ -93,13 +98,16 @@ class Schema:
         """The column paths that `keys` name: whole paths, or subtrees such as ``observations``."""
         if keys is None:
             return list(self.columns)
-        chosen: list[str] = []
-        for key in keys:
-            found = [p for p in self.columns if p == key or p.startswith(key + "/")]
-            if not found:
-                raise UnknownNameError("column", key, self.columns)
-            chosen += [p for p in found if p not in chosen]
-        return chosen
+        asked = tuple(keys)
+        if asked not in self._selected:
+            chosen: list[str] = []
+            for key in asked:
+                found = [p for p in self.columns if p == key or p.startswith(key + "/")]
+                if not found:
+                    raise UnknownNameError("column", key, self.columns)
+                chosen += [p for p in found if p not in chosen]
+            self._selected[asked] = chosen
+        return list(self._selected[asked])
 
     def to_json(self) -> dict[str, Any]:
         return {"columns": [[path, spec.to_json()] for path, spec in self.columns.items()], "stacked": list(self.stacked)}

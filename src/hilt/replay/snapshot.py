@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,29 +11,48 @@ from hilt.core.tree import Array
 from hilt.replay.facts import Facts
 from hilt.replay.index import Index
 from hilt.replay.pool import BufferPool
-from hilt.replay.runs import OFFSET_BITS, key_of
+from hilt.replay.runs import OFFSET_BITS, key_of, search
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.table import Table
 
 
 class Snapshot:
-    """Finds steps by key and reads their columns. Valid inside `Log.reading`."""
+    """Finds steps by key and reads their columns. Valid inside ``with log.reading() as steps``."""
 
-    def __init__(self, schema: Schema, index: Index, tables: Sequence[Table], facts: Facts, pool: BufferPool):
+    def __init__(self, schema: Schema, index: Index, tables: Sequence[Table], facts: Facts, pool: BufferPool, done: Callable[[], None]):
         self.schema = schema
         self._keys, self._entries = index.keys, index.entries
-        self._tables, self._facts, self._pool = list(tables), facts, pool
+        self._tables, self._facts, self._pool, self._done = list(tables), facts, pool, done
+        self._guess: tuple[Array, Array] | None = None
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done()
+
+    def expect(self, keys: Array, places: Array, places_in_all: int) -> None:
+        """Says where these very keys lie, as somebody who drew them knows, counting places from the end: a search less."""
+        self._guess = keys, places + (len(self._keys) - places_in_all)
 
     def find(self, keys: Array) -> tuple[Array, Array]:
         """Per key: the place of its extent, and whether the step exists."""
         if not len(self._keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
+        if self._guess is not None and self._guess[0] is keys:
+            place = self._guess[1]
+            there = self._are_at(keys, place)
+            if there.all():
+                return place, there
         if len(self._keys) == 1:
             place = np.zeros(len(keys), np.int64)
         else:
-            place = np.maximum(np.searchsorted(self._keys, keys, side="right") - 1, 0)
-        inside = keys - self._keys[place]
-        return place, (inside >= 0) & (inside < self._entries["steps"][place])
+            place = np.maximum(search(self._keys, keys) - 1, 0)
+        return place, self._are_at(keys, place)
+
+    def _are_at(self, keys: Array, place: Array) -> Array:
+        inside = keys - self._keys.take(place, mode="clip")
+        return inside.view(np.uint64) < self._entries["steps"].take(place, mode="clip")  # one below 0 is very large
 
     def exist(self, keys: Array) -> Array:
         return self.find(keys)[1]

@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -338,7 +338,7 @@ class Store:
 
     def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
         """Appends rows of one trajectory, consecutive steps, to its extent at `place`, or to a new one. Returns the place."""
-        segment, count = lane.segment, len(rows)
+        segment, count, extends = lane.segment, len(rows), place is not None
         first = segment.append(rows, frames)
         head, last = rows[0], rows[-1]
         bits = 1 << int(head["source"]) if count == 1 else int(np.bitwise_or.reduce(1 << rows["source"].astype(np.int64)))
@@ -366,7 +366,7 @@ class Store:
         self.counts["inserted"] += count
         for ref in self._selections:
             if (selection := ref()) is not None:
-                selection.added(key, count, rows)
+                selection.added(key, count, rows, extends)
         return place
 
     # Removing
@@ -499,24 +499,22 @@ class Store:
 
     # Reading
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Snapshot]:
-        """The log as it is now. While inside, none of its steps changes place and none of their bytes disappear."""
+    def reading(self) -> Snapshot:
+        """The log as it is now, for a ``with``: until its end no step changes place and none of their bytes disappear."""
         with self.lock:
             if self.closed:
                 raise ClosedError(f"{self.path}: this log is closed; open it again.")
             epoch = self._epoch
             self._readers[epoch] = self._readers.get(epoch, 0) + 1
-            snapshot = Snapshot(self.schema, self.index, self._tables, self.facts, self.pool)
-        try:
-            yield snapshot
-        finally:
-            with self.lock:
-                self._readers[epoch] -= 1
-                if not self._readers[epoch]:
-                    del self._readers[epoch]
-                if self._retired:
-                    self._free_retired()
+            return Snapshot(self.schema, self.index, self._tables, self.facts, self.pool, partial(self._done_reading, epoch))
+
+    def _done_reading(self, epoch: int) -> None:
+        with self.lock:
+            self._readers[epoch] -= 1
+            if not self._readers[epoch]:
+                del self._readers[epoch]
+            if self._retired:
+                self._free_retired()
 
     def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
         """The bytes of one frame of a segment that is being written."""

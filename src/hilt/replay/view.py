@@ -97,6 +97,12 @@ class View:
         """The rule of this view, when it is one that steps enter once: not for `last` and combinations."""
         return self._keys if isinstance(self._keys, Selection) else None
 
+    @property
+    def runs_are_extents(self) -> bool:
+        """Whether each of the view's runs is one of the last extents of the log, in order: true for `all` and `last`."""
+        keys = self._keys.parent if isinstance(self._keys, _Window) else self._keys
+        return isinstance(keys, Selection) and keys.is_all
+
     def _combined(self, other: View, rule: Callable[[Runs, Runs], Runs]) -> View:
         if other.log is not self.log:
             raise ConfigError("views of two logs cannot be one view; sample both with Mix.")
@@ -171,13 +177,17 @@ class Selection:
 
         return cls(log, admits)
 
+    @property
+    def is_all(self) -> bool:
+        return self._admits is None
+
     def current(self) -> Runs:
         return self._runs
 
-    def added(self, key: int, steps: int, rows: Array | None) -> None:
-        """Consecutive steps of one trajectory were appended."""
+    def added(self, key: int, steps: int, rows: Array | None, extends: bool = False) -> None:
+        """Consecutive steps of one trajectory were appended: to an extent that was there, or as a new one."""
         if self._admits is None:
-            self._runs.add(key, steps)
+            self._runs.add(key, steps, join=extends)  # so that runs are extents; see `View.runs_are_extents`
             self.entered += steps
         elif self._whole:
             self._judge(key >> OFFSET_BITS)
@@ -227,12 +237,12 @@ class _Window:
     """The last trajectories of a key set."""
 
     def __init__(self, parent: KeySet, trajectories: int):
-        self._parent, self._trajectories = parent, trajectories
+        self.parent, self._trajectories = parent, trajectories
         self._seen: tuple[int, int] | None = None
         self._runs = Runs()
 
     def current(self) -> Runs:
-        runs = self._parent.current()
+        runs = self.parent.current()
         seen = (id(runs), runs.version)
         if seen != self._seen:
             self._runs, self._seen = runs.since(self._first(runs)), seen
