@@ -1,0 +1,52 @@
+"""Every Python example in docs/ and README runs as it stands, in an empty folder."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = [
+    pytest.param(code, id=f"{page.stem}-{number}")
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    if page.exists()
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example_runs(code: str, tmp_path: Path) -> None:
+    if "sys.argv" in code:
+        pytest.skip("a script that is run with an argument: see test_format.py")
+    (tmp_path / "example.py").write_text(code)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_part_has_a_page() -> None:
+    parts = [p.name for p in (ROOT / "src" / "hilt").iterdir() if p.is_dir() and (p / "__init__.py").exists() and p.name != "cli"]
+    for part in parts:
+        page = ROOT / "docs" / f"{part}.md"
+        assert page.exists() and "```python" in page.read_text(), f"docs/{part}.md: one page per part, with a complete example"
+
+
+def test_the_file_tree_in_the_readme_is_true() -> None:
+    """README's tree names every source file once, and none that is not there."""
+    tree = re.search(r"```\nsrc/hilt/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert tree is not None
+    named: set[str] = set()
+    folder = ""
+    for line in tree[1].splitlines():
+        if match := re.match(r"  (\w+)/ ", line):
+            folder = match[1] + "/"
+        elif match := re.match(r"    ([\w.]+\.py) ", line):
+            named.add(folder + match[1])
+        elif match := re.match(r"  ([\w.]+\.py) ", line):
+            named.add(match[1])
+    source = ROOT / "src" / "hilt"
+    real = {str(p.relative_to(source)) for p in source.rglob("*.py") if p.name != "__init__.py"}
+    assert named == real, f"missing: {sorted(real - named)}; gone: {sorted(named - real)}"
