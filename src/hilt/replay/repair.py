@@ -11,6 +11,7 @@ what is replaced and cannot be rebuilt in full is kept in the folder ``damaged``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -29,7 +30,7 @@ from hilt.replay.lock import WriterLock, writer_of
 from hilt.replay.log import SEGMENT_BYTES, Log
 from hilt.replay.merge import merge, split
 from hilt.replay.quarantine import Quarantine
-from hilt.replay.salvage import LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
+from hilt.replay.salvage import ASIDE, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
 from hilt.replay.scan import Damage
 from hilt.replay.schema import Schema
 from hilt.replay.segment import FORMAT, check_format
@@ -91,7 +92,7 @@ class Examination:
         self._origins: set[int] = set()
         self._all_named = True
         self._progress, self._started, self._done = progress, time.perf_counter(), 0
-        self.report.bytes = sum(_size(p) for p in folder.rglob("*"))
+        self.report.bytes = _bytes_in(folder)
 
     def segments(self) -> Iterator[tuple[Salvage, Checked]]:
         """Every segment, checked. Its findings are in the report by then."""
@@ -107,7 +108,7 @@ class Examination:
             self._extents.append((segment.number, checked.extents))
             self._origins |= set(checked.origins.tolist())
             self._all_named &= checked.named
-            self._done += sum(_size(p) for p in folder.rglob("*"))
+            self._done += _bytes_in(folder)
             if self._progress is not None:
                 self._progress(self._done, self.report.bytes)
             yield segment, checked
@@ -211,22 +212,28 @@ class Examination:
                 what = f"rows: the {again} rows from {first} on are steps that another segment has too"
                 self.duplicates.append(Damage(int(segment[i]), what, first, again))
                 span = Span(int(extents["trajectory"][i]), int(extents["offset"][i]), again)
-                self.add("damage", f"segments/{segment[i]:06d}/rows", what.partition(": ")[2], QUARANTINED, (span,))
+                known = np.isin(np.arange(first, first + again), self.quarantine.rows(int(segment[i]))).all()
+                file, text = f"segments/{segment[i]:06d}/rows", what.partition(": ")[2]
+                self.add("quarantined" if known else "damage", file, text, QUARANTINED, (span,))
             end = max(end, stop)
 
     def _check_gaps(self) -> None:
         """Steps that must have been there, since later ones of their trajectory are. What was deleted or evicted is written down."""
         if not self._all_named or not self._extents:
             return
-        explained = {span.trajectory for finding in self.report.findings for span in finding.steps} | self.annotations.deleted
+        aside = {span.trajectory for finding in self.report.findings if finding.cure == ASIDE for span in finding.steps}
+        explained = {span.trajectory for finding in self.report.findings if finding.cure != ASIDE for span in finding.steps}
+        explained |= self.annotations.deleted
         extents = np.sort(np.concatenate([e for _, e in self._extents]), order=["trajectory", "offset"])
-        same = extents["trajectory"][1:] == extents["trajectory"][:-1]
-        ends = extents["offset"] + extents["steps"]
-        for i in np.flatnonzero(same & (extents["offset"][1:] > ends[:-1])).tolist():
-            trajectory, first, stop = int(extents["trajectory"][i]), int(ends[i]), int(extents["offset"][i + 1])
+        before = np.r_[0, (extents["offset"] + extents["steps"])[:-1]]  # where the extent before ends: the place of this one
+        before[np.r_[True, extents["trajectory"][1:] != extents["trajectory"][:-1]]] = 0
+        for i in np.flatnonzero(extents["offset"] > before).tolist():
+            trajectory, first, stop = int(extents["trajectory"][i]), int(before[i]), int(extents["offset"][i])
             if trajectory in explained or [first, stop] in self.annotations.missing_steps.get(trajectory, []):
                 continue
             self.gaps.setdefault(trajectory, []).append([first, stop])
+            if trajectory in aside:
+                continue
             cure = "is noted as the fact missing_steps: restore the folder from a copy instead, if there is one"
             self.add("damage", "segments", "a segment is missing", cure, (Span(trajectory, first, stop - first),))
 
@@ -411,8 +418,11 @@ def _settings_in(path: Path) -> str:
     return ", ".join(f"{name} {value}" for name, value in found)
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # a writer at work deleted it
-        return 0
+def _bytes_in(folder: Path) -> int:
+    """Bytes of all files in a folder; those that a writer at work deletes meanwhile do not count."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
+    return total

@@ -94,7 +94,7 @@ class Salvage(Segment):
         if self.sealed is not None and (self.seal_lost or self.extents_lost or self._indices):
             raw = build_extents(self._rows, bad).tobytes()
             self.files.replace(self.folder / "extents", raw)
-            seal = {"rows": self.rows, "frames": self.frames, "codecs": self.codecs, "extents_crc": checksum(raw)}
+            seal = {**self.sealed, "rows": self.rows, "frames": self.frames, "codecs": self.codecs, "extents_crc": checksum(raw)}
             write_json(self.folder / "seal.json", seal, self.files)
             done.append(f"{self._path('seal.json')}: rebuilt, with the extents, from the rows")
         for path in self._leftovers:
@@ -231,7 +231,7 @@ class Salvage(Segment):
                 self._add("damage", file, f"ends too early: {size + excess:,} of {size:,} bytes are there", QUARANTINED)
             elif excess > 0 and self.sealed is not None:
                 self._add("leftover", file, f"{excess:,} bytes behind its end", CUT)
-            elif excess > 0 and not live and not scan.damage:
+            elif excess > 0 and not live and not scan.damage and not self.hopeless:
                 steps = f", {scan.torn_rows} steps" if name == "rows" else ""
                 self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which nobody was promised", CUT)
 
