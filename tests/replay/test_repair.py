@@ -308,6 +308,17 @@ def test_a_missing_file_costs_its_segment_and_nothing_else(log_folder: Path, fil
     assert (log_folder / "damaged/000001").exists() == (file == "rows")
 
 
+def test_a_segment_that_no_schema_fits_is_set_aside(plain: Path):
+    flip(plain / "segments/000001/header.json", 30)
+    rows = plain / "segments/000001/rows"
+    rows.write_bytes(b"x" * rows.stat().st_size)
+    found = mend(plain)
+    assert "no schema of this log fits the file" in [f.what for f in found.findings]
+    assert len(steps_named(found)) == 25
+    require_whole_but(plain, steps_named(found))
+    assert (plain / "damaged/000001").exists()
+
+
 def test_bytes_behind_the_end_are_cut(plain: Path):
     with (plain / "segments/000000/rows").open("ab") as rows:
         rows.write(b"x" * 100)

@@ -21,7 +21,7 @@ from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Span, spans
 from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, frames_in_use, scan_file, scan_frames, scan_rows
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.segment import CODECS, FORMAT, Segment, check_format, frame_end
+from hilt.replay.segment import CODECS, EXTENT, FORMAT, Segment, check_format, frame_end
 
 REBUILT = "is rebuilt"
 QUARANTINED = "its steps go into quarantine"
@@ -60,12 +60,16 @@ class Salvage(Segment):
         schema, room = self._find_schema(folder, schemas)
         super().__init__(folder, schema, room, files, write=False)
         self._find_seal()
-        self._open_files()
         self._find_extents()
+        self._open_files()
         self._find_leftovers()
+        if self.hopeless and (folder / "rows").exists():
+            self._add("damage", "rows", "no schema of this log fits the file", ASIDE, self._all_steps())
 
     def check(self, known: Array, live: bool) -> Checked:
         """Reads every byte. `known` are the rows in quarantine; with `live`, a writer may be at work behind the last commit."""
+        if self.hopeless:
+            return Checked([], np.zeros(0, EXTENT), 0, np.zeros(0, np.int64), self._listed is not None)
         scan, rows = scan_file(self)
         self._rows = rows = rows[: scan.rows]
         bad = scan.bad_rows()
@@ -115,7 +119,8 @@ class Salvage(Segment):
         if not schemas:
             raise CorruptError(f"{folder}: neither its header nor log.json tells the schema; restore one of them from a copy.")
         for schema in reversed(schemas):
-            if rows.exists() and scan_rows(self, np.fromfile(rows, schema.layout.row)).rows:
+            scan = scan_rows(self, np.fromfile(rows, schema.layout.row)) if rows.exists() else Scan(0)
+            if scan.rows > len(scan.bad_rows()):
                 return schema, 0
         self.hopeless = self.hopeless or rows.stat().st_size > 0
         return schemas[-1], 0
@@ -231,7 +236,7 @@ class Salvage(Segment):
                 self._add("damage", file, f"ends too early: {size + excess:,} of {size:,} bytes are there", QUARANTINED)
             elif excess > 0 and self.sealed is not None:
                 self._add("leftover", file, f"{excess:,} bytes behind its end", CUT)
-            elif excess > 0 and not live and not scan.damage and not self.hopeless:
+            elif excess > 0 and not live and not scan.damage:
                 steps = f", {scan.torn_rows} steps" if name == "rows" else ""
                 self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which nobody was promised", CUT)
 
@@ -267,7 +272,6 @@ class Salvage(Segment):
 
     def _all_steps(self) -> tuple[Span, ...]:
         """Every step that the extents list, when these can be read."""
-        self._find_extents()
         if self._listed is None:
             return ()
         return tuple(Span(int(e["trajectory"]), int(e["offset"]), int(e["steps"])) for e in self._listed)
