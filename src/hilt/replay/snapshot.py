@@ -31,28 +31,18 @@ class Snapshot:
     def __exit__(self, *_: object) -> None:
         self._done()
 
-    def expect(self, keys: Array, places: Array, places_in_all: int) -> None:
-        """Says where these very keys lie, as somebody who drew them knows, counting places from the end: a search less."""
-        self._guess = keys, places + (len(self._keys) - places_in_all)
+    def expect(self, keys: Array, run: Array, runs: int) -> None:
+        """Says in which of the log's last `runs` extents these very keys lie, as somebody who drew them knows: a search less."""
+        before = len(self._keys) - runs
+        if before >= 0:
+            self._guess = keys, run + before if before else run
 
     def find(self, keys: Array) -> tuple[Array, Array]:
         """Per key: the place of its extent, and whether the step exists."""
         if not len(self._keys):
             return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
-        if self._guess is not None and self._guess[0] is keys:
-            place = self._guess[1]
-            there = self._are_at(keys, place)
-            if there.all():
-                return place, there
-        if len(self._keys) == 1:
-            place = np.zeros(len(keys), np.int64)
-        else:
-            place = np.maximum(search(self._keys, keys) - 1, 0)
-        return place, self._are_at(keys, place)
-
-    def _are_at(self, keys: Array, place: Array) -> Array:
-        inside = keys - self._keys.take(place, mode="clip")
-        return inside.view(np.uint64) < self._entries["steps"].take(place, mode="clip")  # one below 0 is very large
+        place = np.maximum(search(self._keys, keys) - 1, 0)
+        return place, self._inside(keys, place)[1]
 
     def exist(self, keys: Array) -> Array:
         return self.find(keys)[1]
@@ -71,18 +61,19 @@ class Snapshot:
 
     def gather(self, keys: Array, paths: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Columns of steps, each ``[len(keys), ...]``, in the order asked for."""
-        table_of, at = self._locate(keys)
+        place, at = self._locate(keys)
         if len(self._tables) == 1:
             batch = self._tables[0].read(at, paths, out)
         else:
-            batch = self._gather_grown(table_of, at, paths, out)
+            batch = self._gather_grown(self._entries["table"][place], at, paths, out)
         if self._facts.relabelled:
             self._facts.overlay(keys, batch)
         return batch
 
     def fields(self, keys: Array, names: Sequence[str]) -> list[Array]:
         """Small columns or bookkeeping fields of steps."""
-        table_of, at = self._locate(keys)
+        place, at = self._locate(keys)
+        table_of = self._entries["table"][place]
         out: list[Array] = [np.zeros((len(keys), *self.schema.layout.row[n].shape), self.schema.layout.row[n].base) for n in names]
         for number in np.unique(table_of).tolist():
             chosen = table_of == number
@@ -95,7 +86,8 @@ class Snapshot:
 
     def gather_packed(self, keys: Array, column: FrameColumn) -> Array:
         """Observation and next observation of one frame column as one stack, ``[n, stack + 1, ...]``."""
-        table_of, at = self._locate(keys)
+        place, at = self._locate(keys)
+        table_of = self._entries["table"][place]
         stack = max(1, column.stack)
         out = self._pool.empty((len(keys), stack + 1, *column.shape), column.dtype)
         for number in np.unique(table_of).tolist():
@@ -128,12 +120,22 @@ class Snapshot:
         return batch
 
     def _locate(self, keys: Array) -> tuple[Array, Array]:
-        """The table and the address of every key; a key that is not there is an error."""
+        """The extent and the address of every key; a key that is not there is an error."""
+        if self._guess is not None and self._guess[0] is keys:
+            place = self._guess[1]
+            inside, there = self._inside(keys, place)
+            if np.count_nonzero(there) == len(there):
+                return place, self._entries["at"][place] + inside
         place, there = self.find(keys)
         if not there.all():
             key = int(keys[np.argmin(there)])
             raise UnknownNameError("step", f"{key >> OFFSET_BITS}:{key & 0xFFFFFFFF}", [])
-        return self._entries["table"][place], self._entries["at"][place] + (keys - self._keys[place])
+        return place, self._entries["at"][place] + (keys - self._keys[place])
+
+    def _inside(self, keys: Array, place: Array) -> tuple[Array, Array]:
+        """How far each key lies behind the first of an extent, and whether it is one of its steps."""
+        inside = keys - self._keys.take(place)
+        return inside, inside.view(np.uint64) < self._entries["steps"][place]  # one below 0 is very large
 
 
 def _unpackable(column: FrameColumn) -> SchemaError:

@@ -182,4 +182,4 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 def _distinct(index: Array, per_slot: int) -> list[int]:
     """The slots that these addresses lie in."""
-    return np.flatnonzero(np.bincount(index // per_slot)).tolist()
+    return np.bincount(index // per_slot).nonzero()[0].tolist()
