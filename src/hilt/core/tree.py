@@ -105,6 +105,7 @@ class Spec(Mapping[str, ArraySpec]):
         self._leaves = {path: spec if isinstance(spec, ArraySpec) else ArraySpec(*spec) for path, spec in given.items()}
         self._keys = [(path, tuple(path.split("/")), spec, spec.dtype, spec.shape) for path, spec in self._leaves.items()]
         self._sizes = _node_sizes(self._leaves)
+        self._nodes = [(tuple(node.split("/")) if node else (), size, self._leaves_of(node)) for node, size in self._sizes.items()]
 
     @classmethod
     def of(cls, example: Tree, leading: int = 0) -> Spec:
@@ -132,20 +133,24 @@ class Spec(Mapping[str, ArraySpec]):
         Python and numpy scalars are taken for leaves of shape ``()`` of their kind. With `cast`, arrays of another
         width of the same kind are converted (float64 for float32), as the familiar buffers do.
         """
-        out = []
-        for path, keys, spec, dtype, shape in self._keys:
-            node: Any = tree
-            try:
-                for key in keys:
+        out: list[Any] = [None] * len(self._leaves)
+        try:
+            for parents, size, leaves in self._nodes:
+                node: Any = tree
+                for key in parents:
                     node = node[key]
-            except (KeyError, TypeError, IndexError):
-                raise self._missing(path, tree) from None
-            if not isinstance(node, (np.ndarray, np.generic)) or node.dtype != dtype or node.shape != shape:
-                node = _coerce(path, node, spec, shape, cast)
-            if spec.finite:
-                _check_finite(path, node)
-            out.append(node)
-        self._check_extra(tree)
+                if len(node) != size:
+                    raise KeyError
+                for name, place, path, spec, dtype, shape in leaves:
+                    value = node[name]
+                    if not isinstance(value, _ARRAYS) or value.dtype != dtype or value.shape != shape:
+                        value = _coerce(path, value, spec, shape, cast)
+                    if spec.finite:
+                        _check_finite(path, value)
+                    out[place] = value
+        except (KeyError, TypeError, IndexError):
+            self._check_names(tree)
+            raise
         return out
 
     def check_batch(self, tree: Tree, leading: int, cast: bool = False) -> tuple[tuple[int, ...], list[Array]]:
@@ -171,7 +176,7 @@ class Spec(Mapping[str, ArraySpec]):
             if spec.finite:
                 _check_finite(path, node)
             out.append(node)
-        self._check_extra(tree)
+        self._check_names(tree)
         return axes or (), out
 
     def difference(self, other: Spec) -> list[str]:
@@ -194,6 +199,25 @@ class Spec(Mapping[str, ArraySpec]):
 
     def _missing(self, path: str, tree: Tree) -> MissingFieldError:
         return MissingFieldError(f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, flatten(tree))} Add this field.")
+
+    def _leaves_of(self, node: str) -> list[tuple[str, int, str, ArraySpec, np.dtype[Any], tuple[int, ...]]]:
+        """(name, place, path, spec, its dtype, its shape) of the leaves right below an inner node."""
+        found = []
+        for place, (path, spec) in enumerate(self._leaves.items()):
+            parent, _, name = path.rpartition("/")
+            if parent == node:
+                found.append((name, place, path, spec, spec.dtype, spec.shape))
+        return found
+
+    def _check_names(self, tree: Tree) -> None:
+        for path, keys, *_ in self._keys:
+            node: Any = tree
+            try:
+                for key in keys:
+                    node = node[key]
+            except (KeyError, TypeError, IndexError):
+                raise self._missing(path, tree) from None
+        self._check_extra(tree)
 
     def _check_extra(self, tree: Tree) -> None:
         stack: list[tuple[str, Any]] = [("", tree)]
@@ -218,13 +242,19 @@ def _node_sizes(leaves: Mapping[str, ArraySpec]) -> dict[str, int]:
     return {prefix: len(keys) for prefix, keys in children.items()}
 
 
+_ARRAYS = (np.ndarray, np.generic)
+
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "f", "c": "cf"}
 """Which kinds of array are converted to which kind of column, where casting is asked for."""
+_PLAIN = {bool: "b", float: "f"}
+"""The kinds of column that plain Python values fit as they are."""
 _SCALAR_KINDS = {**_KINDS, "f": "fiu", "c": "cfiu"}
 """The same for single numbers, where a Python 1 is as good as 1.0."""
 
 
 def _coerce(path: str, value: Any, spec: ArraySpec, shape: tuple[int, ...], cast: bool) -> Array:
+    if not shape and _PLAIN.get(type(value)) == spec.dtype.kind and spec.dtype.isnative:
+        return spec.dtype.type(value)  # type: ignore[no-any-return]
     if isinstance(value, Mapping):
         raise SchemaError(f"{path}: expected {spec}, got a mapping with {', '.join(map(str, value)) or 'no keys'}.")
     given = np.asarray(value)
