@@ -17,8 +17,9 @@ demo: $(VENV)/.installed  ## record, get killed, recover, sample and verify an e
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	$(BIN)/python -m pytest $(ARGS)
 
-test-peers: $(VENV)/.installed-peers  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
+	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -28,7 +29,7 @@ bench: $(VENV)/.installed-peers  ## ours, peers and the machine's limits, as rat
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
@@ -37,4 +38,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
 
 $(VENV)/.installed-peers: $(VENV)/.installed
 	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,images,bench
+	@touch $@
+
+# TensorFlow's pins would break the main environment.
+$(VENV)-reverb/.installed: pyproject.toml tools/install.py
+	@$(PYTHON) tools/install.py $(VENV)-reverb dev,reverb
 	@touch $@

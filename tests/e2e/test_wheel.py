@@ -16,6 +16,33 @@ import hilt
 ROOT = Path(__file__).parent.parent.parent
 
 
+STORE = """
+import numpy as np
+from hilt.replay import Log, Mix, Schema
+
+print(np.__version__)
+
+def see(t):
+    return {"state": np.full(3, t, np.float32), "image": np.full((32, 32, 3), t, np.uint8)}
+
+def step(t):
+    return {"observations": see(t), "actions": np.full(2, t, np.float32), "rewards": np.float32(t), "next_observations": see(t + 1)}
+
+with Log.create("log", Schema.of(step(0)), compression={"observations/image": "zlib"}, segment_bytes=50_000) as log:
+    for e in range(4):
+        with log.episode() as episode:
+            for t in range(10):
+                episode.append({**step(10 * e + t), "terminated": t == 9})
+with Log.open("log", "r") as log:
+    mix = Mix({"all": log.all().sampler(seed=0), "important": log.all().sampler("prioritized", seed=0)})
+    batch = mix.sample(64)
+    assert (batch["observations"]["image"][:, 0, 0, 0] == batch["rewards"]).all()
+    assert (batch["next_observations"]["image"][:, 5, 5, 2] == batch["rewards"] + 1).all()
+    assert log.damage() == []
+    print(len(log), "steps, all right")
+"""
+
+
 def run(*command: str | Path, cwd: Path) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | {"COLUMNS": "200"}
     done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=280)
@@ -69,5 +96,7 @@ def test_replay_needs_no_torch(bin: Path, folder: Path):
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="numpy 1.26 has no build for this Python")
 def test_the_oldest_numpy_will_do(bin: Path, folder: Path):
     run(bin / "pip", "install", "--quiet", "numpy==1.26.*", cwd=folder)
-    found = run(bin / "python", "-c", "import hilt.replay, numpy; print(numpy.__version__)", cwd=folder)
+    (folder / "store.py").write_text(STORE)
+    found = run(bin / "python", "store.py", cwd=folder)
     assert found.startswith("1.26.")
+    assert "40 steps, all right" in found
