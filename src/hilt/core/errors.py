@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HiltError(Exception):
@@ -35,7 +36,11 @@ class UnknownNameError(HiltError, KeyError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
+        self._made_from = (kind, name, known)
         super().__init__(f"no {kind} named {name!r}{suggest(name, known)} Known: {', '.join(known) or 'none'}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # so that it passes from one process to another
+        return type(self), self._made_from
 
 
 class EmptyError(HiltError, RuntimeError):
@@ -86,7 +91,11 @@ class MissingPackageError(HiltError, ImportError):
     """Raised when an optional package is needed; the message has the pip line that installs it."""
 
     def __init__(self, package: str, purpose: str, extra: str):
+        self._made_from = (package, purpose, extra)
         super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'hilt[{extra}]'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_from
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -39,14 +39,15 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The nested dictionary that `flatten` came from."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
-        if "/" not in path:
-            tree[path] = value
-            continue
-        *parents, name = path.split("/")
+        *parents, name = path.split("/") if "/" in path else (path,)
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[name] = value
+            if not isinstance(node, dict):
+                raise SchemaError(f"{parent}: a field and a subtree of the same name. Rename one of them.")
+        if name in node:
+            raise SchemaError(f"{path}: a field and a subtree of the same name. Rename one of them.")
+        node[name] = unflatten(value) if isinstance(value, dict) else value
     return tree
 
 
@@ -81,6 +82,8 @@ class ArraySpec:
             raise ConfigError(f"dtype {self.dtype} cannot be stored: a column holds numbers, booleans or fixed-size bytes.")
         if any(n < 0 for n in self.shape):
             raise ConfigError(f"shape {self.shape} has a negative axis; give every axis its exact size.")
+        if self.default is not None:
+            object.__setattr__(self, "default", _checked_default(self.default, self.dtype))
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +113,7 @@ class Spec(Mapping[str, ArraySpec]):
     @classmethod
     def of(cls, example: Tree, leading: int = 0) -> Spec:
         """The spec that an example fits, not counting its first `leading` axes."""
-        return cls({path: ArraySpec(np.asarray(x).dtype, np.shape(x)[leading:]) for path, x in flatten(example).items()})
+        return cls({path: _spec_of(path, x, leading) for path, x in flatten(example).items()})
 
     def __getitem__(self, path: str) -> ArraySpec:
         try:
@@ -164,7 +167,7 @@ class Spec(Mapping[str, ArraySpec]):
                     node = node[key]
             except (KeyError, TypeError, IndexError):
                 raise self._missing(path, tree) from None
-            node = np.asarray(node)
+            node = _as_array(path, node, spec)
             if axes is None:
                 axes, first = node.shape[:leading], path
                 if len(axes) < leading:
@@ -183,11 +186,14 @@ class Spec(Mapping[str, ArraySpec]):
         """What changes from this spec to the other, one line per leaf."""
         lines = [f"{p}: removed (was {self[p]})" for p in self if p not in other]
         lines += [f"{p}: added ({other[p]})" for p in other if p not in self]
-        lines += [
-            f"{p}: {self[p]} became {other[p]}"
-            for p in self
-            if p in other and (self[p].dtype, self[p].shape) != (other[p].dtype, other[p].shape)
-        ]
+        for path in [p for p in self if p in other]:
+            ours, theirs = self[path], other[path]
+            if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+                lines.append(f"{path}: {ours} became {theirs}")
+            if ours.finite != theirs.finite:
+                lines.append(f"{path}: finite={ours.finite} became finite={theirs.finite}")
+            if ours.default is not None and theirs.default is not None and ours.default != theirs.default:
+                lines.append(f"{path}: default {ours.default} became {theirs.default}")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -198,7 +204,8 @@ class Spec(Mapping[str, ArraySpec]):
         return cls({path: ArraySpec.from_json(spec) for path, spec in data.items()}) if data else cls({})
 
     def _missing(self, path: str, tree: Tree) -> MissingFieldError:
-        return MissingFieldError(f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, flatten(tree))} Add this field.")
+        strangers = [p for p in flatten(tree) if p not in self._leaves]
+        return MissingFieldError(f"{path}: expected {self._leaves[path]}, got nothing{suggest(path, strangers)} Add this field.")
 
     def _leaves_of(self, node: str) -> list[tuple[str, int, str, ArraySpec, np.dtype[Any], tuple[int, ...]]]:
         """(name, place, path, spec, its dtype, its shape) of the leaves right below an inner node."""
@@ -224,7 +231,7 @@ class Spec(Mapping[str, ArraySpec]):
         while stack:
             prefix, node = stack.pop()
             if len(node) != self._sizes[prefix]:
-                extra = next(p for p in flatten(tree) if p not in self._leaves)
+                extra = next(p for p in _ends(tree) if p not in self._leaves)
                 raise SchemaError(f"{extra}: not a field of this schema{suggest(extra, self._leaves)} Remove it or declare it.")
             for key, value in node.items():
                 if not isinstance(value, (np.ndarray, np.generic)) and isinstance(value, Mapping):
@@ -244,6 +251,36 @@ def _node_sizes(leaves: Mapping[str, ArraySpec]) -> dict[str, int]:
 
 _ARRAYS = (np.ndarray, np.generic)
 
+
+def _ends(tree: Tree, prefix: str = "") -> Iterator[str]:
+    """The paths at which a tree ends: its leaves, and mappings without keys."""
+    for key, value in tree.items():
+        path = f"{prefix}/{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _ends(value, path)
+        else:
+            yield path
+
+
+def _spec_of(path: str, value: Any, leading: int) -> ArraySpec:
+    try:
+        given = np.asarray(value)
+        return ArraySpec(given.dtype, given.shape[leading:])
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _checked_default(default: Any, dtype: np.dtype[Any]) -> Any:
+    """The default as a plain value, when a column of this type can hold it."""
+    given = np.asarray(default)
+    fits = given.shape == () and given.dtype.kind in _SCALAR_KINDS.get(dtype.kind, dtype.kind)
+    if fits and dtype.kind in "iu":
+        fits = bool(np.iinfo(dtype).min <= given <= np.iinfo(dtype).max)
+    if not fits:
+        raise ConfigError(f"default {default!r}: expected a value that fits into {dtype}.")
+    return given.item()
+
+
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "f", "c": "cf"}
 """Which kinds of array are converted to which kind of column, where casting is asked for."""
 _PLAIN = {bool: "b", float: "f"}
@@ -257,21 +294,30 @@ def _coerce(path: str, value: Any, spec: ArraySpec, shape: tuple[int, ...], cast
         return spec.dtype.type(value)  # type: ignore[no-any-return]
     if isinstance(value, Mapping):
         raise SchemaError(f"{path}: expected {spec}, got a mapping with {', '.join(map(str, value)) or 'no keys'}.")
-    given = np.asarray(value)
-    if given.dtype.hasobject:
-        raise SchemaError(f"{path}: expected {spec.dtype} {shape}, got {type(value).__name__}, which is not an array of numbers.")
+    given = _as_array(path, value, spec)
     if given.shape == shape:
         kind, scalar = spec.dtype.kind, given.ndim == 0
-        kinds = _SCALAR_KINDS if scalar else _KINDS
+        kinds = (_SCALAR_KINDS if scalar else _KINDS).get(kind, "") + ("b" if scalar and cast else "")
         if given.dtype == spec.dtype:
             return given
-        if (scalar or cast) and given.dtype.kind in kinds.get(kind, ""):
+        if (scalar or cast) and given.dtype.kind in kinds:
             converted = given.astype(spec.dtype)
             if kind in "iu" and not np.array_equal(converted, given):
-                raise SchemaError(f"{path}: expected {spec.dtype}, got {given.ravel()[0]}, which does not fit into it.")
+                misfit = given[converted != given][0]
+                raise SchemaError(f"{path}: expected {spec.dtype}, got {misfit}, which does not fit into it.")
             return converted
     cure = f" Convert it with .astype(np.{spec.dtype})." if given.shape == shape else ""
     raise SchemaError(f"{path}: expected {spec.dtype} {shape}, got {given.dtype} {given.shape}.{cure}")
+
+
+def _as_array(path: str, value: Any, spec: ArraySpec) -> Array:
+    try:
+        given = np.asarray(value)
+    except ValueError:  # lists of uneven length
+        given = np.empty(0, object)
+    if given.dtype.hasobject:
+        raise SchemaError(f"{path}: expected {spec}, got {type(value).__name__}, which is not an array of numbers.")
+    return given
 
 
 def _check_finite(path: str, value: Array) -> None:

@@ -1,0 +1,106 @@
+"""Errors: one base class, messages in one line, and the same error in another process."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+from hilt.core import errors
+from hilt.core.errors import HiltError, MissingFieldError, MissingPackageError, UnknownNameError, suggest
+from hilt.core.trajectory import Source, Step, ends_from_done_and_mask
+
+ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HiltError)]
+
+
+def made(kind: type[HiltError]) -> HiltError:
+    if kind is UnknownNameError:
+        return UnknownNameError("column", "action", ["actions", "rewards"])
+    if kind is MissingPackageError:
+        return MissingPackageError("torch", "Sampling to a device", "torch")
+    return kind("what was given, what was expected, what to do.")
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_crosses_process_borders_unchanged(kind: type[HiltError]):
+    """An exception in a worker reaches the user as that exception."""
+    error = made(kind)
+    for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(other) is kind
+        assert str(other) == str(error)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+def test_every_error_is_explained_and_prints_without_quotes(kind: type[HiltError]):
+    assert kind.__doc__ and kind.__doc__.startswith(("Raised when ", "Base of "))
+    assert "\n" not in str(made(kind))
+    assert not str(made(kind)).startswith(("'", '"'))
+
+
+@pytest.mark.parametrize(
+    ("kind", "parent"),
+    [
+        ("ConfigError", ValueError),
+        ("SchemaError", ValueError),
+        ("MissingFieldError", KeyError),
+        ("UnknownNameError", KeyError),
+        ("DeadlineError", TimeoutError),
+        ("StorageError", OSError),
+        ("DiskFullError", OSError),
+        ("MissingPackageError", ImportError),
+    ],
+)
+def test_each_is_also_what_python_code_catches(kind: str, parent: type[Exception]):
+    assert issubclass(getattr(errors, kind), parent)
+
+
+def test_texts():
+    assert str(made(UnknownNameError)) == "no column named 'action'; did you mean 'actions'? Known: actions, rewards."
+    assert str(UnknownNameError("task", "zzz", [])) == "no task named 'zzz'. Known: none."
+    expected = "Sampling to a device needs the package 'torch', which is not installed: pip install 'hilt[torch]'"
+    assert str(made(MissingPackageError)) == expected
+    assert str(MissingFieldError("x: absent.")) == "x: absent."
+
+
+def test_suggestions():
+    assert suggest("wrist1", ["front", "wrist_1"]) == "; did you mean 'wrist_1'?"
+    assert suggest("q", ["front", "wrist_1"]) == "."
+    assert suggest("q", []) == "."
+
+
+# -- steps and who made them --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["human", "HUMAN", 1, Source.HUMAN])
+def test_sources(value: str | int):
+    assert Source.parse(value) is Source.HUMAN
+
+
+def test_unknown_sources():
+    with pytest.raises(UnknownNameError, match="no source named 'humn'; did you mean 'human'\\? Known: demo, human, policy, random"):
+        Source.parse("humn")
+    with pytest.raises(errors.ConfigError, match="source 7 is not one of 0 \\(policy\\), 1 \\(human\\)"):
+        Source.parse(7)
+
+
+@pytest.mark.parametrize(("done", "mask", "ends"), [(True, 0.0, (True, False)), (True, 1.0, (False, True)), (False, 1.0, (False, False))])
+def test_ends_of_hil_serl(done: bool, mask: float, ends: tuple[bool, bool]):
+    assert ends_from_done_and_mask(done, mask) == ends
+
+
+def test_a_step_as_columns():
+    step = Step({"state": 1}, 2, 0.5, {"state": 3}, truncated=True, source=Source.DEMO, times={"sent": 1.5}, extra={"grasp_penalty": 0.1})
+    assert step.columns() == {
+        "observations": {"state": 1},
+        "actions": 2,
+        "rewards": 0.5,
+        "next_observations": {"state": 3},
+        "terminated": False,
+        "truncated": True,
+        "source": 2,
+        "policy_version": -1,
+        "times": {"sent": 1.5},
+        "grasp_penalty": 0.1,
+    }

@@ -1,0 +1,125 @@
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.errors import CorruptError, DiskFullError, StorageError
+from hilt.core.files import DISK, Files, leftovers, read_json, storage_errors, write_json
+
+DATA = {"format": 1, "nested": {"checksum": "00000000", "text": '\n "checksum": "x"'}, "list": [1, 2.5, None, True]}
+
+
+def test_json_comes_back(tmp_path: Path):
+    write_json(tmp_path / "a.json", DATA)
+    assert read_json(tmp_path / "a.json") == DATA
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_every_flipped_bit_of_a_json_file_is_found(tmp_path: Path):
+    path = tmp_path / "a.json"
+    write_json(path, DATA)
+    text = path.read_bytes()
+    for bit in range(8 * len(text)):
+        flipped = bytearray(text)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CorruptError, match=r"a\.json: .*restore it from a copy or run: hilt data repair"):
+            read_json(path)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"null", b'"checksum"', b'{"checksum": "00000000"}', b"\xff\xfe", b"0" * 100])
+def test_a_foreign_json_file_is_refused(tmp_path: Path, text: bytes):
+    (tmp_path / "a.json").write_bytes(text)
+    with pytest.raises(CorruptError, match=r"a\.json"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_cut_json_file_is_refused(tmp_path: Path):
+    write_json(tmp_path / "a.json", DATA)
+    text = (tmp_path / "a.json").read_bytes()
+    for size in range(len(text)):
+        (tmp_path / "a.json").write_bytes(text[:size])
+        with pytest.raises(CorruptError):
+            read_json(tmp_path / "a.json")
+
+
+def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    class Full(Files):
+        def sync(self, fd: int) -> None:
+            raise DiskFullError("full")
+
+    DISK.replace(tmp_path / "a", b"old")
+    with pytest.raises(DiskFullError):
+        Full().replace(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The system may take a part of a buffer; the rest follows, for one buffer and for many."""
+    real, calls = os.pwrite, []
+
+    def short(fd: int, data: Any, offset: int) -> int:
+        calls.append(len(data))
+        return real(fd, bytes(data)[:7], offset)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: short(fd, buffers[0], offset))
+    data = np.arange(50, dtype=np.uint8)
+    fd = DISK.create(tmp_path / "a")
+    DISK.write(fd, data, 0)
+    DISK.write_all(fd, [data[:20], data[20:]], 50)
+    DISK.close(fd)
+    assert (tmp_path / "a").read_bytes() == 2 * data.tobytes()
+    assert len(calls) > 10
+
+
+def test_many_buffers_are_written_in_order(tmp_path: Path):
+    buffers = [np.full(3, i % 251, np.uint8) for i in range(1500)]
+    fd = DISK.create(tmp_path / "a")
+    DISK.write_all(fd, buffers, 5)
+    DISK.close(fd)
+    assert (tmp_path / "a").read_bytes() == bytes(5) + b"".join(b.tobytes() for b in buffers)
+
+
+def test_folders_are_made_with_those_above_and_their_names_are_synced(tmp_path: Path):
+    synced: list[Path] = []
+
+    class Watched(Files):
+        def sync_folder(self, path: Path) -> None:
+            synced.append(path)
+
+    Watched().make_folders(tmp_path / "a/b/c")
+    assert (tmp_path / "a/b/c").is_dir()
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    Watched().make_folders(tmp_path / "a/b/c")
+    assert len(synced) == 3
+
+
+def test_only_our_leftovers_are_leftovers(tmp_path: Path):
+    for name in (".a.json.1.2.new", ".000003.trash", ".DS_Store", ".git", "a.new", "rows"):
+        (tmp_path / name).touch()
+    assert sorted(path.name for path in leftovers(tmp_path)) == [".000003.trash", ".a.json.1.2.new"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (errno.ENOSPC, DiskFullError, "/x/y: no room left to write .* nothing of this write was kept. Free space or lower capacity_bytes"),
+        (errno.EACCES, StorageError, "/x/y: Permission denied. Check the owner and permissions of this path"),
+        (errno.EROFS, StorageError, "/x/y: Read-only file system. The file system is read-only: choose another folder"),
+        (errno.EMFILE, StorageError, "/x/y: Too many open files. Too many open files: raise the limit with ulimit -n"),
+        (errno.EIO, StorageError, "/x/y: Input/output error. The disk reports a fault: copy the folder elsewhere"),
+        (errno.ENOTDIR, StorageError, "/x/y: Not a directory. A part of this path is a file, not a folder"),
+    ],
+)
+def test_the_systems_errors_get_the_path_and_a_cure(number: int, kind: type[StorageError], text: str):
+    with pytest.raises(kind, match=text), storage_errors(Path("/x/y")):
+        raise OSError(number, os.strerror(number))
