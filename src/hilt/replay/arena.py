@@ -53,27 +53,21 @@ class Arena:
         self.array.flags.writeable = False
 
     def map(self, slot: int, fd: int) -> None:
-        """Shows a file's bytes in a slot."""
+        """Shows a file's bytes in a slot. The file stays open until `unmap`."""
         self.unmap(slot)
         if slot >= self._slots:
             self.grow(max(2 * self._slots, slot + 1))
-        self._mapped[slot] = os.dup(fd)
+        self._mapped[slot] = fd
         self._map(slot, fd)
 
     def unmap(self, slot: int) -> None:
         """Empties a slot."""
-        fd = self._mapped.pop(slot, None)
-        if fd is not None:
+        if self._mapped.pop(slot, None) is not None:
             _mmap(self._address + slot * self._slot_bytes, self._slot_bytes, _RESERVE | _MAP_FIXED, -1)
-            os.close(fd)
 
     def close(self) -> None:
         for slot in list(self._mapped):
             self.unmap(slot)
-
-    def __del__(self) -> None:
-        for fd in getattr(self, "_mapped", {}).values():
-            os.close(fd)
 
     def _map(self, slot: int, fd: int) -> None:
         _mmap(self._address + slot * self._slot_bytes, self._slot_bytes, mmap.MAP_SHARED | _MAP_FIXED, fd)
