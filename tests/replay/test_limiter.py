@@ -342,3 +342,31 @@ def test_repr():
     limiter.inserted(2)
     assert "MinSize(samples_per_insert=1.0, min_size_to_sample=3" in repr(limiter)
     assert "2 inserts" in repr(limiter)
+
+
+# -- sampling: counted when it is done ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_being_drawn_is_counted_once_it_is_drawn():
+    limiter = RateLimiter(1.0, 1, min_diff=0, max_diff=4)
+    limiter.inserted(4)
+    with limiter.sampling(3, timeout=0):
+        assert limiter.stats()["samples"] == 0
+        assert (limiter.can_sample(1), limiter.can_sample(2)) == (True, False)  # nobody else takes the three
+        assert not limiter.can_insert(1)  # and no room is made before they are gone
+        with pytest.raises(DeadlineError, match="4 inserts × 1 - 3 samples = 1, which 2 more samples would make -1, below min_diff 0"):
+            limiter.await_sample(2, timeout=0)
+    assert limiter.stats()["samples"] == 3
+    assert limiter.can_insert(3)
+
+
+def test_a_draw_that_fails_is_not_counted_and_lets_others_go_on():
+    limiter = RateLimiter(1.0, 1, min_diff=0, max_diff=9)
+    limiter.inserted(2)
+    with pytest.raises(ZeroDivisionError), limiter.sampling(2, timeout=0):
+        thread, ended = in_thread(lambda: limiter.await_sample(1, timeout=10))
+        wait_until(lambda: limiter.stats()["sample_waiting"])
+        raise ZeroDivisionError
+    thread.join(10)
+    assert ended == [None]
+    assert limiter.stats()["samples"] == 1

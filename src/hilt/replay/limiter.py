@@ -50,8 +50,8 @@ class Reservation:
 class RateLimiter:
     """Lets inserts and samples through, or makes them wait, by the rule at the top of this file.
 
-    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let through; whoever stores an
-    item after it was let through uses ``inserting`` instead, which counts the item once it is really there.
+    Safe to use from any number of threads. ``await_insert`` and ``await_sample`` count what they let through; whoever stores or
+    draws an item after it was let through uses ``inserting`` and ``sampling`` instead, which count the item once that is done.
 
     Args:
         samples_per_insert: samples wanted for each insert; above 0.
@@ -75,6 +75,7 @@ class RateLimiter:
             raise ConfigError(f"min_diff ({min_diff}) is above max_diff ({max_diff}), so nothing could go on; give them in rising order")
         self._inserts = self._samples = self._deletes = 0
         self._reserved = 0  # let through by inserting(), not stored yet
+        self._drawing = 0  # let through by sampling(), not drawn yet
         self._closed = False
         self._changed = Condition()
         self._gates = {"insert": _Gate(), "sample": _Gate()}
@@ -127,11 +128,29 @@ class RateLimiter:
 
     def await_sample(self, n: int = 1, timeout: float | None = None) -> None:
         """Wait until ``n`` items may be sampled, and count them, in one step. Errors as in ``await_insert``."""
+        with self.sampling(n, timeout):
+            pass
+
+    @contextmanager
+    def sampling(self, n: int = 1, timeout: float | None = None) -> Iterator[None]:
+        """Wait as ``await_sample`` does; the block draws the items, and they are counted when it ends.
+
+        Until then nobody else is let through on their account, neither to sample nor to insert. When the block raises, nothing
+        is counted.
+        """
         n = _count(n)
         with self._changed:
             self._wait("sample", n, timeout, self._may_sample)
-            self._samples += n
-            self._changed.notify_all()
+            self._drawing += n
+        drawn = 0
+        try:
+            yield
+            drawn = n
+        finally:
+            with self._changed:
+                self._drawing -= n
+                self._samples += drawn
+                self._changed.notify_all()
 
     # -- counting without waiting -----------------------------------------------------------------------------------------------
 
@@ -222,7 +241,7 @@ class RateLimiter:
 
     def _may_sample(self, n: int) -> bool:
         enough = self._inserts - self._deletes >= self.min_size_to_sample
-        return enough and self._inserts * self.samples_per_insert - self._samples - n >= self.min_diff
+        return enough and self._inserts * self.samples_per_insert - self._samples - self._drawing - n >= self.min_diff
 
     def _add(self, inserts: int = 0, samples: int = 0, deletes: int = 0) -> None:
         with self._changed:
@@ -270,8 +289,10 @@ class RateLimiter:
         size = self._inserts - self._deletes
         if kind == "sample" and size < self.min_size_to_sample:
             return f"{size} of {self.min_size_to_sample} items needed are there; insert more or lower min_size_to_sample"
-        ratio, inserts = self.samples_per_insert, self._inserts + self._reserved
-        diff = inserts * ratio - self._samples
+        ratio = self.samples_per_insert
+        inserts = self._inserts + (self._reserved if kind == "insert" else 0)
+        samples = self._samples + (self._drawing if kind == "sample" else 0)
+        diff = inserts * ratio - samples
         if kind == "sample":
             after = diff - n
             limit = f"below min_diff {self.min_diff:g}"
@@ -282,7 +303,7 @@ class RateLimiter:
             cure = f"sample {math.ceil(after - self.max_diff)} more or raise max_diff (a larger error_buffer)"
         if abs(after - diff) > self.max_diff - self.min_diff:
             cure = f"{n} at once do not fit between min_diff and max_diff: {kind} fewer at once or give a larger error_buffer"
-        sums = f"{inserts} {_plural('insert', inserts)} × {ratio:g} - {self._samples} {_plural('sample', self._samples)} = {diff:g}"
+        sums = f"{inserts} {_plural('insert', inserts)} × {ratio:g} - {samples} {_plural('sample', samples)} = {diff:g}"
         return f"{sums}, which {n} more {_plural(kind, n)} would make {after:g}, {limit}; {cure}"
 
 
