@@ -17,7 +17,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +47,7 @@ class Log(Store):
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, cache_bytes: int | None):
         super().__init__(path, settings, files, lock is not None, cache_bytes)
         self.durability = Durability.parse(settings["durability"])
-        self.limiters: list[tuple[RateLimiter, Selection]] = []
+        self._limited: list[_Limited] = []
         self.synced = 0
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
@@ -202,6 +203,7 @@ class Log(Store):
                 self.end_episode(episode)
             elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
                 self.enforce_capacity()
+            self.tell_limiters()
             return key
 
     def end_episode(self, episode: Episode) -> None:
@@ -217,6 +219,7 @@ class Log(Store):
             if self.durability.every_episode and not self.durability.every_step:
                 self._sync_written([lane.segment])
             self.enforce_capacity()
+            self.tell_limiters()
 
     def add(
         self,
@@ -254,6 +257,7 @@ class Log(Store):
             if self._syncer is not None:
                 self._syncer.notify()
             self.enforce_capacity()
+            self.tell_limiters()
             return number
 
     def annotate(self, trajectory: int, **facts: Any) -> None:
@@ -286,6 +290,7 @@ class Log(Store):
                 raise ConfigError(f"trajectory {trajectory} is still running; end its episode before deleting it.")
             self.facts.delete(trajectory)
             self.drop(trajectory)
+            self.tell_limiters()
 
     def sync(self) -> None:
         """All steps and facts so far are power-safe when this returns."""
@@ -340,6 +345,7 @@ class Log(Store):
         if not self._write:
             with self.lock:
                 self.load_new()
+                self.tell_limiters()
 
     def stats(self) -> dict[str, Any]:
         """Counters since opening, sizes now, and rates per second since opening."""
@@ -375,8 +381,8 @@ class Log(Store):
             self.sync()
         with self.lock:
             self.closed = True
-            for limiter, _ in self.limiters:
-                limiter.close()
+            for limited in self._limited:
+                limited.limiter.close()
             for table in self._tables:
                 table.close()
             self.facts.close()
@@ -398,20 +404,35 @@ class Log(Store):
     def __len__(self) -> int:
         return self.live_steps
 
-    # Inside
+    # Rate limiters
+
+    def limit(self, limiter: RateLimiter, selection: Selection) -> None:
+        """Writers obey this limiter from now on; it counts the steps of one view."""
+        with self.lock:
+            if any(limited.limiter is limiter or limited.selection is selection for limited in self._limited):
+                raise ConfigError("this limiter, or this view, is another sampler's already; make a new limiter and a new view for each.")
+            limiter.inserted(len(selection.current()))
+            self._limited.append(_Limited(limiter, selection, selection.entered, selection.left))
+
+    def tell_limiters(self) -> None:
+        """Tells every limiter how many steps entered and left its view since it was told last."""
+        for limited in self._limited:
+            limited.tell()
 
     def _admitted(self, steps: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
-        """Waits until every rate limiter lets so many steps in; those that enter its view are counted at the end."""
-        if not self.limiters:
+        """Waits until every rate limiter lets so many steps in. They are counted by `tell_limiters`, once they are there."""
+        if not self._limited:
             return contextlib.nullcontext()
         stack = contextlib.ExitStack()
         try:
-            for limiter, selection in self.limiters:
-                stack.enter_context(_limited(limiter, selection, steps, timeout))
+            for limited in self._limited:
+                stack.enter_context(limited.limiter.inserting(steps, timeout)).stored = 0
         except BaseException:
             stack.close()
             raise
         return stack
+
+    # Inside
 
     def _write_trajectory(self, number: int, rows: TrajectoryRows) -> None:
         lane, written, first = self.take_lane(rows.steps), [], 0
@@ -442,6 +463,8 @@ class Log(Store):
         """Removes what was written of a trajectory whose writing failed."""
         for place in self.index.places_of(number):
             self.index.entries["open"][place] = False
+        for selection in self.selections():
+            selection.taken_back(number << OFFSET_BITS, 1 << OFFSET_BITS)
         dropped = self.drop(number)
         self.appended -= dropped
         self.counts["inserted"] -= dropped
@@ -478,6 +501,7 @@ class Log(Store):
     def _facts_changed(self, trajectory: int) -> None:
         for selection in self.selections():
             selection.refresh({trajectory})
+        self.tell_limiters()
 
     def _check_trajectory(self, trajectory: int) -> None:
         if not len(self.index.places_of(trajectory)):
@@ -501,13 +525,21 @@ class Log(Store):
                     self._files.remove(path)
 
 
-@contextlib.contextmanager
-def _limited(limiter: RateLimiter, selection: Selection, steps: int, timeout: float | None) -> Iterator[None]:
-    entered, left = selection.entered, selection.left
-    with limiter.inserting(steps, timeout) as reservation:
-        yield
-        reservation.stored = selection.entered - entered
-    limiter.deleted(selection.left - left)
+@dataclass
+class _Limited:
+    """A rate limiter that the writers of a log obey, and what it was told of its view."""
+
+    limiter: RateLimiter
+    selection: Selection
+    entered: int
+    left: int
+
+    def tell(self) -> None:
+        entered, left = self.selection.entered, self.selection.left
+        if (entered, left) != (self.entered, self.left):
+            self.limiter.inserted(max(0, entered - self.entered))
+            self.limiter.deleted(max(0, left - self.left))
+            self.entered, self.left = entered, left
 
 
 def _check_settings(settings: Mapping[str, Any], schema: Schema) -> None:

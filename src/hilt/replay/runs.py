@@ -7,11 +7,14 @@ runs ``(first key, count)``. Sampling from it is arithmetic: a random number bel
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from hilt.core.tree import Array
 
 OFFSET_BITS = 32
+_versions = itertools.count()
 
 
 def key_of(trajectory: int, offset: int = 0) -> int:
@@ -28,7 +31,8 @@ class Runs:
         self._shift = self._starts - self._ends + self._counts  # [run] from such a count to the key that it leads to
         self._head, self._size = 0, len(self._starts)
         self._fresh = self._size  # ends are right below this run
-        self.version = 0
+        self.version = next(_versions)
+        """Another one after every change, which no other set ever has."""
 
     @property
     def starts(self) -> Array:
@@ -46,10 +50,10 @@ class Runs:
         return int(ends[self._size - 1] - ends[self._head] + self._counts[self._head])
 
     def add(self, key: int, count: int = 1, join: bool = True) -> None:
-        """Adds keys that are not in the set, to the run that ends before them if there is one and they may `join` it."""
+        """Adds keys that are not in the set, to the runs that end or begin there if they may `join` them."""
         if count <= 0:
             return
-        self.version += 1
+        self.version = next(_versions)
         last = self._size - 1
         if last >= self._head:
             end = self._starts[last] + self._counts[last]
@@ -67,7 +71,7 @@ class Runs:
         first, stop = self._overlap(key, key + count)
         if first == stop:
             return
-        self.version += 1
+        self.version = next(_versions)
         low, high = int(self._starts[first]), int(self._starts[stop - 1] + self._counts[stop - 1])
         if first == self._head and high <= key + count and low >= key:
             self._head = stop
@@ -147,11 +151,15 @@ class Runs:
 
     def _insert(self, key: int, count: int, join: bool) -> None:
         at = self._head + int(np.searchsorted(self.starts, key))
-        if join and at > self._head and self._starts[at - 1] + self._counts[at - 1] == key:
+        before = bool(join and at > self._head and self._starts[at - 1] + self._counts[at - 1] == key)
+        behind = bool(join and at < self._size and self._starts[at] == key + count)
+        if before and not behind:
             self._counts[at - 1] += count
             self._fresh = min(self._fresh, at - 1)
-        else:
-            self._replace(at, at, [(key, count)])
+            return
+        first, stop = at - before, at + behind
+        total = count + int(self._counts[first:stop].sum())
+        self._replace(first, stop, [(int(self._starts[first]) if before else key, total)])
 
     def _overlap(self, low: int, high: int) -> tuple[int, int]:
         starts, counts = self.starts, self.counts

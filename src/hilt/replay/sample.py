@@ -9,6 +9,7 @@ A sampler owns its generator; `state` and `load_state` make it go on exactly whe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
     from hilt.replay.view import View
 
+_NOTHING = contextlib.nullcontext()
 HOW = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
 
 
@@ -64,8 +66,8 @@ class Sampler:
         *,
         seed: int | None = None,
         replace: bool = True,
-        exponent: float = 0.6,
-        beta: float = 0.4,
+        exponent: float | None = None,
+        beta: float | None = None,
         max_times_sampled: int = 0,
         limiter: RateLimiter | None = None,
         n_step: int | None = None,
@@ -82,13 +84,19 @@ class Sampler:
             raise ConfigError(f"max_times_sampled={max_times_sampled}: expected 0 or more, and without episodes= and replace=False.")
         if episodes and (how != "uniform" or not replace):
             raise ConfigError(f"whole episodes are drawn uniformly with replacement, got how={how!r}, replace={replace}.")
-        self.view, self.how, self.beta = view, how, beta
+        if how != "prioritized" and (exponent is not None or beta is not None):
+            raise ConfigError(f"exponent= and beta= are for prioritized sampling, got how={how!r}; leave them out.")
+        if beta is not None and not 0 <= beta < np.inf:
+            raise ConfigError(f"beta={beta}: expected 0 (no correction) to 1 (full correction).")
+        self.view, self.how = view, how
+        self.beta = 0.4 if beta is None else beta
+        """How far importance weights correct for the priorities; may be raised while training."""
         self._assembly = assembly(n_step=n_step, discount=discount, sequence_length=sequence_length, stack=stack, episodes=episodes)
         self._rng = np.random.default_rng(seed)
         self._replace, self._max_times = replace, max_times_sampled
-        self._selector = _selector(how, exponent) if how != "uniform" or max_times_sampled else None
-        self._seen, self._seen_version = Runs(), (0, -1)
-        self._times: dict[int, int] = {}
+        self._selector = _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
+        self._seen, self._seen_version = Runs(), -1
+        self._times: dict[int, int] = {}  # how often steps were drawn that may be drawn again
         self._top_priority = 1.0
         self._pass: Array = np.zeros(0, np.int64)
         self._counts = {"sampled": 0, "batches": 0, "stale_priorities": 0}
@@ -110,10 +118,9 @@ class Sampler:
         """As `sample`, with another way to read the steps that were drawn."""
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        if self.limiter is not None:
-            self.limiter.await_sample(batch_size, timeout)
         log = self.view.log
-        with log.lock:  # the steps are drawn from the same moment of the log that they are read from
+        allowed = self.limiter.sampling(batch_size, timeout) if self.limiter is not None else _NOTHING
+        with allowed, log.lock:  # the steps are drawn from the same moment of the log that they are read from
             reading = log.reading()
             try:
                 drawn, probabilities, size = self._draw(batch_size, reading)
@@ -144,7 +151,7 @@ class Sampler:
                 self._selector.update(steps, priorities)  # names the bad one
             self._selector.update(steps[there], priorities[there])
             self._counts["stale_priorities"] += int((~there).sum())
-            self._top_priority = max(self._top_priority, float(priorities.max(initial=0.0)))
+            self._top_priority = max(self._top_priority, float(priorities[there].max(initial=0.0)))
             return int(there.sum())
 
     def batches(
@@ -159,30 +166,37 @@ class Sampler:
         """All that decides the next batches, as arrays and plain values."""
         with self.view.log.lock:
             self._follow_view()
+            runs = self.view.runs()
             return {
-                "how": self.how,
+                "kind": self._kind(),
                 "rng": self._rng.bit_generator.state,
                 "pass": self._pass.copy(),
                 "times": np.array(sorted(self._times.items()), np.int64).reshape(-1, 2),
                 "top_priority": self._top_priority,
                 "selector": self._selector.state() if self._selector is not None else None,
-                "seen": [self._seen.starts.copy(), self._seen.counts.copy()],
+                "seen": [runs.starts.copy(), runs.counts.copy()],
+                "beta": self.beta,
                 "counts": dict(self._counts),
+                "limiter": self.limiter.state() if self.limiter is not None else None,
             }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on where the sampler was that gave this state. What the log gained or lost since is taken in."""
-        if state["how"] != self.how:
-            raise ConfigError(f"this state is of a {state['how']!r} sampler, this one is {self.how!r}; make the same kind.")
+        if state["kind"] != self._kind():
+            theirs, ours = _words(state["kind"]), _words(self._kind())
+            raise ConfigError(f"this state is of a sampler with {theirs}, and this one has {ours}; make the same kind.")
         with self.view.log.lock:
+            if self.limiter is not None:
+                self._resume_limiter(self.limiter, state)
             self._rng.bit_generator.state = state["rng"]
             self._pass = np.array(state["pass"], np.int64)
             self._times = {int(k): int(n) for k, n in state["times"]}
             self._top_priority = float(state["top_priority"])
+            self.beta = float(state["beta"])
             self._counts = dict(state["counts"])
             if self._selector is not None:
                 self._selector.load_state(state["selector"])
-            self._seen, self._seen_version = Runs(*state["seen"]), (0, -1)
+            self._seen, self._seen_version = Runs(*state["seen"]), -1
 
     def stats(self) -> dict[str, Any]:
         limited = {"limiter": self.limiter.stats()} if self.limiter is not None else {}
@@ -209,7 +223,8 @@ class Sampler:
         if isinstance(self._assembly, Episodes):
             numbers = runs.trajectories()
             drawn = numbers[self._rng.integers(len(numbers), size=n)]
-            return drawn << OFFSET_BITS, np.full(n, 1 / len(numbers)), len(numbers)
+            first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]  # of each, the first step in the view
+            return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
             # Half the cost of rng.integers, and as even to one part in 2**53 / size.
             drawn, run = runs.draw_runs((self._rng.random(n) * size).astype(np.int64))
@@ -238,18 +253,14 @@ class Sampler:
                 self.view.require_steps()
             drawn, probabilities = self._selector.sample(n, self._rng)
             return drawn, probabilities, size
-        keys: list[int] = []
-        chances: list[float] = []
-        while len(keys) < n:
-            if not len(self._selector):
-                if keys:
-                    self._give_back(keys)
-                limit = f"max_times_sampled={self._max_times}"
-                raise EmptyError(f"{n} steps were asked for and only {len(keys)} are left to draw ({limit}); add more.")
-            drawn, probabilities = self._next_items(n - len(keys))
-            keys += drawn.tolist()
-            chances += probabilities.tolist()
-        return np.array(keys, np.int64), np.array(chances), size
+        if size < n and (left := size * self._max_times - sum(self._times.values())) < n:  # before anything is drawn
+            limit = f"max_times_sampled={self._max_times}"
+            raise EmptyError(f"{n} draws were asked for and only {left} are left ({limit}); ask for fewer or add more steps.")
+        parts: list[tuple[Array, Array]] = []
+        while n:
+            parts.append(self._next_items(n))
+            n -= len(parts[-1][0])
+        return np.concatenate([keys for keys, _ in parts]), np.concatenate([chances for _, chances in parts]), size
 
     def _next_items(self, n: int) -> tuple[Array, Array]:
         """Up to `n` draws; steps that reached their limit are taken out."""
@@ -259,28 +270,24 @@ class Sampler:
             probabilities = np.ones(len(drawn))
         else:
             drawn, probabilities = self._selector.sample(1, self._rng)
-        for key in drawn.tolist():
+        for key in drawn.tolist() if self._max_times > 1 else ():
             self._times[key] = self._times.get(key, 0) + 1
-        spent = np.array([k for k in drawn.tolist() if self._times[k] >= self._max_times], np.int64)
+        spent = np.array([k for k in drawn.tolist() if self._times.get(k, 1) >= self._max_times], np.int64)
         if len(spent):
             self._selector.delete(spent)
+            for key in spent.tolist() if self._max_times > 1 else ():
+                del self._times[key]
+            if self.limiter is not None and self.view.selection is not None:  # as in Reverb, they count as deleted
+                self.view.selection.spend(spent)
+                self.view.log.tell_limiters()
         return drawn, probabilities
-
-    def _give_back(self, keys: list[int]) -> None:
-        """Undoes draws of a batch that could not be filled."""
-        assert self._selector is not None
-        for key in keys:
-            self._times[key] -= 1
-            if key not in self._selector:
-                self._selector.insert(np.array([key], np.int64), np.array([1.0]))
 
     def _follow_view(self) -> None:
         """Takes into the selector what entered the view since, and out of it what left."""
         if self._selector is None:
             return
         runs = self.view.runs()
-        version = (id(runs), runs.version)
-        if version == self._seen_version:
+        if runs.version == self._seen_version:
             return
         added, removed = _changes(self._seen, runs)
         gone = removed.keys()
@@ -292,17 +299,28 @@ class Sampler:
         fresh = added.keys()
         if len(fresh):
             self._selector.insert(fresh, np.full(len(fresh), self._top_priority))
-        self._seen, self._seen_version = runs.copy(), version
+        self._seen, self._seen_version = runs.copy(), runs.version
 
     def _attach(self, limiter: RateLimiter) -> None:
         selection = self.view.selection
         if selection is None:
             raise ConfigError("a rate limiter needs a view that steps enter one by one: all(), by_source(), successes() or where().")
-        log = self.view.log
-        with log.lock:
-            if len(self.view):
-                limiter.inserted(len(self.view))
-            log.limiters.append((limiter, selection))
+        self.view.log.limit(limiter, selection)
+
+    def _resume_limiter(self, limiter: RateLimiter, state: Mapping[str, Any]) -> None:
+        """Goes on from the limiter's counts, and counts what the view gained and lost since."""
+        selection, seen, runs = self.view.selection, Runs(*state["seen"]), self.view.runs()
+        assert selection is not None
+        spent = seen - (Runs() if self._max_times == 0 else _as_runs(state["selector"]["keys"]))
+        limiter.load_state(state["limiter"])
+        limiter.inserted(len(runs - seen))
+        limiter.deleted(len(seen - runs) - len((seen - runs) & spent))
+        selection.spent_before(spent & runs)
+
+    def _kind(self) -> dict[str, Any]:
+        """What a sampler must have in common with one that goes on from its state."""
+        limited = type(self.limiter).__name__ if self.limiter is not None else None
+        return {"how": self.how, "replace": self._replace, "max_times_sampled": self._max_times, "limiter": limited}
 
 
 def _changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
@@ -316,6 +334,16 @@ def _changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
     same = int(np.argmax(differs)) if differs.any() else n
     old, new = Runs(a[0][same:], a[1][same:]), Runs(b[0][same:], b[1][same:])
     return new - old - evicted, (old | evicted) - now
+
+
+def _as_runs(keys: Array) -> Runs:
+    keys = np.sort(keys)
+    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    return Runs(keys[first], np.diff(first, append=len(keys)))
+
+
+def _words(kind: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in kind.items())
 
 
 def _filled(n: int, value: float) -> Array:

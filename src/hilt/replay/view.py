@@ -122,16 +122,19 @@ class Selection:
     """The steps that a rule admits, kept up to date by the log.
 
     A rule gets keys and returns booleans. It also gets the rows when they are just being written, so that small columns
-    need not be read back. `entered` and `left` count steps, for rate limiters.
+    need not be read back. `entered` and `left` count steps, for rate limiters. A rule that fails disturbs nobody who
+    writes to the log: whoever uses the view gets its error.
     """
 
     def __init__(self, log: Log, admits: Rule | None, whole_trajectories: bool = False):
         self._log, self._admits, self._whole = log, admits, whole_trajectories
         self._runs = Runs()
+        self._spent = Runs()  # steps that a sampler drew as often as it may: for its limiter they have left
+        self._failure: Exception | None = None
         self.entered = self.left = 0
-        log.watch(self)
         with log.lock:
             self._fill()
+            log.watch(self)
 
     @classmethod
     def all(cls, log: Log) -> Selection:
@@ -182,29 +185,59 @@ class Selection:
         return self._admits is None
 
     def current(self) -> Runs:
+        if self._failure is not None:
+            raise SchemaError(f"the rule of this view failed on a new step: {self._failure!r}. Mend it and make the view again.")
         return self._runs
+
+    def spend(self, keys: Array) -> None:
+        """A sampler will not draw these steps again, so they count as gone; the view still shows them."""
+        for key in keys.tolist():
+            self._spent.add(key)
+        self.left += len(keys)
+
+    def spent_before(self, spent: Runs) -> None:
+        """These steps were spent before this view was made; see `spend`."""
+        self._spent = spent
 
     def added(self, key: int, steps: int, rows: Array | None, extends: bool = False) -> None:
         """Consecutive steps of one trajectory were appended: to an extent that was there, or as a new one."""
         if self._admits is None:
             self._runs.add(key, steps, join=extends)  # so that runs are extents; see `View.runs_are_extents`
             self.entered += steps
-        elif self._whole:
-            self._judge(key >> OFFSET_BITS)
-        else:
-            self._admit(np.arange(key, key + steps), rows)
+            return
+        try:
+            if self._whole:
+                self._judge(key >> OFFSET_BITS)
+            else:
+                self._admit(np.arange(key, key + steps), rows)
+        except Exception as error:  # noqa: BLE001  # raised to those who use the view; the step itself is fine
+            self._failure = error
 
     def removed(self, key: int, steps: int) -> None:
+        before = self._live()
+        self._runs.remove(key, steps)
+        self._spent.remove(key, steps)
+        self.left += before - self._live()
+
+    def taken_back(self, key: int, steps: int) -> None:
+        """As `removed`, for steps that never counted: their writing failed."""
         before = len(self._runs)
         self._runs.remove(key, steps)
-        self.left += before - len(self._runs)
+        self.entered -= before - len(self._runs)
 
     def refresh(self, trajectories: set[int]) -> None:
         """Facts about these trajectories changed."""
-        if self._admits is not None:
-            for trajectory in trajectories:
-                if len(self._log.index.places_of(trajectory)):
+        if self._admits is None:
+            return
+        for trajectory in trajectories:
+            if len(self._log.index.places_of(trajectory)):
+                try:
                     self._judge(trajectory)
+                except Exception as error:  # noqa: BLE001  # as in `added`
+                    self._failure = error
+
+    def _live(self) -> int:
+        return len(self._runs) - len(self._spent)
 
     def _fill(self) -> None:
         entries = self._log.index.entries
@@ -213,12 +246,17 @@ class Selection:
             return
         for key, steps in zip(entries["key"].tolist(), entries["steps"].tolist(), strict=True):
             self.added(key, steps, None)
+        if self._failure is not None:
+            raise self._failure
 
     def _judge(self, trajectory: int) -> None:
-        before, entered = len(self._runs), self.entered
+        before, entered = self._live(), self.entered
+        keys = self._log.trajectory_keys(trajectory)
         self._runs.remove(key_of(trajectory), 1 << OFFSET_BITS)
-        self._admit(self._log.trajectory_keys(trajectory), None)
-        change = len(self._runs) - before
+        self._admit(keys, None)
+        for key in keys[self._spent.contains(keys) & ~self._runs.contains(keys)].tolist():
+            self._spent.remove(key, 1)
+        change = self._live() - before
         self.entered = entered + max(0, change)
         self.left += max(0, -change)
 
@@ -238,14 +276,13 @@ class _Window:
 
     def __init__(self, parent: KeySet, trajectories: int):
         self.parent, self._trajectories = parent, trajectories
-        self._seen: tuple[int, int] | None = None
+        self._seen = -1
         self._runs = Runs()
 
     def current(self) -> Runs:
         runs = self.parent.current()
-        seen = (id(runs), runs.version)
-        if seen != self._seen:
-            self._runs, self._seen = runs.since(self._first(runs)), seen
+        if runs.version != self._seen:
+            self._runs, self._seen = runs.since(self._first(runs)), runs.version
         return self._runs
 
     def _first(self, runs: Runs) -> int:
@@ -263,12 +300,12 @@ class _Combination:
 
     def __init__(self, a: KeySet, b: KeySet, rule: Callable[[Runs, Runs], Runs]):
         self._a, self._b, self._rule = a, b, rule
-        self._seen: tuple[int, int, int, int] | None = None
+        self._seen = (-1, -1)
         self._runs = Runs()
 
     def current(self) -> Runs:
         a, b = self._a.current(), self._b.current()
-        seen = (id(a), a.version, id(b), b.version)
+        seen = (a.version, b.version)
         if seen != self._seen:
             self._runs, self._seen = self._rule(a, b), seen
         return self._runs
