@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import secrets
 import shutil
 import tempfile
@@ -89,8 +90,19 @@ class Files:
         os.close(fd)
 
     def make_folder(self, path: Path) -> None:
+        """One folder; it may exist already."""
         with storage_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=True)
+
+    def make_folders(self, path: Path) -> None:
+        """The folder and those above it, as far as they are not there. Their names survive a power cut when it returns."""
+        with storage_errors(path):
+            if path.is_dir():
+                return
+        if path.parent != path:
+            self.make_folders(path.parent)
+        self.make_folder(path)
+        self.sync_folder(path.parent)
 
     def rename(self, source: Path, target: Path) -> None:
         with storage_errors(target):
@@ -131,8 +143,10 @@ def read(path: Path) -> bytes:
 
 
 def write_json(path: Path, data: Mapping[str, Any], files: Files = DISK, durable: bool = True) -> None:
-    """A JSON file that carries the checksum of its own content."""
-    files.replace(path, _sealed(data), durable)
+    """A JSON file that carries the checksum of its own bytes, taken with zeros in the place of the checksum."""
+    text = json.dumps({**data, "checksum": "0" * 8}, indent=1, sort_keys=True).encode() + b"\n"
+    place = _checksum_place(text)
+    files.replace(path, text[:place] + f"{checksum(text):08x}".encode() + text[place + 8 :], durable)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -142,15 +156,32 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair.") from None
-    given = data.pop("checksum", None) if isinstance(data, dict) else None
-    if not isinstance(data, dict) or _sealed(data) != text:
-        raise CorruptError(f"{path}: its checksum {given!r} is not that of its content; restore it from a copy or run: hilt data repair.")
+    place = _checksum_place(text)
+    given, right = text[place : place + 8], f"{checksum(text[:place] + b'0' * 8 + text[place + 8 :]):08x}".encode()
+    if not isinstance(data, dict) or "checksum" not in data or given != right:
+        raise CorruptError(f"{path}: its bytes do not have their checksum; restore it from a copy or run: hilt data repair.")
+    del data["checksum"]
     return data
 
 
-def _sealed(data: Mapping[str, Any]) -> bytes:
-    body = json.dumps(dict(data), indent=1, sort_keys=True)
-    return (json.dumps({**data, "checksum": f"{checksum(body.encode()):08x}"}, indent=1, sort_keys=True) + "\n").encode()
+def _checksum_place(text: bytes) -> int:
+    """Where the checksum lies in the text of a JSON file: no other line begins so, since inner ones are indented further."""
+    key = b'\n "checksum": "'
+    return text.find(key) + len(key)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What lies in a folder because a process was killed while it wrote or removed it."""
+    with storage_errors(folder):
+        return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith((".new", ".trash"))]
+
+
+def allow_open_files(count: int) -> None:
+    """Raises this process's own limit on open files, as far as the system lets it, when so many would come near it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 2 * count > soft != hard:
+        wanted = 4 * count if hard == resource.RLIM_INFINITY else min(hard, 4 * count)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, FormatError, SchemaError, StorageError, UnknownNameError
-from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
+from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
+from hilt.core.files import DISK, Files, leftovers, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Tree, unflatten
 from hilt.replay.durability import Durability, Syncer
 from hilt.replay.limiter import RateLimiter
@@ -79,10 +79,7 @@ class Log(Store):
         full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files.
         """
         folder = Path(path)
-        if (folder / "log.json").exists():
-            raise ConfigError(f"{folder}: a log is there already; open it with Log.open({str(folder)!r}).")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder}: expected a new or empty folder, got one with other files in it. Choose another path.")
+        _check_new(folder)
         settings = {
             "format": FORMAT,
             "schemas": [schema.to_json()],
@@ -93,8 +90,11 @@ class Log(Store):
             "segment_bytes": segment_bytes or min(SEGMENT_BYTES, max(1 << 16, (capacity_bytes or 1 << 62) // 8)),
         }
         _check_settings(settings, schema)
-        files.make_folder(folder / "segments")
-        write_json(folder / "log.json", settings, files)
+        files.make_folders(folder)
+        with WriterLock(folder):
+            _check_new(folder)
+            files.make_folder(folder / "segments")
+            write_json(folder / "log.json", settings, files)
         return cls._start(folder, settings, files, True, cache_bytes)
 
     @classmethod
@@ -183,10 +183,10 @@ class Log(Store):
         with self._admitted(1, timeout), self.lock:
             self.require_writable()
             lane = episode.lane_for_append()
-            place = self._place_of(episode) if episode.steps else None
+            place = self._place_of(episode) if episode.steps_in_lane else None
             if not self.has_room(lane):
                 lane, place = self.next_lane(lane), None
-                if episode.steps:
+                if episode.steps_in_lane:
                     self._close_extent(episode)
                 episode.move_to(lane)
             rows, frames = episode.encode(leaves, follows, sequence)
@@ -213,7 +213,7 @@ class Log(Store):
             lane, episode.lane = episode.lane, None
             if lane is None:
                 return
-            if episode.steps:
+            if episode.steps_in_lane:
                 self._close_extent(episode)
             self.give_lane(lane)
             if self.durability.every_episode and not self.durability.every_step:
@@ -294,11 +294,12 @@ class Log(Store):
 
     def sync(self) -> None:
         """All steps and facts so far are power-safe when this returns."""
-        with self.lock:
-            segments, appended = [s for s in self._segments.values() if s.unsynced], self.appended
-        for segment in segments:
-            segment.sync()
-        self.facts.sync()
+        with self.reading():  # so that no segment is closed meanwhile
+            with self.lock:
+                segments, appended = list(self._segments.values()), self.appended
+            for segment in segments:
+                segment.sync()
+            self.facts.sync()
         self.synced = max(self.synced, appended)
 
     # Views and reading
@@ -468,8 +469,9 @@ class Log(Store):
         dropped = self.drop(number)
         self.appended -= dropped
         self.counts["inserted"] -= dropped
-        with contextlib.suppress(StorageError):  # without this line, the next writer sees that it was not finished
-            self.facts.delete(number)
+        if dropped:
+            with contextlib.suppress(StorageError):  # without this line, the next writer sees that it was not finished
+                self.facts.delete(number)
 
     def _complete(self, trajectory: Tree) -> dict[str, Any]:
         """The trajectory with the built-in columns that it leaves out."""
@@ -514,10 +516,14 @@ class Log(Store):
             thread.start()
 
     def _compress(self, segment: Segment) -> None:
-        with self.reading():
-            if segment.number not in self._segments:
-                return
-            raw = segment.compress(self.settings["compression"])
+        try:
+            with self.reading():
+                if segment.number not in self._segments:
+                    return
+                raw = segment.compress(self.settings["compression"])
+        except HiltError as error:
+            logger.warning("%s: not compressed, its frames stay as they are: %s", segment.folder, error)
+            return
         with self.lock:
             if raw and not self.closed and segment.number in self._segments:
                 self.reopen(segment.number)
@@ -540,6 +546,20 @@ class _Limited:
             self.limiter.inserted(max(0, entered - self.entered))
             self.limiter.deleted(max(0, left - self.left))
             self.entered, self.left = entered, left
+
+
+def _check_new(folder: Path) -> None:
+    """Whether a log may be made here: nothing is, or what a process left that was killed while it made one."""
+    with storage_errors(folder):
+        if (folder / "log.json").exists():
+            raise ConfigError(f"{folder}: a log is there already; open it with Log.open({str(folder)!r}).")
+        if not folder.exists():
+            return
+        ours = {folder / "writer.lock", folder / "segments", *leftovers(folder)}
+        strangers = [path for path in [*folder.iterdir(), *folder.glob("segments/*")] if path not in ours]
+        if strangers:
+            found = strangers[0].relative_to(folder)
+            raise ConfigError(f"{folder}: expected a new or empty folder, got one that holds {found}. Choose another path.")
 
 
 def _check_settings(settings: Mapping[str, Any], schema: Schema) -> None:

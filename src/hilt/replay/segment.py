@@ -15,6 +15,7 @@ sixty lines.
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, MissingPackageError, StorageError, VersionError
+from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError, StorageError, VersionError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
 from hilt.core.tree import Array
 from hilt.replay.schema import FrameColumn, Schema
@@ -63,6 +64,9 @@ class Segment:
         self._fds: dict[str, int] = {}
         self._write = write
         self.unsynced = False
+        """Whether something was written that a power cut would take away."""
+        self._loose = False  # whether files and names, too, may not be on the disk yet
+        self._syncing = threading.Lock()
 
     @classmethod
     def create(cls, folder: Path, schema: Schema, room: int, files: Files = DISK, durable: bool = True) -> Segment:
@@ -79,6 +83,7 @@ class Segment:
         if durable:
             files.sync_folder(folder.parent)
         segment = cls(folder, schema, room, files, write=True)
+        segment._loose = not durable
         segment._open_files()
         return segment
 
@@ -91,6 +96,8 @@ class Segment:
         if (folder / "seal.json").exists():
             segment._load_seal(read_json(folder / "seal.json"))
         segment._open_files()
+        # What a killed process wrote, and what one wrote that never synced, may not be on the disk.
+        segment.unsynced = segment._loose = write and not (segment.sealed or {}).get("durable", False)
         return segment
 
     # Writing
@@ -120,11 +127,30 @@ class Segment:
         return first
 
     def sync(self) -> None:
-        """Power-safe when it returns."""
-        if self.unsynced:
-            for fd in self._fds.values():
-                self.files.sync(fd)
-            self.unsynced = False
+        """Power-safe when it returns: what was appended before the call, by whichever thread."""
+        with self._syncing:
+            if not self.unsynced:
+                return
+            loose, self.unsynced, self._loose = self._loose, False, False  # before the sync: what comes meanwhile needs the next one
+            try:
+                for fd in self._fds.values():
+                    self.files.sync(fd)
+                if loose:
+                    self._sync_names()
+            except StorageError:
+                self.unsynced, self._loose = True, loose
+                raise
+
+    def _sync_names(self) -> None:
+        for name in ("header.json", "extents", "seal.json"):
+            if (self.folder / name).exists():
+                fd = self.files.open(self.folder / name)
+                try:
+                    self.files.sync(fd)
+                finally:
+                    self.files.close(fd)
+        self.files.sync_folder(self.folder)
+        self.files.sync_folder(self.folder.parent)
 
     def seal(self, extents: Array, durable: bool) -> None:
         """Ends the segment: nothing is appended any more, and opening it reads no rows."""
@@ -132,9 +158,11 @@ class Segment:
             self.sync()
         raw = extents.tobytes()
         self.files.replace(self.folder / "extents", raw, durable)
-        data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw)}
+        data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw), "durable": durable}
         write_json(self.folder / "seal.json", data, self.files, durable)
         self._load_seal(data)
+        if not durable:
+            self.unsynced = self._loose = True
 
     def compress(self, codecs: Mapping[str, str]) -> list[Path]:
         """Writes frame columns of a sealed segment once more with a lossless codec, beside the raw files.
@@ -143,13 +171,15 @@ class Segment:
         of no more use to it.
         """
         assert self.sealed is not None
+        self.sync()
         made, raw = dict(self.codecs), []
         for column in self.layout.frames:
             if column.name in codecs and column.name not in made:
                 made[column.name] = self._compress_column(column, codecs[column.name])
                 raw.append(self.folder / column.file)
         if raw:
-            write_json(self.folder / "seal.json", {**self.sealed, "codecs": made}, self.files)
+            self.files.sync_folder(self.folder)
+            write_json(self.folder / "seal.json", {**self.sealed, "codecs": made, "durable": True}, self.files)
         return raw
 
     def _compress_column(self, column: FrameColumn, codec: str) -> dict[str, Any]:
@@ -159,15 +189,20 @@ class Segment:
         self.files.remove(beside)
         fd = self.files.create(beside)
         frame = np.empty(column.nbytes, np.uint8)
-        for number in range(self.frames[column.name]):
-            self.read_frame(column, number, frame)
-            data = encode(frame)
-            self.files.write(fd, data, position)
-            position += len(data)
-            ends[number] = position
-        self.files.write(fd, ends.tobytes(), position)
-        self.files.sync(fd)
-        self.files.close(fd)
+        try:
+            for number in range(self.frames[column.name]):
+                self.read_frame(column, number, frame)
+                data = encode(frame)
+                self.files.write(fd, data, position)
+                position += len(data)
+                ends[number] = position
+            self.files.write(fd, ends.tobytes(), position)
+            self.files.sync(fd)
+        except HiltError:
+            self.files.remove(beside)
+            raise
+        finally:
+            self.files.close(fd)
         self.files.rename(beside, target)
         return {"codec": codec, "bytes": position, "index_crc": checksum(ends.tobytes())}
 
@@ -212,9 +247,10 @@ class Segment:
         return sum(os.fstat(fd).st_size for fd in self._fds.values())
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            self.files.close(fd)
-        self._fds = {}
+        with self._syncing:
+            for fd in self._fds.values():
+                self.files.close(fd)
+            self._fds = {}
 
     def __del__(self) -> None:
         for fd in getattr(self, "_fds", {}).values():

@@ -95,7 +95,6 @@ class Store:
         """Reads what is on disk. A writer also cuts torn tails and removes leftovers."""
         started = time.perf_counter()
         if self._write:
-            self._files.make_folder(self.path / "segments")
             for folder in [self.path, self.path / "segments", *self.path.glob("segments/[0-9]*/")]:
                 for leftover in leftovers(folder):
                     self._files.remove(leftover)
@@ -285,8 +284,12 @@ class Store:
         if self.settings["durability"] != "never":
             lane.segment.sync()
         fresh = self._new_lane()  # first: when there is no room for it, the full lane stays as it was
+        try:
+            self._seal(lane)
+        except BaseException:
+            self.give_lane(fresh)
+            raise
         self._busy.discard(lane.segment.number)
-        self._seal(lane)
         return fresh
 
     def room(self, lane: Lane) -> int:

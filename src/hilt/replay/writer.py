@@ -29,6 +29,8 @@ class Episode:
         """The number of this trajectory in its log."""
         self.steps = 0
         """How many steps were appended."""
+        self.steps_in_lane = 0
+        """How many of them lie in the segment that is being written."""
         self.place = -1
         self.place_version = -1
         self.lane: Lane | None = lane
@@ -100,6 +102,7 @@ class Episode:
     def committed(self, leaves: Sequence[Array]) -> None:
         """Remembers what the step ended with."""
         self.steps += 1
+        self.steps_in_lane += 1
         self._tail_state = [leaves[after].tobytes() for _, after in self._state_pairs]
         self._tail = {c.name: self._row[c.columns[1]][0].copy() for c in self._frames if len(c.columns) > 1}
 
@@ -110,7 +113,7 @@ class Episode:
 
     def move_to(self, lane: Lane) -> None:
         """The next step goes into another segment and stores its observation there again."""
-        self.lane, self._tail = lane, {}
+        self.lane, self.steps_in_lane, self._tail = lane, 0, {}
 
     def _is_tail(self, column: FrameColumn, observation: Array) -> bool:
         refs = self._tail.get(column.name)

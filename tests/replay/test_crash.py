@@ -1,0 +1,264 @@
+"""A writer killed with SIGKILL from outside, at random moments and right before each system call of each kind of commit.
+
+Whatever a call had promised by returning is there afterwards, exactly once, pixel for pixel. What was not promised is there as a whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.errors import FormatError, StorageError
+from hilt.replay import Log
+from hilt.replay.runs import key_of
+from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
+from tests.replay.writers import DEADLINE_S, PLACES, Writer, write_forever, write_once
+
+KILLS = 120
+
+
+class Promises:
+    """What the writers of one log have reported, over all their lives."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, tuple[int, int]] = {}  # key -> seed, t
+        self.facts: dict[int, float] = {}
+        self.deleted: set[int] = set()
+        self.vanishing: set[int] = set()
+        """Trajectories whose deletion was begun."""
+
+    def take(self, reports: Iterable[Any]) -> set[int]:
+        """Adds reports; returns the keys they promise."""
+        new: set[int] = set()
+        for kind, *rest in reports:
+            if kind == "step":
+                key, seed, t = rest
+                self.steps[key] = (seed, t)
+                new.add(key)
+            elif kind == "trajectory":
+                number, seed, steps, width = rest
+                for t in range(steps):
+                    for b in range(width):
+                        self.steps[key_of(number, t * width + b)] = (seed + b, t)
+                        new.add(key_of(number, t * width + b))
+            elif kind == "fact":
+                self.facts[rest[0]] = rest[1]
+            elif kind == "deleting":
+                self.vanishing.add(rest[0])
+            elif kind == "deleted":
+                self.deleted.add(rest[0])
+        return new
+
+    def check(self, log: Log, look_at: Iterable[int] | None = None, evicted: int = 0) -> list[int]:
+        """Everything promised is there, and what else is there; with `look_at` only these steps are read.
+
+        `evicted` is how many of the oldest steps may be gone.
+        """
+        present = set(all_keys(log))
+        lost = [key for key in sorted(set(self.steps) - present)[evicted:] if key >> 32 not in self.vanishing]
+        assert not lost, f"{len(lost)} promised steps are lost, the first is {describe(lost[0])} of {len(self.steps)}"
+        found = check_contents(log, None if look_at is None else present & set(look_at))
+        for key, what in found.items():
+            assert self.steps.get(key, what) == what, f"{describe(key)} is another step than the one that was promised"
+        for number, value in self.facts.items():
+            assert log.facts.about(number)["tag"] >= value, f"a fact about trajectory {number} is lost"
+        assert not self.deleted & {key >> 32 for key in present}, "a deleted trajectory is there again"
+        return sorted(present - set(self.steps))
+
+    def settle(self, log: Log, extra: Iterable[int]) -> None:
+        """Steps that were not promised but are there have to stay, too."""
+        self.steps.update(check_contents(log, extra))
+
+
+def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], None]):
+    folder, rng, promises = memory_path / "log", np.random.default_rng(7), Promises()
+    make_log(folder, compression={IMAGE: "zlib"}).close()
+    outcome: Counter[str] = Counter()
+    for kill in range(KILLS):
+        writer = Writer(write_forever, folder, kill * 10**6 * SPACING, kill)
+        if rng.random() < 0.8:  # the others are killed while they start and mend what the one before left
+            writer.listen(DEADLINE_S, until="opened")
+        writer.listen(rng.uniform(0, 0.06))
+        writer.kill()
+        assert not writer.failures()
+        fresh = promises.take(writer.reports)
+        outcome["killed while opening" if ("opened",) not in writer.reports else "killed while writing"] += 1
+        look_at = fresh | set(rng.choice(list(promises.steps), size=min(100, len(promises.steps))).tolist() if promises.steps else ())
+        with Log.open(folder, "r") as log:
+            extra = check_after_kill(promises, log, look_at | unpromised(log, promises))
+        if rng.random() < 0.5:  # else the next writer has to mend it
+            with Log.open(folder) as log:
+                assert check_after_kill(promises, log, look_at | set(extra)) == extra
+                assert log.recovery.corrupt_steps == 0
+                outcome["torn steps cut"] += log.recovery.torn_steps
+                promises.settle(log, extra)
+        else:
+            with Log.open(folder, "r") as log:
+                promises.settle(log, extra)
+        outcome["unpromised but whole"] += bool(extra)
+    with Log.open(folder) as log:
+        assert promises.check(log) == []
+        assert log.damage() == []
+        outcome["segments"] = len(log.segments)
+    counted(f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, none lost; {dict(outcome)}")
+    assert outcome["killed while writing"] >= 80
+
+
+def unpromised(log: Log, promises: Promises) -> set[int]:
+    return set(all_keys(log)) - set(promises.steps)
+
+
+def check_after_kill(promises: Promises, log: Log, look_at: Iterable[int]) -> list[int]:
+    """What is there besides the promised steps is the one call that was under way: one step, or one whole trajectory."""
+    extra = promises.check(log, look_at)
+    assert len({key >> 32 for key in extra}) <= 1, f"steps nobody wrote: {[describe(key) for key in extra]}"
+    if extra:
+        steps, width = log.read(np.array(extra[:1]))["shape"][0].tolist()
+        assert len(extra) == max(1, steps * width), f"a part of a trajectory: {[describe(key) for key in extra]}"
+        offset = extra[0] & 0xFFFFFFFF
+        assert offset == 0 or extra[0] - 1 in promises.steps, f"{describe(extra[0])} has no step before it"
+    return extra
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_killed_before_each_system_call(place: str, memory_path: Path, counted: Callable[[str], None]):
+    template = memory_path / "template"
+    before = prepare(place, template)
+    calls: list[str] = []
+    for kill_at in range(1000):
+        folder = memory_path / f"log-{kill_at}"
+        shutil.copytree(template, folder)
+        promises = Promises()
+        promises.take(before)
+        writer = Writer(write_once, folder, place)
+        died_at = drive(writer, kill_at)
+        promises.take(writer.reports)
+        check_survivor(place, folder, promises)
+        shutil.rmtree(folder)
+        if died_at is None:
+            break
+        calls.append(died_at)
+    counted(f"{len(calls)} kills, one before each call ({', '.join(f'{n} {what}' for what, n in Counter(c.split()[0] for c in calls).items())})")
+    print("\n".join(f"{place}: {call}" for call in calls))
+    assert len(calls) >= 2
+
+
+def prepare(place: str, template: Path) -> list[Any]:
+    """The log as it is before the commit; returns the reports of what it holds."""
+    if place == "create a log":
+        template.mkdir()
+        return []
+    with make_log(template) as log:
+        number = log.add(trajectory(100 * SPACING, 3, 2), actor="before")
+        log.annotate(number, tag=5)
+        reports: list[Any] = [("trajectory", number, 100 * SPACING, 3, 2), ("fact", number, 5)]
+        if place == "open after a crash":
+            reports += [("trajectory", log.add(trajectory(s * SPACING, 4, 3)), s * SPACING, 4, 3) for s in range(101, 104)]
+    if place == "open after a crash":
+        tear(template)
+    return reports
+
+
+def tear(folder: Path) -> None:
+    """Torn tails in the segment that was written to last, and whatever a killed writer may leave lying about."""
+    last = max((folder / "segments").iterdir())
+    for file in last.glob("*"):
+        if file.suffix != ".json":
+            with file.open("ab") as stream:
+                stream.write(file.read_bytes()[:100])
+    with (folder / "annotations.jsonl").open("ab") as stream:
+        stream.write(b'01234567 {"traject')
+    (folder / ".log.json.1.2.new").write_bytes(b"{")
+    shutil.copytree(last, last.with_name(".000099.new"))
+    shutil.copytree(last, last.with_name(".000098.trash"))
+    (last / ".seal.json.1.2.new").write_bytes(b"{")
+
+
+def drive(writer: Writer, kill_at: int) -> str | None:
+    """Lets so many announced calls pass and kills the writer where it waits for the next; returns that call, or None at the end."""
+    for _ in range(kill_at):
+        writer.listen(DEADLINE_S, until="call")
+        if writer.reports[-1][0] != "call":
+            break
+        writer.pipe.send("go")
+    else:
+        writer.listen(DEADLINE_S, until="call")
+    last = writer.reports[-1]
+    writer.kill()
+    assert not writer.failures()
+    assert last[0] in ("call", "done"), f"the writer says nothing any more: {last}"
+    return str(last[1]) if last[0] == "call" else None
+
+
+def check_survivor(place: str, folder: Path, promises: Promises) -> None:
+    """Readers and the next writer see everything promised; the next writer can go on."""
+    if place == "create a log":
+        folder = folder / "inner" / "log"
+        try:
+            Log.open(folder, "r").close()
+        except (FormatError, StorageError):
+            make_log(folder).close()
+    evicted = 14 if place.startswith("evict") else 0
+    with Log.open(folder, "r") as log:
+        seen = promises.check(log, evicted=evicted)
+    with Log.open(folder) as log:
+        extra = promises.check(log, evicted=evicted)
+        assert extra == seen, "the next writer sees other steps than a reader"
+        assert len(extra) in (0, 1, 4, 8, 30)
+        assert log.recovery.corrupt_steps == 0
+        assert not list(folder.rglob("*.new")) and not list(folder.rglob("*.trash")), "leftovers stay on the disk"
+        promises.settle(log, extra)
+        promises.take(go_on(log))
+        present = promises.check(log, evicted=evicted)
+    with Log.open(folder) as log:
+        assert promises.check(log, evicted=evicted) == present == []
+        assert log.damage() == []
+
+
+def go_on(log: Log) -> list[Any]:
+    seed, reports = 10**6 * SPACING, []
+    with log.episode(actor="after") as episode:
+        for t in range(3):
+            reports.append(("step", episode.append(columns(seed, t)), seed, t))
+    number = log.add(trajectory(seed + SPACING, 3, 2))
+    assert log.facts.about(number) == {}, "a new trajectory has the facts of another one"
+    return [*reports, ("trajectory", number, seed + SPACING, 3, 2)]
+
+
+def test_a_number_is_never_given_twice(tmp_path: Path):
+    """The newest trajectory was deleted or evicted, and the next process goes on after it: what was said of it is not said of another."""
+    with make_log(tmp_path / "log") as log:
+        first = log.add(trajectory(0, 2, 1))
+        second = log.add(trajectory(SPACING, 2, 1))
+        log.annotate(second, success=True)
+        log.delete(second)
+    with Log.open(tmp_path / "log") as log:
+        third = log.add(trajectory(2 * SPACING, 2, 1))
+        assert third > second > first
+        assert log.facts.about(third) == {}
+    with Log.open(tmp_path / "log") as log:
+        assert log.trajectories() == [first, third]
+
+
+def test_a_number_is_not_given_again_after_eviction(tmp_path: Path):
+    """An old episode runs on while everything newer is evicted, its file too."""
+    with make_log(tmp_path / "log", capacity_steps=64) as log:
+        episode = log.episode()
+        seed = 10 * SPACING
+        episode.append(columns(seed, 0))
+        numbers = [log.add(trajectory((11 + i) * SPACING, 12, 1)) for i in range(20)]
+        log.settings["capacity_steps"] = 1
+        log.enforce_capacity()
+        assert log.trajectories() == [episode.trajectory]
+        segments = {segment.number for segment in log.segments}
+    with Log.open(tmp_path / "log") as log:
+        assert log.add(trajectory(0, 1, 1)) > max(numbers)
+        assert {segment.number for segment in log.segments} - segments <= {20, 21, 22}
+        assert not {segment.number for segment in log.segments} & set(range(1, 20))
