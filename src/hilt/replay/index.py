@@ -35,8 +35,7 @@ class Index:
     """Extents in the order of their keys. Appending costs the same in an empty index and in a large one."""
 
     def __init__(self) -> None:
-        self._data = np.zeros(64, ENTRY)
-        self._keys = np.zeros(64, np.int64)  # the keys once more, side by side, for searching
+        self._use(np.zeros(64, ENTRY), np.zeros(64, np.int64))
         self._head = self._size = 0
         self.version = 0
         """Changes whenever the place of an entry may have changed."""
@@ -70,11 +69,20 @@ class Index:
         self._size += 1
         return at - self._head
 
+    def grow(self, place: int, steps: int, sources: int, sequence: int, ended: bool) -> None:
+        """Steps were appended to an entry."""
+        at = self._head + place
+        self._steps[at] += steps
+        self._sources[at] |= sources
+        self._ended[at] = ended
+        if sequence > self._sequence[at]:
+            self._sequence[at] = sequence
+
     def extend(self, entries: Array) -> None:
         """Adds many entries at once, as opening a log does."""
         merged = np.concatenate([self.entries, entries])
-        self._data = merged[np.argsort(merged["key"], kind="stable")]
-        self._keys = self._data["key"].copy()
+        merged = merged[np.argsort(merged["key"], kind="stable")]
+        self._use(merged, merged["key"].copy())
         self._head, self._size = 0, len(self._data)
         self.version += 1
 
@@ -107,10 +115,16 @@ class Index:
         first, stop = np.searchsorted(self.keys, [trajectory << OFFSET_BITS, (trajectory + 1) << OFFSET_BITS])
         return range(int(first), int(stop))
 
+    def _use(self, data: Array, keys: Array) -> None:
+        self._data = data
+        self._keys = keys  # the keys once more, side by side, for searching
+        self._steps, self._sources, self._sequence, self._ended = data["steps"], data["sources"], data["sequence"], data["ended"]
+
     def _renew(self) -> None:
         """New arrays with room for as many entries again."""
         live = len(self)
         data, keys = np.zeros(max(64, 2 * live), ENTRY), np.zeros(max(64, 2 * live), np.int64)
         data[:live], keys[:live] = self.entries, self.keys
-        self._data, self._keys, self._head, self._size = data, keys, 0, live
+        self._use(data, keys)
+        self._head, self._size = 0, live
         self.version += 1

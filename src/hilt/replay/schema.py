@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,21 @@ class Layout:
         unique = tuple({f.name: f for f in frames.values()}.values())
         return cls(np.dtype(fields), inline, unique, tuple(pairs), frames)
 
+    @cached_property
+    def plain(self) -> tuple[bool, ...]:
+        """Per small column, whether `packed` takes its value as it is; it takes the bytes of the others."""
+        return tuple(self.row[path].str in _PLAIN for path in self.inline)
+
+    @cached_property
+    def packed(self) -> Struct:
+        """The row for Python's `struct`, which makes a single one many times faster than numpy does."""
+        codes = [_PLAIN["<i8"], _PLAIN["<i8"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["<u4"], _PLAIN["|u1"]]  # the fields with a '#'
+        for path, plain in zip(self.inline, self.plain, strict=True):
+            codes.append(_PLAIN[self.row[path].str] if plain else f"{self.row[path].itemsize}s")
+        codes += ["qI" * max(1, self.frame_of[path].stack) for path in self.frame_of]
+        packed = Struct("<" + "".join(codes))
+        return Struct(f"{packed.format}{self.row.itemsize - packed.size}x")
+
     @property
     def step_bytes(self) -> int:
         """Bytes of one step that shares its observation with the step before it."""
@@ -200,6 +216,8 @@ class Layout:
 
 
 PAGE = 4096
+_PLAIN = {"|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
+"""Types whose numbers go through Python unchanged, and their codes in `struct`."""
 
 
 def _mate(path: str) -> str:
