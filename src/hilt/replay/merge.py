@@ -189,6 +189,10 @@ class Copier:
 
     def copy(self, trajectory: int) -> int:
         """Returns how many steps it had."""
+        with self._target.lock:  # segments of the target are compressed in the background meanwhile
+            return self._copy(trajectory)
+
+    def _copy(self, trajectory: int) -> int:
         source, target = self._source, self._target
         entries = [source.index.entries[place].copy() for place in source.index.places_of(trajectory)]
         steps = sum(int(entry["steps"]) for entry in entries)
