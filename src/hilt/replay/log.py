@@ -189,17 +189,16 @@ class Log(Store):
                 if episode.steps_in_lane:
                     self._close_extent(episode)
                 episode.move_to(lane)
-            rows, frames = episode.encode(leaves, follows, sequence)
-            episode.place = self.commit_rows(lane, rows, frames, place)
+            encoded = episode.encode(leaves, follows, sequence)
+            episode.place = self.commit_row(lane, episode, encoded, place)
             episode.place_version = self.index.version
             key = (episode.trajectory << OFFSET_BITS) | episode.steps
-            ended = bool(rows["terminated"][0] or rows["truncated"][0])
-            episode.committed(leaves)
+            episode.committed(leaves, encoded)
             if self.durability.every_step:
                 self._sync_written([lane.segment])
             elif self._syncer is not None:
                 self._syncer.notify()
-            if ended:
+            if encoded.ended:
                 self.end_episode(episode)
             elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
                 self.enforce_capacity()
@@ -423,7 +422,7 @@ class Log(Store):
     def _admitted(self, steps: int, timeout: float | None) -> contextlib.AbstractContextManager[object]:
         """Waits until every rate limiter lets so many steps in. They are counted by `tell_limiters`, once they are there."""
         if not self._limited:
-            return contextlib.nullcontext()
+            return _NOTHING
         stack = contextlib.ExitStack()
         try:
             for limited in self._limited:
@@ -529,6 +528,9 @@ class Log(Store):
                 self.reopen(segment.number)
                 for path in raw:
                     self._files.remove(path)
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclass

@@ -31,6 +31,7 @@ from hilt.replay.table import Table
 
 if TYPE_CHECKING:
     from hilt.replay.view import Selection
+    from hilt.replay.writer import EncodedStep, Episode
 
 logger = logging.getLogger("hilt.replay")
 
@@ -341,36 +342,55 @@ class Store:
 
     def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
         """Appends rows of one trajectory, consecutive steps, to its extent at `place`, or to a new one. Returns the place."""
-        segment, count, extends = lane.segment, len(rows), place is not None
-        first = segment.append(rows, frames)
-        head, last = rows[0], rows[-1]
-        bits = 1 << int(head["source"]) if count == 1 else int(np.bitwise_or.reduce(1 << rows["source"].astype(np.int64)))
-        key = key_of(int(head["#trajectory"]), int(head["#offset"]))
-        ended = bool(last["terminated"] or last["truncated"])
+        first, head, last = lane.segment.append(rows, frames), rows[0], rows[-1]
+        extent = np.zeros(1, ENTRY)[0]
+        extent["key"], extent["steps"] = key_of(int(head["#trajectory"]), int(head["#offset"])), len(rows)
+        extent["sequence"], extent["width"], extent["origin"] = last["#sequence"], head["#width"], head["#origin"]
+        extent["sources"] = np.bitwise_or.reduce(1 << rows["source"].astype(np.int64))
+        extent["ended"] = last["terminated"] or last["truncated"]
         if place is None:
-            entry = np.zeros(1, ENTRY)[0]
-            entry["key"], entry["at"] = key, first + lane.slot * lane.table.rows_per_slot
-            entry["sequence"], entry["steps"], entry["width"] = last["#sequence"], count, head["#width"]
-            entry["origin"], entry["segment"], entry["sources"] = head["#origin"], segment.number, bits
-            entry["table"], entry["open"], entry["ended"] = self._slots[segment.number][0], True, ended
-            place = self.index.add(entry)
-            self._extents_in[segment.number] = self._extents_in.get(segment.number, 0) + 1
+            place, extends = self._open_extent(lane, extent, first), False
         else:
-            entry = self.index.entries[place]
-            entry["steps"] += count
-            entry["sources"] |= bits
-            entry["sequence"] = max(entry["sequence"], last["#sequence"])
-            entry["ended"] = ended
-        self.live_steps += count
-        self.live_bytes += rows.nbytes
+            self.index.grow(place, len(rows), int(extent["sources"]), int(extent["sequence"]), bool(extent["ended"]))
+            extends = True
+        self._entered(lane.segment, int(extent["key"]), len(rows), frames, extends, lambda: rows)
+        return place
+
+    def commit_row(self, lane: Lane, episode: Episode, step: EncodedStep, place: int | None) -> int:
+        """As `commit_rows`, of the next step of a running episode: the way that must be short."""
+        first = lane.segment.append_row(step.row, step.frames)
+        key, sources, extends = key_of(episode.trajectory, episode.steps), 1 << step.source, place is not None
+        if place is None:
+            extent = np.zeros(1, ENTRY)[0]
+            extent["key"], extent["steps"], extent["width"], extent["origin"] = key, 1, 1, episode.origin
+            extent["sequence"], extent["sources"], extent["ended"] = step.sequence, sources, step.ended
+            place = self._open_extent(lane, extent, first)
+        else:
+            self.index.grow(place, 1, sources, step.sequence, step.ended)
+        self._entered(lane.segment, key, 1, step.frames, extends, lambda: np.frombuffer(step.row, self.schema.layout.row))
+        return place
+
+    def _open_extent(self, lane: Lane, extent: Any, first: int) -> int:
+        """Enters an extent that begins at row `first` of a lane; returns its place."""
+        number = lane.segment.number
+        extent["at"], extent["segment"] = first + lane.slot * lane.table.rows_per_slot, number
+        extent["table"], extent["open"] = self._slots[number][0], True
+        self._extents_in[number] = self._extents_in.get(number, 0) + 1
+        return self.index.add(extent)
+
+    def _entered(
+        self, segment: Segment, key: int, steps: int, frames: Mapping[str, Sequence[Array]], extends: bool, rows: Callable[[], Array]
+    ) -> None:
+        """Counts steps that were committed and shows them to the views."""
+        self.live_steps += steps
+        self.appended += steps
+        self.counts["inserted"] += steps
+        self.live_bytes += steps * segment.layout.row.itemsize
         for column in segment.layout.frames:
             self.live_bytes += column.nbytes * len(frames[column.name])
-        self.appended += count
-        self.counts["inserted"] += count
         for ref in self._selections:
             if (selection := ref()) is not None:
-                selection.added(key, count, rows, extends)
-        return place
+                selection.added(key, steps, None if selection.is_all else rows(), extends)
 
     # Removing
 

@@ -7,18 +7,35 @@ find out which observation is the frame that the step before ended with, by comp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hilt.core.errors import ClosedError
 from hilt.core.files import checksum
-from hilt.core.tree import Array, Tree
+from hilt.core.tree import Array, Tree, equal
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
 
 if TYPE_CHECKING:
     from hilt.replay.log import Log
     from hilt.replay.store import Lane
+
+
+Reference = tuple[int, int]
+"""A frame's number in its segment, and its checksum."""
+
+
+class EncodedStep(NamedTuple):
+    """A step on its way into a segment."""
+
+    row: bytearray
+    frames: dict[str, list[Array]]
+    """By column, the frames that are new with this step."""
+    tail: dict[str, list[Reference]]
+    """By column, the frames that it ends with."""
+    sequence: int
+    source: int
+    ended: bool
 
 
 class Episode:
@@ -34,18 +51,19 @@ class Episode:
         self.place = -1
         self.place_version = -1
         self.lane: Lane | None = lane
-        self._log, self._origin = log, origin
-        self._columns = log.schema.columns
+        self.origin = origin
+        self._log = log
         layout = log.schema.layout
         self._frames = layout.frames
-        self._row = np.zeros(1, layout.row)
-        self._row["#trajectory"], self._row["#origin"], self._row["#width"] = trajectory, origin, 1
-        order = {path: i for i, path in enumerate(self._columns)}
-        self._inline = [(order[p], self._row[p][0] if log.schema.columns[p].shape else self._row[p]) for p in layout.inline]
+        self._row = layout.packed
+        order = {path: i for i, path in enumerate(log.schema.columns)}
+        self._inline = [(order[path], plain) for path, plain in zip(layout.inline, layout.plain, strict=True)]
+        self._ends = order["terminated"], order["truncated"]
+        self._source = order["source"]
         self._state_pairs = [(order[a], order[b]) for a, b in layout.pairs if a in layout.inline]
         self._frame_places = [tuple(order[p] for p in c.columns) for c in layout.frames]
         self._tail_state: list[bytes] | None = None
-        self._tail: dict[str, Array] = {}  # the references of the last step's next frames, by column
+        self._tail: dict[str, list[Reference]] = {}  # the next frames of the last step, by column
 
     def append(self, step: Tree, sequence: int = -1, timeout: float | None = None) -> int:
         """Stores one step and returns its key. Process-safe when it returns; see `Log.durability` for more.
@@ -80,31 +98,38 @@ class Episode:
                 return False
         return bool(self._state_pairs) or any(len(places) > 1 for places in self._frame_places)
 
-    def encode(self, leaves: Sequence[Array], follows: bool, sequence: int) -> tuple[Array, dict[str, list[Array]]]:
-        """The row of a step and the frames that are new with it."""
-        row, lane = self._row, self.lane_for_append()
-        row["#sequence"], row["#offset"], row["#flags"] = sequence, self.steps, FOLLOWS if follows else 0
-        for place, target in self._inline:
-            target[...] = leaves[place]
+    def encode(self, leaves: Sequence[Array], follows: bool, sequence: int) -> EncodedStep:
+        """The row of a step as it lies on disk, and the frames that are new with it. See `Layout.row`."""
+        fields: list[Any] = [self.trajectory, sequence, self.steps, self.origin, 1, FOLLOWS if follows else 0]
+        fields += [leaves[place] if plain else leaves[place].tobytes() for place, plain in self._inline]
         new: dict[str, list[Array]] = {}
+        tail: dict[str, list[Reference]] = {}
+        segment = self.lane_for_append().segment
         for column, places in zip(self._frames, self._frame_places, strict=True):
-            base = lane.segment.frames[column.name]
+            base = segment.frames[column.name]
             fresh: list[Array] = []
-            refs = self._tail.get(column.name) if follows and len(places) > 1 else None
-            if refs is None:
-                refs = _store(column, leaves[places[0]], base, fresh)
-            row[column.columns[0]] = refs
+            now = self._tail.get(column.name) if follows and len(places) > 1 else None
+            if now is None:
+                now = _store(column, leaves[places[0]], base, fresh)
+            for reference in now:
+                fields += reference
             if len(places) > 1:
-                row[column.columns[1]] = self._next_refs(column, leaves[places[0]], leaves[places[1]], refs, base, fresh)
+                after = tail[column.name] = self._store_next(column, leaves[places[0]], leaves[places[1]], now, base, fresh)
+                for reference in after:
+                    fields += reference
             new[column.name] = fresh
-        return row, new
+        row = bytearray(self._row.size)
+        self._row.pack_into(row, 0, *fields)
+        terminated, truncated = self._ends
+        ended = bool(leaves[terminated] or leaves[truncated])
+        return EncodedStep(row, new, tail, sequence, int(leaves[self._source]), ended)
 
-    def committed(self, leaves: Sequence[Array]) -> None:
+    def committed(self, leaves: Sequence[Array], step: EncodedStep) -> None:
         """Remembers what the step ended with."""
         self.steps += 1
         self.steps_in_lane += 1
         self._tail_state = [leaves[after].tobytes() for _, after in self._state_pairs]
-        self._tail = {c.name: self._row[c.columns[1]][0].copy() for c in self._frames if len(c.columns) > 1}
+        self._tail = step.tail
 
     def lane_for_append(self) -> Lane:
         if self.lane is None:
@@ -120,22 +145,23 @@ class Episode:
         assert self.lane is not None
         if refs is None:
             return False
-        frames = observation if column.stack else observation[None]
-        for frame, number in zip(frames, np.atleast_1d(refs)["frame"].tolist(), strict=True):
+        for frame, (number, _) in zip(observation if column.stack else [observation], refs, strict=True):
             stored = self._log.stored_frame(self.lane, column, number)
-            if np.ascontiguousarray(frame).reshape(-1).view(np.uint8).tobytes() != stored.tobytes():
+            if not equal(np.ascontiguousarray(frame).reshape(-1).view(np.uint8), stored):
                 return False
         return True
 
-    def _next_refs(self, column: FrameColumn, now: Array, after: Array, refs: Array, base: int, fresh: list[Array]) -> Any:
+    def _store_next(
+        self, column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]
+    ) -> list[Reference]:
         if not column.stack:
             return _store(column, after, base, fresh)
-        out = np.zeros(column.stack, REFERENCE)
+        out = []
         for i in range(column.stack):  # a stack moves by one: its frame i is frame i + 1 of the stack before
-            if i + 1 < column.stack and np.array_equal(after[i], now[i + 1]):
-                out[i] = refs[i + 1]
+            if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
+                out.append(refs[i + 1])
             else:
-                out[i] = _store_one(after[i], base, fresh)
+                out.append(_store_one(after[i], base, fresh))
         return out
 
 
@@ -171,9 +197,9 @@ class TrajectoryRows:
             if same is not None and next_target is not None and same[i] and before >= 0:
                 target[place] = next_target[before]
             else:
-                target[place] = _store(column, now[i], base, fresh)
+                target[place] = _as_row(column, _store(column, now[i], base, fresh))
             if after is not None and next_target is not None:
-                next_target[place] = _store(column, after[i], base, fresh)
+                next_target[place] = _as_row(column, _store(column, after[i], base, fresh))
         return fresh
 
     def _find_successors(self) -> dict[str, Array]:
@@ -200,19 +226,19 @@ class TrajectoryRows:
         return leaf.reshape(self.steps, *leaf.shape[2:])
 
 
-def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> Any:
-    if not column.stack:
-        return _store_one(value, base, fresh)
-    out = np.zeros(column.stack, REFERENCE)
-    for i in range(column.stack):
-        out[i] = _store_one(value[i], base, fresh)
-    return out
+def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> list[Reference]:
+    """Puts the frames of one column of a step behind those that are fresh, whose numbers begin at `base`."""
+    return [_store_one(frame, base, fresh) for frame in (value if column.stack else [value])]
 
 
-def _store_one(frame: Array, base: int, fresh: list[Array]) -> tuple[int, int]:
+def _store_one(frame: Array, base: int, fresh: list[Array]) -> Reference:
     flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
     fresh.append(flat)
     return base + len(fresh) - 1, checksum(flat)
+
+
+def _as_row(column: FrameColumn, refs: list[Reference]) -> Any:
+    return np.array(refs, REFERENCE) if column.stack else refs[0]
 
 
 def _same_rows(a: Array, b: Array) -> Array:
