@@ -8,27 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError
-from hilt.core.tree import Array
-from hilt.replay.schema import FOLLOWS, PAIRS
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.tree import Array, ArraySpec
+from hilt.replay.schema import FOLLOWS, PAIRS, Schema
+from hilt.replay.table import check_target
 
 if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
 
 
 class Assembly(Protocol):
-    """Turns the keys that a sampler drew into columns. Called inside `Log.reading`."""
+    """Turns the keys that a sampler drew into columns."""
 
-    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]: ...
+    added: ClassVar[tuple[str, ...]]
+    """Names of columns that it adds to those of the log."""
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        """What a batch of `n` elements consists of."""
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        """The batch; what is in `out` was checked against `leaves`. Called inside `Log.reading`."""
 
 
 @dataclass(frozen=True)
 class Steps:
     """Every key is one step: columns ``[batch, ...]``."""
+
+    added: ClassVar[tuple[str, ...]] = ()
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        return _leaves(schema, columns, n)
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
         return steps.gather(keys, steps.schema.select(columns), out)
@@ -48,10 +61,15 @@ class NStep:
     n: int
     discount: float
     reward: str = "rewards"
+    added: ClassVar[tuple[str, ...]] = ("discounts", "n_steps")
 
     def __post_init__(self) -> None:
         if self.n < 1 or not 0 <= self.discount <= 1:
             raise ConfigError(f"n-step: expected n >= 1 and a discount in [0, 1], got n={self.n}, discount={self.discount}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        own = {"discounts": ArraySpec(np.dtype(np.float32), (n,)), "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
+        return {**_leaves(schema, columns, n), **own}
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
         if self.reward not in steps.schema.layout.inline or steps.schema.columns[self.reward].shape:
@@ -84,10 +102,14 @@ class Sequences:
     """
 
     length: int
+    added: ClassVar[tuple[str, ...]] = ("mask",)
 
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ConfigError(f"sequences: expected a length of at least 1 step, got {self.length}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        return {**_leaves(schema, columns, n, self.length), "mask": ArraySpec(np.dtype(bool), (n, self.length))}
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
         window, inside = chain(steps, keys, self.length)
@@ -95,7 +117,8 @@ class Sequences:
         flat = steps.gather(window.reshape(-1), steps.schema.select(columns), flat_out)
         for values in flat.values():
             values[~inside.reshape(-1)] = 0
-        batch = {path: values.reshape(*window.shape, *values.shape[1:]) for path, values in flat.items()}
+        given = out or {}
+        batch = {p: given[p] if p in given else values.reshape(*window.shape, *values.shape[1:]) for p, values in flat.items()}
         batch["mask"] = inside
         return batch
 
@@ -109,18 +132,20 @@ class Stacked:
 
     frames: int
     columns: tuple[str, ...]
+    added: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.frames < 1 or not self.columns:
             raise ConfigError(f"stacked frames: expected at least 1 frame and 1 column, got {self.frames} of {self.columns}.")
 
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        stacked = {*self.columns, *self._nexts(schema)}
+        deep = _leaves(schema, columns, n, self.frames)
+        return {p: deep[p] if p in stacked else spec for p, spec in _leaves(schema, columns, n).items()}
+
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
         paths = steps.schema.select(columns)
-        mates = dict(steps.schema.layout.pairs)
-        for path in self.columns:
-            if path not in mates:
-                raise SchemaError(f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}.")
-        nexts = {mates[p]: p for p in self.columns}
+        nexts = self._nexts(steps.schema)
         batch = steps.gather(keys, [p for p in paths if p not in self.columns and p not in nexts], out)
         back = self._back(steps, keys)  # [batch, frames]
         for path in paths:
@@ -131,6 +156,14 @@ class Stacked:
                 older = self._stack(steps, back, nexts[path])[:, 1:]
                 batch[path] = np.concatenate([older, newest[:, None]], axis=1)
         return batch
+
+    def _nexts(self, schema: Schema) -> dict[str, str]:
+        """The next observations of the stacked columns, and whose they are."""
+        mates = dict(schema.layout.pairs)
+        for path in self.columns:
+            if path not in mates:
+                raise SchemaError(f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}.")
+        return {mates[path]: path for path in self.columns}
 
     def _back(self, steps: Snapshot, keys: Array) -> Array:
         width = steps.widths(keys)
@@ -151,9 +184,12 @@ class Stacked:
 class Episodes:
     """Every key stands for its whole trajectory: columns ``[batch, longest, ...]``, padded with zeros, and ``mask``."""
 
+    added: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        raise ConfigError("out= cannot be used with whole episodes: their length is not known before they are drawn.")
+
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
-        if out is not None:
-            raise ConfigError("out= cannot be used with whole episodes: their length is not known before they are drawn.")
         whole = [steps.trajectory(int(key) >> 32) for key in keys]
         longest = max(len(k) for k in whole)
         inside = np.array([np.arange(longest) < len(k) for k in whole])
@@ -186,6 +222,28 @@ def chain(steps: Snapshot, keys: Array, length: int) -> tuple[Array, Array]:
     return window, inside
 
 
+def _leaves(schema: Schema, columns: Sequence[str] | None, *leading: int) -> dict[str, ArraySpec]:
+    specs = {path: schema.columns[path] for path in schema.select(columns)}
+    return {path: ArraySpec(spec.dtype, (*leading, *spec.shape)) for path, spec in specs.items()}
+
+
+def check_out(leaves: Mapping[str, ArraySpec], out: Mapping[str, Any]) -> None:
+    """Whether a batch of these leaves can be put into these arrays."""
+    for path, target in out.items():
+        if path not in leaves:
+            raise UnknownNameError("field of the batch for out=", path, leaves)
+        check_target(path, leaves[path], target)
+
+
+def put_into(out: Mapping[str, Array], batch: dict[str, Array]) -> dict[str, Array]:
+    """The batch, in the arrays that were given; what was not gathered into them right away is copied."""
+    for path, target in out.items():
+        if batch[path] is not target:
+            target[...] = batch[path]
+            batch[path] = target
+    return batch
+
+
 def assembly(**options: Any) -> Assembly:
     """The assembly that a sampler's options ask for; more than one kind at once is refused."""
     made: list[Assembly] = []
@@ -196,7 +254,8 @@ def assembly(**options: Any) -> Assembly:
     if options.get("sequence_length") is not None:
         made.append(Sequences(options["sequence_length"]))
     if options.get("stack") is not None:
-        made.append(Stacked(options["stack"][0], tuple(options["stack"][1])))
+        frames, columns = options["stack"]
+        made.append(Stacked(frames, (columns,) if isinstance(columns, str) else tuple(columns)))
     if options.get("episodes"):
         made.append(Episodes())
     if len(made) > 1:

@@ -26,7 +26,8 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, leftovers, read_json, storage_errors, write_json
-from hilt.core.tree import Array, Tree, unflatten
+from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
+from hilt.replay.assemble import Steps, check_out
 from hilt.replay.durability import Durability, Syncer
 from hilt.replay.limiter import RateLimiter
 from hilt.replay.lock import WriterLock
@@ -38,6 +39,7 @@ from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
 
 SEGMENT_BYTES = 256 << 20
+_OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
 
 
@@ -277,7 +279,14 @@ class Log(Store):
             spec, given = self.schema.columns[column], np.asarray(values)
             if not given.ndim or given.shape[1:] != spec.shape:
                 raise SchemaError(f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}.")
-            self.facts.relabel(trajectory, column, given.astype(spec.dtype), first)
+            if spec.dtype.kind == "f" and given.dtype.kind in "iu":
+                given = given.astype(spec.dtype)
+            _, (checked,) = Spec({column: spec}).check_batch(unflatten({column: given}), leading=1, cast=True)
+            steps = self.trajectory_keys(trajectory) & _OFFSET
+            if first < steps[0] or first + len(given) - 1 > steps[-1]:
+                has, given_to = f"{steps[0]} to {steps[-1]}", f"{first} to {first + len(given) - 1}"
+                raise SchemaError(f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}.")
+            self.facts.relabel(trajectory, column, checked, first)
             self._facts_changed(trajectory)
 
     def delete(self, trajectory: int) -> None:
@@ -323,10 +332,14 @@ class Log(Store):
         """The steps for which a predicate on one column holds. It gets ``[n, ...]`` values and returns ``[n]`` booleans."""
         return View(self, Selection.where(self, column, predicate))
 
-    def read(self, keys: Array, columns: Sequence[str] | None = None, out: Mapping[str, Array] | None = None) -> dict[str, Any]:
-        """Steps by key, as a nested batch; `columns` names single columns or whole subtrees."""
+    def read(self, keys: Any, columns: Sequence[str] | None = None, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Steps by key, as a nested batch; `columns` names single columns or whole subtrees, `out` takes the arrays."""
+        keys, into = np.asarray(keys, np.int64), None
+        if out is not None:
+            into = flatten(out)
+            check_out(Steps().leaves(self.schema, columns, len(keys)), into)
         with self.reading() as steps:
-            return unflatten(steps.gather(np.asarray(keys, np.int64), self.schema.select(columns), out))
+            return unflatten(steps.gather(keys, self.schema.select(columns), into))
 
     def trajectories(self) -> list[int]:
         """The numbers of all trajectories, oldest first."""

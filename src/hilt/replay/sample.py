@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.replay.assemble import Episodes, assembly
+from hilt.replay.assemble import Episodes, assembly, check_out, put_into
 from hilt.replay.limiter import RateLimiter
 from hilt.replay.runs import OFFSET_BITS, Runs
 from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform, importance_weights
@@ -92,6 +92,9 @@ class Sampler:
         self.beta = 0.4 if beta is None else beta
         """How far importance weights correct for the priorities; may be raised while training."""
         self._assembly = assembly(n_step=n_step, discount=discount, sequence_length=sequence_length, stack=stack, episodes=episodes)
+        for name in self._assembly.added:
+            if name in view.log.schema.columns:
+                raise SchemaError(f"{name}: this sampler adds a column of this name, and the log has one already. Rename that one.")
         self._rng = np.random.default_rng(seed)
         self._replace, self._max_times = replace, max_times_sampled
         self._selector = _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
@@ -111,8 +114,14 @@ class Sampler:
 
         `timeout` is how long a rate limiter may hold it back, in seconds.
         """
-        flat_out = flatten(out) if out is not None else None
-        return self.sample_with(batch_size, lambda steps, drawn: self._assembly.batch(steps, drawn, keys, flat_out), timeout)
+        schema, made = self.view.log.schema, self._assembly
+        if out is None:
+            if keys is not None:
+                schema.select(keys)  # what is wrong with them is said before anything is drawn
+            return self.sample_with(batch_size, lambda steps, drawn: made.batch(steps, drawn, keys, None), timeout)
+        arrays = flatten(out)
+        check_out(made.leaves(schema, keys, batch_size), arrays)
+        return self.sample_with(batch_size, lambda steps, drawn: put_into(arrays, made.batch(steps, drawn, keys, arrays)), timeout)
 
     def sample_with(self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None) -> Batch:
         """As `sample`, with another way to read the steps that were drawn."""

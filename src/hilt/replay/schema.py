@@ -99,7 +99,7 @@ class Schema:
         """The column paths that `keys` name: whole paths, or subtrees such as ``observations``."""
         if keys is None:
             return list(self.columns)
-        asked = tuple(keys)
+        asked = (keys,) if isinstance(keys, str) else tuple(keys)
         if asked not in self._selected:
             chosen: list[str] = []
             for key in asked:

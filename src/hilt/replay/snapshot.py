@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hilt.core.errors import SchemaError, UnknownNameError
-from hilt.core.tree import Array
+from hilt.core.tree import Array, ArraySpec
 from hilt.replay.facts import Facts
 from hilt.replay.index import Index
 from hilt.replay.pool import BufferPool
 from hilt.replay.runs import OFFSET_BITS, key_of, search
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.table import Table
+from hilt.replay.table import Table, check_target
 
 
 class Snapshot:
@@ -110,8 +110,11 @@ class Snapshot:
         batch = {}
         for path in paths:
             spec = self.schema.columns[path]
-            given = out.get(path) if out is not None else None
-            batch[path] = given if given is not None else self._pool.empty((len(at), *spec.shape), spec.dtype)
+            if out is not None and path in out:
+                check_target(path, ArraySpec(spec.dtype, (len(at), *spec.shape)), out[path])
+                batch[path] = out[path]
+            else:
+                batch[path] = self._pool.empty((len(at), *spec.shape), spec.dtype)
         for number in np.unique(table_of).tolist():
             chosen, table = np.flatnonzero(table_of == number), self._tables[number]
             part = table.read(at[chosen], [p for p in paths if p in table.schema.columns])

@@ -140,7 +140,8 @@ class Store:
             self._drop_before(trajectory, self.facts.deleted[trajectory])
         for selection in self.selections():
             selection.refresh(changed)
-        self.enforce_capacity()
+        if self._write:  # a reader learns from the facts what the writer evicted
+            self.enforce_capacity()
 
     def _hold_unfinished(self, entries: Array) -> Array:
         """The entries without those of trajectories that are not written to their end. A reader sees them later; the next

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import SchemaError
-from hilt.core.tree import Array
+from hilt.core.tree import Array, ArraySpec
 from hilt.replay.arena import Arena
 from hilt.replay.pool import BufferPool
 from hilt.replay.schema import FrameColumn, Schema
@@ -80,7 +81,7 @@ class Table:
         for slot in _distinct(at, self.rows_per_slot):
             self._segments[slot].check_size("rows")
         out = np.empty(len(at), self.layout.row)
-        self._rows.array.take(at, 0, out.view(np.uint8).reshape(len(at), -1), "clip")
+        self._rows.array.take(at, 0, out.view(np.uint8).reshape(len(at), self.layout.row.itemsize), "clip")
         return out
 
     def field(self, name: str, first: int, stop: int) -> Array:
@@ -115,7 +116,7 @@ class Table:
         if frames.ndim > 1:
             slots = np.repeat(slots, frames.shape[1])
         index = slots * self.rows_per_slot + frames.reshape(-1)
-        flat = target.reshape(len(index), -1).view(np.uint8)
+        flat = target.reshape(-1).view(np.uint8).reshape(len(index), column.nbytes)
         used = _distinct(index, self.rows_per_slot)
         for slot in used:
             if column.name not in self._segments[slot].codecs:
@@ -132,10 +133,8 @@ class Table:
         spec = self.schema.columns[path]
         if out is None or path not in out:
             return self._pool.empty((n, *spec.shape), spec.dtype)
-        target = out[path]
-        if target.dtype != spec.dtype or target.shape != (n, *spec.shape) or not target.flags.c_contiguous:
-            raise SchemaError(f"out[{path!r}]: expected contiguous {spec.dtype} {(n, *spec.shape)}, got {target.dtype} {target.shape}.")
-        return target
+        check_target(path, ArraySpec(spec.dtype, (n, *spec.shape)), out[path])
+        return out[path]
 
     def _resident(self, column: FrameColumn, index: Array) -> bool:
         """Whether a few frames of the batch, picked at random, are all in memory."""
@@ -175,6 +174,15 @@ class Table:
             del self._mapped[name][slot]
             total -= n
         return total + size <= self._budget
+
+
+def check_target(path: str, spec: ArraySpec, target: Any) -> None:
+    """Whether an array given as ``out`` can take a column."""
+    if not isinstance(target, np.ndarray):
+        raise SchemaError(f"out[{path!r}]: expected {spec}, got {type(target).__name__}, which is not a numpy array.")
+    if target.dtype != spec.dtype or target.shape != spec.shape or not target.flags.c_contiguous or not target.flags.writeable:
+        plain = "" if target.flags.c_contiguous and target.flags.writeable else " that is not contiguous or not writable"
+        raise SchemaError(f"out[{path!r}]: expected contiguous {spec}, got {target.dtype} {target.shape}{plain}.")
 
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)

@@ -246,8 +246,8 @@ class Selection:
             return
         for key, steps in zip(entries["key"].tolist(), entries["steps"].tolist(), strict=True):
             self.added(key, steps, None)
-        if self._failure is not None:
-            raise self._failure
+            if self._failure is not None:
+                raise self._failure
 
     def _judge(self, trajectory: int) -> None:
         before, entered = self._live(), self.entered
