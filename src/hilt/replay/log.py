@@ -297,6 +297,7 @@ class Log(Store):
             if any(self.index.entries["open"][place] for place in self.index.places_of(trajectory)):
                 raise ConfigError(f"trajectory {trajectory} is still running; end its episode before deleting it.")
             self.facts.delete(trajectory)
+            self._settle_facts()
             self.drop(trajectory)
             self.tell_limiters()
 
@@ -390,14 +391,18 @@ class Log(Store):
         if self._syncer is not None:
             self._syncer.close()
         self.compress()
-        if self._write and self.durability.words != "never":
-            self.sync()
+        try:
+            if self._write and self.durability.words != "never":
+                self.sync()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         with self.lock:
             self.closed = True
             for limited in self._limited:
                 limited.limiter.close()
-            for table in self._tables:
-                table.close()
+            self.close_tables()
             self.facts.close()
             if self._writer_lock is not None:
                 self._writer_lock.__exit__()
@@ -512,7 +517,15 @@ class Log(Store):
     def _close_extent(self, episode: Episode) -> None:
         self.index.entries["open"][self._place_of(episode)] = False
 
+    def _settle_facts(self) -> None:
+        """A fact was written. It becomes power-safe as the end of an episode does."""
+        if self.durability.every_episode:
+            self.facts.sync()
+        elif self._syncer is not None:
+            self._syncer.notify()
+
     def _facts_changed(self, trajectory: int) -> None:
+        self._settle_facts()
         for selection in self.selections():
             selection.refresh({trajectory})
         self.tell_limiters()

@@ -516,6 +516,12 @@ class Store:
         self._epoch += 1
         self._free_retired()
 
+    def close_tables(self) -> None:
+        """Lets go of all files and maps, as soon as nobody reads from them."""
+        self._retired += [(self._epoch, table.close) for table in self._tables]
+        self._epoch += 1
+        self._free_retired()
+
     def _free_retired(self) -> None:
         oldest = min(self._readers, default=self._epoch)
         while self._retired and self._retired[0][0] < oldest:
