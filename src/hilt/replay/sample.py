@@ -244,8 +244,10 @@ class Sampler:
 
     def _draw_pass(self, runs: Runs, n: int) -> Array:
         parts: list[Array] = []
+        if runs.version != self._seen_version:
+            self._pass = self._pass[runs.contains(self._pass)]
+            self._seen_version = runs.version
         while n:
-            self._pass = self._pass[runs.contains(self._pass)] if len(self._pass) else self._pass
             if not len(self._pass):
                 self._pass = self._rng.permutation(runs.keys())
             part, self._pass = self._pass[:n], self._pass[n:]
@@ -328,8 +330,9 @@ class Sampler:
 
     def _kind(self) -> dict[str, Any]:
         """What a sampler must have in common with one that goes on from its state."""
-        limited = type(self.limiter).__name__ if self.limiter is not None else None
-        return {"how": self.how, "replace": self._replace, "max_times_sampled": self._max_times, "limiter": limited}
+        kind = {"how": self.how, "replace": self._replace, "max_times_sampled": self._max_times}
+        kind["limiter"] = type(self.limiter).__name__ if self.limiter is not None else None
+        return {**kind, "exponent": self._selector.exponent} if isinstance(self._selector, Prioritized) else kind
 
 
 def _changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
