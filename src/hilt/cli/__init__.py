@@ -18,6 +18,8 @@ from hilt.core.errors import HiltError
 
 # name: (module, one line for the help)
 COMMANDS = {
+    "demo": ("hilt.cli.demo", "See Hilt at work: a log that records, is killed, recovers and is sampled."),
+    "data": ("hilt.cli.data", "Look into logs of experience, check them, mend them, merge and split them."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
 }
 

@@ -30,7 +30,7 @@ from hilt.replay.lock import WriterLock, writer_of
 from hilt.replay.log import SEGMENT_BYTES, Log
 from hilt.replay.merge import merge, split
 from hilt.replay.quarantine import Quarantine
-from hilt.replay.salvage import ASIDE, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
+from hilt.replay.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
 from hilt.replay.scan import Damage
 from hilt.replay.schema import Schema
 from hilt.replay.segment import FORMAT, check_format
@@ -214,7 +214,8 @@ class Examination:
                 span = Span(int(extents["trajectory"][i]), int(extents["offset"][i]), again)
                 known = np.isin(np.arange(first, first + again), self.quarantine.rows(int(segment[i]))).all()
                 file, text = f"segments/{segment[i]:06d}/rows", what.partition(": ")[2]
-                self.add("quarantined" if known else "damage", file, text, QUARANTINED, (span,))
+                kind: Kind = "quarantined" if known else "damage"
+                self.add(kind, file, text, KNOWN if known else QUARANTINED, (span,))
             end = max(end, stop)
 
     def _check_gaps(self) -> None:

@@ -25,6 +25,7 @@ from hilt.replay.segment import CODECS, EXTENT, FORMAT, Segment, check_format, f
 
 REBUILT = "is rebuilt"
 QUARANTINED = "its steps go into quarantine"
+KNOWN = "nothing more: its steps are in quarantine"
 ASIDE = "the segment is set aside in the folder 'damaged'"
 REMOVED = "is removed"
 CUT = "is cut"
@@ -221,7 +222,7 @@ class Salvage(Segment):
             file, _, text = what.partition(": ")
             kind: Kind = "quarantined" if np.isin(at, known).all() else "damage"
             unknown = f" ({len(at) - len(told)} steps, of trajectories that cannot be told any more)" if len(told) < len(at) else ""
-            self._add(kind, file, text + unknown, QUARANTINED, spans(trajectory[told], offset[told]))
+            self._add(kind, file, text + unknown, KNOWN if kind == "quarantined" else QUARANTINED, spans(trajectory[told], offset[told]))
 
     def _check_sizes(self, scan: Scan, trusted: Array, live: bool) -> None:
         """Files that end too early or too late."""

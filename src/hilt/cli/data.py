@@ -1,0 +1,282 @@
+"""``hilt data``: look into logs, check every byte of them, mend them, merge and split them.
+
+Exit codes: 0 when all is well, 1 when `verify` finds damage or something fails, 2 when the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from hilt.cli.show import human_bytes, progress_bar, table
+from hilt.core.errors import SchemaError
+from hilt.core.files import DISK
+from hilt.replay.findings import Finding, Report
+from hilt.replay.log import Log
+from hilt.replay.merge import Copied, merge, split
+from hilt.replay.repair import repair, verify
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="The folder of a log.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+MOST_FINDINGS = 30
+FRAMES = 8
+
+
+@app.callback()
+def data() -> None:
+    """Look into logs of experience, check them, mend them, merge and split them."""
+
+
+@app.command("inspect")
+def inspect_log(
+    log: LogPath,
+    as_json: AsJson = False,
+    frames: Annotated[bool, typer.Option("--frames", help="Write a picture strip of one episode instead, as a PNG.")] = False,
+    trajectory: Annotated[int | None, typer.Option("--trajectory", help="With --frames: which one.", show_default="the newest")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --frames: the file to write.", show_default="in this folder")] = None,
+) -> None:
+    """Show what a log holds."""
+    if not frames and (trajectory is not None or out is not None):
+        raise typer.BadParameter("--trajectory and --out are for the picture strip: add --frames.")
+    if frames and as_json:
+        raise typer.BadParameter("--frames writes a picture; leave out --json.")
+    with Log.open(log, "r") as opened:
+        if frames:
+            typer.echo(write_strip(opened, trajectory, out))
+            return
+        from hilt.replay.summary import summarize
+
+        summary = summarize(opened)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=1))
+    else:
+        show_summary(summary)
+
+
+@app.command("verify")
+def verify_log(log: LogPath, as_json: AsJson = False) -> None:
+    """Read every byte of a log and name whatever is damaged; exit code 1 if anything is."""
+    with progress_bar("reading") as progress:
+        report = verify(log, progress)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=1))
+    else:
+        show_report(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command("repair")
+def repair_log(log: LogPath) -> None:
+    """Put damaged steps into quarantine, rebuild what can be rebuilt, cut torn tails, remove leftovers."""
+    with progress_bar("mending") as progress:
+        report = repair(log, progress)
+    for line in report.mended:
+        typer.echo(line)
+    lost = sum(span.steps for finding in report.of("damage") for span in finding.steps)
+    if report.mended:
+        typer.echo(f"mended: {report.steps:,} steps are whole, {lost:,} were lost. Check with: hilt data verify {log}")
+    else:
+        typer.echo(f"nothing to mend: {describe_size(report)}")
+
+
+@app.command("merge")
+def merge_logs(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Logs with the same columns.", show_default=False)],
+    into: Annotated[Path, typer.Option("--into", help="The folder of the new log.", show_default=False)],
+) -> None:
+    """Copy the trajectories of several logs into a new one, log after log, oldest first."""
+    with progress_bar("copying") as progress:
+        made = merge(logs, into, progress)
+    show_copied([made])
+
+
+@app.command("split")
+def split_log(
+    log: LogPath,
+    into: Annotated[list[Path] | None, typer.Argument(metavar="TARGET...", help="Folders of the new logs.", show_default=False)] = None,
+    ratios: Annotated[str, typer.Option("--ratios", help="Their shares, such as 0.9,0.1.", show_default="equal")] = "",
+    parts: Annotated[int | None, typer.Option("--parts", help="So many logs, named LOG-1, LOG-2, ...", min=1, show_default=False)] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Which trajectories go where.")] = 0,
+) -> None:
+    """Share out the trajectories of a log to several new ones, at random."""
+    if (parts is None) == (not into):
+        raise typer.BadParameter("give either the TARGET folders or --parts.")
+    targets = into or [log.with_name(f"{log.name}-{i + 1}") for i in range(parts or 0)]
+    shares = parse_ratios(ratios, len(targets))
+    with progress_bar("copying") as progress:
+        made = split(log, targets, shares, seed, progress)
+    show_copied(made)
+
+
+def parse_ratios(text: str, count: int) -> list[float] | None:
+    if not text:
+        return None
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--ratios {text!r}: expected numbers with commas between them, such as 0.9,0.1.") from None
+    if len(shares) != count:
+        raise typer.BadParameter(f"--ratios {text!r}: expected {count} numbers, one for each target.")
+    return shares
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------------------
+
+
+def show_summary(summary: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(table("", "", rows=list(overview(summary).items())))
+    console.print()
+    columns = [(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1", *_storage(c)) for c in summary["columns"]]
+    console.print(table("column", "dtype", "shape", "stored in", "bytes", "compression", rows=columns, right=[4]))
+    if summary["newest"]:
+        console.print()
+        newest = [_trajectory_row(t) for t in summary["newest"]]
+        console.print(table("trajectory", "steps", "return", "success", "end", "acted by", "facts", rows=newest, right=[0, 1, 2]))
+    if summary["quarantine"]["findings"]:
+        console.print()
+        console.print(table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MOST_FINDINGS]]))
+
+
+def overview(s: dict[str, Any]) -> dict[str, str]:
+    episodes, facts, recovery = s["episodes"], s["facts"], s["recovery"]
+    sources = ", ".join(f"{count:,} {name}" for name, count in s["sources"].items() if count) or "none"
+    versions = s["policy_versions"]
+    senders = ", ".join("/".join(filter(None, sender.values())) for sender in facts["senders"])
+    torn = f", {recovery['torn_bytes']:,} torn bytes behind the last commit" if recovery["torn_bytes"] else ""
+    damaged = f", {recovery['corrupt_facts']} damaged facts" if recovery["corrupt_facts"] else ""
+    return {
+        "path": s["path"],
+        "format": str(s["format"]),
+        "size on disk": f"{human_bytes(s['bytes_on_disk'])}, {human_bytes(s['bytes_on_disk'] / max(1, s['steps']))} per step",
+        "steps": f"{s['steps']:,}: {sources}" if s["steps"] else "none",
+        "trajectories": f"{s['trajectories']:,}, {episodes['unfinished']:,} of them unfinished",
+        "episodes ended": f"{episodes['ended']:,}: {episodes['terminated']:,} terminated, {episodes['truncated']:,} truncated",
+        "policy versions": f"{versions[0]} to {versions[1]}" if versions else "none",
+        "success": f"{facts['successes']:,} succeeded, {facts['failures']:,} failed, {facts['unknown']:,} unknown",
+        "senders": senders or "unnamed",
+        "capacity": _capacity(s),
+        "durability": f"{s['durability']}: {s['promise']}",
+        "segments": f"{s['segments']['sealed']} sealed, {s['segments']['growing']} growing",
+        "quarantine": f"{s['quarantine']['steps']:,} steps",
+        "opened": f"in {recovery['seconds_to_open']:.3f} s{torn}{damaged}",
+        "writer": s["writer"] or "none at work",
+    }
+
+
+def _capacity(s: dict[str, Any]) -> str:
+    limits = [f"{s['capacity_steps']:,} steps"] if s["capacity_steps"] is not None else []
+    limits += [human_bytes(s["capacity_bytes"])] if s["capacity_bytes"] is not None else []
+    return ", ".join(limits) or "no limit"
+
+
+def _storage(column: dict[str, Any]) -> tuple[str, str, str]:
+    """Where a column lies, its bytes, and its compression."""
+    if column["stored"] == "row":
+        return "row", human_bytes(column["bytes"]), ""
+    if "shared_with" in column:
+        return f"the frames of {column['shared_with']}", "", ""
+    ratio = f", {column['compression_ratio']}×, {column['compressed_segments']} segments" if column["compression_ratio"] else ""
+    return f"{column['frames']:,} frames", human_bytes(column["bytes"]), f"{column['codec']}{ratio}" if column["codec"] else "none"
+
+
+def _trajectory_row(t: dict[str, Any]) -> list[object]:
+    success = {True: "yes", False: "no", None: "unknown"}[t["success"]]
+    steps = f"{t['steps']:,}" if t["width"] == 1 else f"{t['steps'] // t['width']:,} × {t['width']}"
+    acted = ", ".join(f"{count} {name}" for name, count in t["sources"].items())
+    facts = ", ".join(f"{name}={value}" for name, value in t["facts"].items() if name != "success")
+    return [t["trajectory"], steps, "" if t["return"] is None else f"{t['return']:.3g}", success, t["end"], acted, facts]
+
+
+def show_report(report: Report) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    colour = {"damage": "red", "quarantined": "yellow", "torn": "yellow", "leftover": "dim"}
+    rows: list[list[object]] = [[Text(f.kind, colour[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MOST_FINDINGS]]
+    if rows:
+        Console().print(table("", "file", "what", "steps", "what repair does", rows=rows))
+    if len(report.findings) > MOST_FINDINGS:
+        typer.echo(f"and {len(report.findings) - MOST_FINDINGS} more; --json lists all")
+    if report.ok:
+        typer.echo(f"ok: {describe_size(report)}")
+    else:
+        typer.echo(f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt data repair {report.path}")
+
+
+def _steps(finding: Finding) -> str:
+    shown = ", ".join(map(str, finding.steps[:3]))
+    return shown + (f" and {len(finding.steps) - 3} more" if len(finding.steps) > 3 else "")
+
+
+def describe_size(report: Report) -> str:
+    whole = f"{report.steps:,} steps, {report.trajectories:,} trajectories, {report.frames:,} frames and {report.facts:,} facts are whole"
+    meanwhile = ", a writer is at work" if report.writing else ""
+    return f"{whole} ({human_bytes(report.bytes)} read in {report.seconds:.1f} s{meanwhile})"
+
+
+def show_copied(made: list[Copied]) -> None:
+    from rich.console import Console
+
+    rows = [(str(copied.path), f"{copied.trajectories:,}", f"{copied.steps:,}") for copied in made]
+    Console().print(table("log", "trajectories", "steps", rows=rows, right=[1, 2]))
+
+
+# --- the picture strip ------------------------------------------------------------------------------------------------------------
+
+
+def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
+    """Writes the strip of one trajectory and returns the file's path."""
+    from hilt.cli import strip
+
+    cameras = [p for p, spec in log.schema.columns.items() if strip.is_image(spec) and p not in dict(log.schema.layout.pairs).values()]
+    if not cameras:
+        raise SchemaError(f"{log.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none).")
+    log.all().require_steps()
+    number = log.trajectories()[-1] if trajectory is None else trajectory
+    keys = log.trajectory_keys(number)
+    with log.reading() as steps:
+        keys = keys[:: int(steps.widths(keys[:1])[0])]
+    chosen = keys[np.linspace(0, len(keys) - 1, min(FRAMES, len(keys))).round().astype(int)]
+    batch = log.read(chosen, cameras)
+    rows = [strip.Row(path, strip.as_rgb(_leaf(batch, path))) for path in cameras]
+    picture = strip.draw_strip(_title(log, number, len(keys)), rows, _labels(log, chosen))
+    target = out if out is not None else Path(f"{log.path.name}-trajectory-{number}.png")
+    DISK.replace(target, strip.png(picture), durable=False)
+    return target
+
+
+def _title(log: Log, number: int, length: int) -> str:
+    from hilt.replay.summary import success_of
+
+    verdict = {True: ", success", False: ", failure", None: ""}[success_of(log, number)]
+    return f"{log.path.name} trajectory {number}: {length} steps{verdict}"
+
+
+def _labels(log: Log, keys: Any) -> list[tuple[str, bool]]:
+    """The step's number, and who acted if it was not the policy."""
+    from hilt.core.trajectory import Source
+
+    with log.reading() as steps:
+        (sources,) = steps.fields(keys, ["source"])
+        width = int(steps.widths(keys[:1])[0])
+    labels = []
+    for key, source in zip(keys.tolist(), sources.tolist(), strict=True):
+        name = "" if source == Source.POLICY else f" {Source(source).name.lower()}"
+        labels.append((f"step {(key & 0xFFFFFFFF) // width}{name}", bool(name)))
+    return labels
+
+
+def _leaf(batch: Any, path: str) -> Any:
+    for key in path.split("/"):
+        batch = batch[key]
+    return batch
