@@ -62,10 +62,10 @@ class Episode:
         return {"front": self.front(t), "wrist": self.wrist(t), "place": self.places[t]}
 
     def source(self, t: int) -> Source:
-        """A person takes over in every fourth episode; the first two are random."""
+        """The first two episodes are random; in every second one after them a person takes over for a while."""
         if self.number < 2:
             return Source.RANDOM
-        return Source.HUMAN if self.number % 4 == 1 and 40 <= t < 60 else Source.POLICY
+        return Source.HUMAN if self.number % 2 == 0 and 40 <= t < 60 else Source.POLICY
 
     def reward(self, t: int) -> np.float32:
         return np.float32(1.0 if self.success and t == LENGTH - 1 else -0.01 * float(np.abs(self.actions[t]).sum()))
