@@ -14,7 +14,7 @@ from bench.peers import Cpprb, Peer, TorchRLMemmap, installed
 from bench.replay_scale import SCALE_GROUPS
 from bench.report import Row, at_least, at_most
 from bench.timing import Rates, in_turns, seconds_each, seconds_of
-from bench.workloads import BATCH, W1, W2, W3, as_trajectory, for_peers, steps_of
+from bench.workloads import BATCH, W1, W2, W3, as_trajectory, for_peers, own_memory, steps_of
 from hilt.replay import Log, Schema
 
 WARMED = "the page cache's pages were touched before, for ours and peers alike"
@@ -160,7 +160,8 @@ def _w1_cold(lab: Lab, path: Path, frames: dict[str, np.ndarray], size: str) -> 
 def w1_durable(lab: Lab) -> list[Row]:
     """Whole episodes, each power-safe when `Log.add` returns."""
     work = W1(transitions=lab.pick(4_000, 600))
-    trajectories = [as_trajectory(work.columns(e)) for e in range(work.episodes)]
+    # Observations and next observations in memory of their own, as they come from most rollouts: equality must be found out.
+    trajectories = [as_trajectory(own_memory(work.columns(e))) for e in range(work.episodes)]
     touch_memory(lab.folder, 200_000 * work.transitions)
     log = Log.create(lab.new("durable"), Schema.of(trajectories[0], leading=2), durability="every episode")
     row_bytes = log.schema.layout.row.itemsize * work.episode

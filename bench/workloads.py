@@ -160,6 +160,11 @@ def as_trajectory(columns: dict[str, Any]) -> dict[str, Any]:
     return {k: as_trajectory(v) if isinstance(v, dict) else v[:, None] for k, v in columns.items()}
 
 
+def own_memory(columns: dict[str, Any]) -> dict[str, Any]:
+    """The same, with no two columns in the same memory."""
+    return {k: own_memory(v) if isinstance(v, dict) else np.array(v) for k, v in columns.items()}
+
+
 def for_peers(columns: dict[str, Any]) -> dict[str, Any]:
     """The same with `dones` and `masks` in place of `terminated` and `truncated`, and flat names."""
     flat = {}

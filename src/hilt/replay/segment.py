@@ -14,10 +14,13 @@ sixty lines.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from pathlib import Path
 from struct import Struct
 from typing import Any
@@ -127,6 +130,8 @@ class Segment:
                 new = frames.get(column.name)
                 if new:
                     self.files.write_all(self._fds[column.name], new, self.frames[column.name] * column.nbytes)
+                    if len(new) * column.nbytes >= _LARGE and not self._loose:
+                        _start_writing(self._fds[column.name])
             self.files.write(self._fds["rows"], raw, self.rows * self.layout.row.itemsize)
         except StorageError:
             self.cut_tail()
@@ -145,8 +150,7 @@ class Segment:
                 return
             loose, self.unsynced, self._loose = self._loose, False, False  # before the sync: what comes meanwhile needs the next one
             try:
-                for fd in self._fds.values():
-                    self.files.sync(fd)
+                _sync_together(self.files, list(self._fds.values()))
                 if loose:
                     self._sync_names()
             except StorageError:

@@ -96,7 +96,7 @@ class Episode:
         for column, places in zip(self._frames, self._frame_places, strict=True):
             if len(places) > 1 and not self._is_tail(column, leaves[places[0]]):
                 return False
-        return bool(self._state_pairs) or any(len(places) > 1 for places in self._frame_places)
+        return True  # also where the schema has no next observations: then nothing says that there is a gap
 
     def encode(self, leaves: Sequence[Array], follows: bool, sequence: int) -> EncodedStep:
         """The row of a step as it lies on disk, and the frames that are new with it. See `Layout.row`."""
@@ -114,7 +114,7 @@ class Episode:
             for reference in now:
                 fields += reference
             if len(places) > 1:
-                after = tail[column.name] = self._store_next(column, leaves[places[0]], leaves[places[1]], now, base, fresh)
+                after = tail[column.name] = _store_next(column, leaves[places[0]], leaves[places[1]], now, base, fresh)
                 for reference in after:
                     fields += reference
             new[column.name] = fresh
@@ -151,19 +151,6 @@ class Episode:
                 return False
         return True
 
-    def _store_next(
-        self, column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]
-    ) -> list[Reference]:
-        if not column.stack:
-            return _store(column, after, base, fresh)
-        out = []
-        for i in range(column.stack):  # a stack moves by one: its frame i is frame i + 1 of the stack before
-            if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
-                out.append(refs[i + 1])
-            else:
-                out.append(_store_one(after[i], base, fresh))
-        return out
-
 
 class TrajectoryRows:
     """The rows of a whole trajectory, encoded in pieces that each fit into a segment."""
@@ -188,18 +175,18 @@ class TrajectoryRows:
     def _store_column(self, column: FrameColumn, rows: Array, first: int, stop: int, base: int) -> list[Array]:
         fresh: list[Array] = []
         now = self._flat(column.columns[0])
-        after = self._flat(column.columns[1]) if len(column.columns) > 1 else None
-        same = self._follows[column.name] if after is not None else None
-        target = rows[column.columns[0]]
-        next_target = rows[column.columns[1]] if after is not None else None
-        for i in range(first, stop):
-            place, before = i - first, i - first - self._width
-            if same is not None and next_target is not None and same[i] and before >= 0:
-                target[place] = next_target[before]
-            else:
-                target[place] = _as_row(column, _store(column, now[i], base, fresh))
-            if after is not None and next_target is not None:
-                next_target[place] = _as_row(column, _store(column, after[i], base, fresh))
+        refs: list[list[Reference]] = []
+        next_refs: list[list[Reference]] = []
+        if len(column.columns) == 1:
+            refs = [_store(column, now[i], base, fresh) for i in range(first, stop)]
+        else:
+            after, same = self._flat(column.columns[1]), self._follows[column.name].tolist()
+            for i in range(first, stop):
+                before = i - first - self._width
+                refs.append(next_refs[before] if same[i] and before >= 0 else _store(column, now[i], base, fresh))
+                next_refs.append(_store_next(column, now[i], after[i], refs[-1], base, fresh))
+            rows[column.columns[1]] = _as_column(column, next_refs)
+        rows[column.columns[0]] = _as_column(column, refs)
         return fresh
 
     def _find_successors(self) -> dict[str, Array]:
@@ -231,14 +218,29 @@ def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> 
     return [_store_one(frame, base, fresh) for frame in (value if column.stack else [value])]
 
 
+def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]) -> list[Reference]:
+    """As `_store`, for the next observation of the one that lies at `refs`."""
+    if not column.stack:
+        return _store(column, after, base, fresh)
+    out = []
+    for i in range(column.stack):  # a stack moves by one: its frame i is frame i + 1 of the stack before
+        if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
+            out.append(refs[i + 1])
+        else:
+            out.append(_store_one(after[i], base, fresh))
+    return out
+
+
 def _store_one(frame: Array, base: int, fresh: list[Array]) -> Reference:
     flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
     fresh.append(flat)
     return base + len(fresh) - 1, checksum(flat)
 
 
-def _as_row(column: FrameColumn, refs: list[Reference]) -> Any:
-    return np.array(refs, REFERENCE) if column.stack else refs[0]
+def _as_column(column: FrameColumn, refs: list[list[Reference]]) -> Array:
+    """References of many steps, ``[n]`` or ``[n, stack]``."""
+    flat = np.array([reference for of_step in refs for reference in of_step], REFERENCE)
+    return flat.reshape(len(refs), column.stack) if column.stack else flat
 
 
 def _same_rows(a: Array, b: Array) -> Array:
