@@ -326,6 +326,50 @@ class Segment:
         return CorruptError(f"{self.folder / file}: the file ends too early{at}; it was cut after it was written. Run: hilt data repair.")
 
 
+def _sync_together(files: Files, fds: Sequence[int]) -> None:
+    """All files at once: the file system then writes one journal for all of them, which takes half the time.
+
+    A layer that replaces `sync` gets the calls one after the other.
+    """
+    if len(fds) == 1 or type(files).sync is not Files.sync:
+        for fd in fds:
+            files.sync(fd)
+        return
+    others = [_sync_threads().submit(files.sync, fd) for fd in fds[1:]]
+    try:
+        files.sync(fds[0])
+    finally:
+        wait(others)
+    for other in others:
+        other.result()
+
+
+def _start_writing(fd: int) -> None:
+    """Lets the disk begin with what will be synced soon. Only a hint: the sync waits for it."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, 0, 0, _WRITE)
+
+
+_LARGE = 1 << 20
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+@cache
+def _sync_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, thread_name_prefix="hilt-fsync")
+
+
+os.register_at_fork(after_in_child=_sync_threads.cache_clear)  # threads do not cross a fork
+
+
+def require_file(path: Path) -> None:
+    if not path.exists():
+        raise CorruptError(f"{path}: the file is missing; run: hilt data repair {path.parent.parent.parent}.")
+
+
 def check_format(version: Any, where: Path) -> None:
     if not isinstance(version, int):
         raise FormatError(f"{where}: not a Hilt log (no format version in it).")
