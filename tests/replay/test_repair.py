@@ -438,15 +438,15 @@ WRITER = """
 import sys
 from hilt.replay import Log
 from tests.replay.test_repair import record
-with Log.open(sys.argv[1], capacity_steps=200) as log:
+with Log.open(sys.argv[1], capacity_steps=200, compression={"observations/image": "zlib"}) as log:
     print("ready", flush=True)
-    for episode in range(6, 400):
+    for episode in range(6, 150):
         record(log, range(episode, episode + 1))
 """
 
 
 def test_verify_beside_a_busy_writer_finds_nothing(plain: Path):
-    """The writer appends, seals, evicts and deletes segments meanwhile."""
+    """The writer appends, seals, compresses, evicts and deletes segments meanwhile."""
     root = Path(__file__).parent.parent.parent
     with subprocess.Popen([sys.executable, "-c", WRITER, str(plain)], cwd=root, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError
+from hilt.core.errors import CorruptError, DeadlineError, FormatError
 from hilt.core.files import DISK, Files, read, read_json, storage_errors, write_json
 from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Report, Span
@@ -43,6 +43,7 @@ Progress = Callable[[int, int], None]
 _OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "segments", "damaged"}
 _AGAIN_SECONDS = 0.05
 """While a writer is at work, damage counts when it is still there after so long."""
+_LOOKS = 8
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
@@ -131,25 +132,31 @@ class Examination:
     # Inside
 
     def _look(self, folder: Path) -> tuple[Salvage, Checked] | None:
-        """One segment. While a writer is at work it may be deleted meanwhile, and damage must be there twice."""
-        live, known = self.report.writing, self.quarantine.rows(int(folder.name))
-        try:
-            segment = Salvage(folder, self.schemas, self.files)
-            checked = segment.check(known, live)
-            if live and any(f.kind == "damage" for f in segment.findings):
+        """One segment; None when a writer at work deleted it meanwhile."""
+        if not self.report.writing:
+            return self._open(folder)
+        earlier: list[Finding] | None = None
+        for _ in range(_LOOKS):
+            try:
+                segment, checked = self._open(folder)
+            except OSError:  # a file was renamed or removed while we looked
+                if not folder.exists():
+                    return None
                 time.sleep(_AGAIN_SECONDS)
-                first = segment.findings
-                segment.close()
-                segment = Salvage(folder, self.schemas, self.files)
-                checked = segment.check(known, live)
-                segment.findings = [f for f in segment.findings if f.kind != "damage" or f in first]
-        except OSError:
-            if live and not folder.exists():
-                return None
-            raise
-        if live:
-            segment.findings = [f for f in segment.findings if f.kind != "leftover"] if folder.exists() else []
-        return segment, checked
+                continue
+            damage = [f for f in segment.findings if f.kind == "damage" and (earlier is None or f in earlier)]
+            if not damage or earlier is not None:
+                others = [f for f in segment.findings if f.kind not in ("damage", "leftover")]
+                segment.findings = others + damage if folder.exists() else []
+                return segment, checked
+            earlier = damage
+            segment.close()
+            time.sleep(_AGAIN_SECONDS)
+        raise DeadlineError(f"{folder}: its writer changed it faster than it could be read, {_LOOKS} times; verify it again.")
+
+    def _open(self, folder: Path) -> tuple[Salvage, Checked]:
+        segment = Salvage(folder, self.schemas, self.files)
+        return segment, segment.check(self.quarantine.rows(segment.number), self.report.writing)
 
     def _read_small(self, name: str, cure: str) -> dict[str, Any] | None:
         path = self.folder / name
