@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("suite", choices=SUITES, help="which part to measure")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute; no target counts as met")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write one object per row")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table for docs/benchmarks.md")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table, between the marks of a page that has them")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)")
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         report.write_json(given.json)
     if given.markdown:
-        report.write_markdown(given.markdown)
+        report.write_markdown(given.markdown, given.suite)
     return 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from bench.lab import Group, Lab, disk_usage, files_of, remove
 from bench.limits import PlainAppend, PlainFrames, RamGather, drop_page_cache, memcpy, resident_share, touch_memory
 from bench.peers import Cpprb, Peer, TorchRLMemmap, installed
+from bench.replay_faces import FACE_GROUPS
 from bench.replay_scale import SCALE_GROUPS
 from bench.report import Row, at_least, at_most
 from bench.timing import Rates, in_turns, seconds_each, seconds_of
@@ -330,4 +331,5 @@ GROUPS = {
     "w2": Group(("w2_sample_warm",), w2),
     "w3": Group(("w3_sample", "w3_insert_one", "w3_insert_blocks"), w3),
     **SCALE_GROUPS,
+    **FACE_GROUPS,
 }

@@ -1,4 +1,4 @@
-"""The experience store when it is large: memory, many trajectories, a learner beside a writer, disk reads."""
+"""The experience store when it is large or busy: memory, many trajectories, a learner beside a writer."""
 
 from __future__ import annotations
 
@@ -217,62 +217,6 @@ def _learn(sampler: Any, seconds: float) -> float:
     return batches / (now - start)
 
 
-def disk_reads(lab: Lab) -> list[Row]:
-    """RLinf's buffer: how many trajectories are read from disk for one sample, by window and cache."""
-    count, full = lab.pick(120, 120), 120
-    names = [(window, cache) for window in (0, 10, 100) for cache in (0, 5, 50)]
-    try:
-        from hilt.replay import Trajectory, TrajectoryReplayBuffer
-    except ImportError as error:
-        return [_no_reads(window, cache, str(error)) for window, cache in names]
-    import torch
-
-    rows = []
-    for window, cache in names:
-        folder = lab.new("rlinf")
-        buffer = TrajectoryReplayBuffer(
-            seed=0, enable_cache=cache > 0, cache_size=max(1, cache), sample_window_size=window, auto_save=True, auto_save_path=str(folder)
-        )
-        generator = torch.Generator().manual_seed(0)
-        for start in range(0, count, 10):
-            buffer.add_trajectories([_rlinf_trajectory(Trajectory, torch, generator) for _ in range(start, min(count, start + 10))])
-        samples = lab.pick(40, 10)
-        buffer.sample(BATCH)
-        before = buffer.stats()["disk_reads"]
-        seconds = seconds_each(buffer.sample, [BATCH] * samples)
-        reads = buffer.stats()["disk_reads"] - before
-        buffer.close()
-        remove(folder)
-        rows.append(
-            Row(
-                name=f"disk_reads_window_{window}_cache_{cache}",
-                ours=reads / samples,
-                unit="reads/sample",
-                what=f"disk reads of one sample of 256 chunks from {count} trajectories [16, 4] of 64x64 images, window {window or 'all'}, "
-                f"cache of {cache}",
-                size=lab.size(count, full, "trajectories"),
-                note=f"{samples / seconds:.0f} samples/s",
-            )
-        )
-    return rows
-
-
-def _no_reads(window: int, cache: int, why: str) -> Row:
-    return Row(name=f"disk_reads_window_{window}_cache_{cache}", ours=None, unit="reads/sample", what="not measured", note=why)
-
-
-def _rlinf_trajectory(kind: Any, torch: Any, generator: Any) -> Any:
-    axes = (16, 4)
-    return kind(
-        max_episode_length=16,
-        model_weights_id="00000000-0000-5000-8000-000000000000",
-        actions=torch.rand(*axes, 7, generator=generator),
-        rewards=torch.rand(*axes, 1, generator=generator),
-        curr_obs={"main_images": torch.randint(0, 255, (*axes, 64, 64, 3), dtype=torch.uint8, generator=generator)},
-        next_obs={"main_images": torch.randint(0, 255, (*axes, 64, 64, 3), dtype=torch.uint8, generator=generator)},
-    )
-
-
 def _resident() -> dict[str, int]:
     """Bytes of this process in memory, by kind."""
     found = dict.fromkeys(("RssAnon", "RssShmem", "RssFile"), 0)
@@ -296,5 +240,4 @@ SCALE_GROUPS = {
     "memory": Group(("memory_of_sampling",), memory),
     "trajectories": Group(("index_bytes", "open_many", "add_cost_growth"), trajectories),
     "stall": Group(("stall_20hz", "stall_full"), stall),
-    "disk_reads": Group(tuple(f"disk_reads_window_{w}_cache_{c}" for w in (0, 10, 100) for c in (0, 5, 50)), disk_reads),
 }

@@ -165,15 +165,23 @@ class Report:
         where = {"command": self.command, "commit": self.commit, "machine": self.machine, "limits": self.limits}
         path.write_text(json.dumps([{**row.to_json(), **where} for row in self.rows], indent=1) + "\n")
 
-    def write_markdown(self, path: Path) -> None:
-        """The same table for docs/benchmarks.md."""
+    def write_markdown(self, path: Path, suite: str) -> None:
+        """The same table as a page, or between the marks of this suite in a page that is there, such as docs/benchmarks.md."""
+        begin, end = f"<!-- {suite}: begin -->\n", f"<!-- {suite}: end -->\n"
+        page = path.read_text() if path.exists() else ""
+        if begin in page and end in page:
+            path.write_text(page.partition(begin)[0] + begin + self._markdown() + end + page.partition(end)[2])
+        else:
+            path.write_text(self._markdown())
+
+    def _markdown(self) -> str:
         lines = [f"- {line}" for line in self.header()]
         lines += ["", "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
         for row in self.rows:
             met = {True: "yes", False: "**no**", None: ""}[row.met]
             lines.append("| " + " | ".join([*_cells(row), met]) + " |")
         lines += ["", *(f"- `{row.name}`: {row.what}" + (f". {row.notes}" if row.notes else "") + "." for row in self.rows), ""]
-        path.write_text("\n".join(lines))
+        return "\n".join(lines)
 
 
 _COLUMNS = ("row", "ours", "low - high", "unit", "best peer", "its figure", "to peer", "limit", "to limit", "target", "met")

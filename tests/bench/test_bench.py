@@ -1,0 +1,122 @@
+"""The benchmarks run and say what they must; nothing here depends on how fast the machine is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.__main__ import load_groups, main
+from bench.lab import Lab
+from bench.peers import Peer, installed
+from bench.report import KEYS, Report, Row, at_least, at_most
+from bench.timing import in_turns
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The rows of ``python -m bench replay --quick``, run as a user runs it."""
+    folder = tmp_path_factory.mktemp("bench")
+    command = [sys.executable, "-m", "bench", "replay", "--quick", "--json", str(folder / "rows.json"), "--dir", str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "commit:" in done.stdout and "machine: cpu" in done.stdout and "limits of the machine" in done.stdout
+    assert list(folder.iterdir()) == [folder / "rows.json"], "the data is removed at the end"
+    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())
+    return rows
+
+
+def test_every_row_is_there_and_whole(quick: list[dict[str, Any]]):
+    assert [row["name"] for row in quick] == [name for group in load_groups("replay").values() for name in group.rows]
+    for row in quick:
+        assert set(KEYS) <= set(row), row["name"]
+        assert row["unit"] and row["what"] and row["commit"] and row["machine"]["cores"], row["name"]
+        if row["what"] != "not measured":  # without torch
+            assert row["ours"] >= 0, row["name"]
+
+
+def test_ratios_are_those_of_the_figures(quick: list[dict[str, Any]]):
+    for row in quick:
+        for ratio, other in (("ratio_to_peer", "peer_value"), ("ratio_to_limit", "limit")):
+            if row[other]:
+                assert row[ratio] == pytest.approx(row["ours"] / row[other]), row["name"]
+            else:
+                assert row[ratio] is None, row["name"]
+        if row["peer"]:
+            assert row["peer_value"] == row["peers"][row["peer"]]
+        if row["low"] is not None:
+            assert row["low"] <= row["ours"] <= row["high"], row["name"]
+
+
+def test_a_quick_row_meets_no_target_and_says_why(quick: list[dict[str, Any]]):
+    for row in quick:
+        assert row["met"] is (False if row["target"] else None), row["name"]
+        if row["target"]:
+            assert "ran at another size" in row["note"], row["name"]
+
+
+def test_limits_stand_beside_the_rows_that_name_them(quick: list[dict[str, Any]]):
+    limited = {row["name"] for row in quick if row["limit"]}
+    assert limited == {"w1_sample_warm", "w1_sample_cold", "w1_insert_power_safe"}
+    assert set(quick[0]["limits"]) == {"memcpy", "gather of 49,152-byte rows", "cold pread gather", "disk write + fsync"}
+
+
+def test_met_needs_every_target_every_peer_and_the_full_size():
+    good = {"name": "x", "ours": 30.0, "unit": "batches/s", "what": "", "peers": {"a": 10.0, "b": 20.0}, "limit": 40.0}
+    targets = [at_least(1.5, "peer"), at_least(0.75, "limit")]
+    assert Row(**good, targets=targets).met is True
+    assert Row(**good, targets=targets).peer == "b"
+    assert Row(**good, targets=[at_least(1.6, "peer")]).met is False
+    assert Row(**good, targets=[at_least(31)]).met is False
+    assert Row(**good).met is None
+    absent = Row(**good, targets=targets, absent={"c": "no module named c"})
+    assert absent.met is False and "c was not measured: no module named c" in absent.notes
+    small = Row(**good, targets=targets, size="2 instead of 20")
+    assert small.met is False and small.notes == "ran at another size: 2 instead of 20"
+    assert Row("x", None, "s", "", [at_most(1)]).met is False
+    assert Row("x", 1.0, "s", "", [at_most(1)], peers={"slow": 9.0, "fast": 3.0}).peer == "fast"
+
+
+def test_the_page_is_renewed_between_its_marks(tmp_path: Path):
+    report = Report("python -m bench replay", [Row("x", 1234.5, "rows/s", "what it is", [at_least(1000)])], {"memcpy": "5 GB/s"})
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- replay: begin -->\nold\n<!-- replay: end -->\nafter\n")
+    report.write_markdown(page, "replay")
+    report.write_markdown(page, "replay")
+    text = page.read_text()
+    assert text.startswith("before\n<!-- replay: begin -->\n- command:") and text.endswith("<!-- replay: end -->\nafter\n")
+    assert "old" not in text and text.count("| x | 1,234 |") == 1 and "| >= 1,000 rows/s | yes |" in text
+
+
+def test_a_peer_that_is_not_installed_is_named_with_the_cure():
+    class Nowhere(Peer):
+        name, package = "nowhere", "no_such_package_as_this"
+
+    found, absent = installed((Nowhere,))
+    assert found == [] and "no_such_package_as_this" in absent["nowhere"] and "pip install" in absent["nowhere"]
+
+
+def test_an_unknown_row_is_refused_with_the_names(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["replay", "--only", "w9"])
+    assert "no row or group is called 'w9'; choose from add_cost_growth" in capsys.readouterr().err
+
+
+def test_contenders_take_turns():
+    calls: list[str] = []
+    rates = in_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2, seconds=0.001)
+    turns = [name for i, name in enumerate(calls) if i == 0 or calls[i - 1] != name]
+    assert turns == ["a", "b"] * 3, "one round that is not counted, and two that are"
+    assert len(rates["a"].rounds) == 2 and rates["a"].spread[0] <= rates["a"].median <= rates["a"].spread[1]
+
+
+def test_a_size_is_said_only_when_it_differs(tmp_path: Path):
+    lab = Lab(tmp_path, quick=True)
+    assert lab.size(20_000, 20_000, "transitions") == "" and lab.size(2_000, 20_000, "transitions") == "2,000 transitions instead of 20,000"
