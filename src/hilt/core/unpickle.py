@@ -1,30 +1,25 @@
 """Reading pickle files without running what they carry.
 
-A pickle is a program for a small stack machine, and Python's own machine lets that program call anything. The one
-here can build plain containers and numpy arrays and nothing else: it imports no module, looks up no attribute and
-calls only the handful of constructors listed under `_constructors`. A file that asks for more is refused with
-`UnsafeError` at the moment it asks. Lengths are checked against the file before memory is taken for them.
+A pickle is a program for a small stack machine. Python's own machine, in C, runs it here, but it is given little to work with:
+
+* `_prepare` reads the instructions first and refuses those that make objects of classes or reach outside the file.
+* Every name leads to a `_Name` of our own, which checks what it is called with. Nothing is imported or looked up.
+* What a file could still change after its making is in a `_Box` until all is read: numpy and torch believe any state that they
+  are given, and a dict hashes any key, which for nested tuples takes unbounded time and stack.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
 import io
-import math
-import os
 import pickle
 import re
-import struct
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, BinaryIO, NoReturn
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, UnsafeError
-
-Names = Mapping[tuple[str, str], object]
-"""What a caller admits besides: ``(module, name)`` to a function that stands in for it, or to a value."""
 
 PickleError = pickle.PickleError
 """What other restricted loaders raise, torch's for one; the name saves its callers an import of pickle."""
@@ -32,9 +27,12 @@ PickleError = pickle.PickleError
 MAX_DEPTH = 100
 """Containers inside containers; deeper than this is an attack on whoever walks the result."""
 
+_DAMAGE = (PickleError, EOFError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, BufferError, MemoryError)
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
 
-def safe_load(source: BinaryIO | bytes | bytearray | memoryview, *, where: str, extra: Names | None = None) -> Any:
-    """The object in a pickle made of plain containers, numbers, text, bytes and numpy arrays.
+
+def safe_load(source: BinaryIO | bytes, *, where: str, extra: Mapping[tuple[str, str], object] | None = None) -> Any:
+    """The object in a pickle made of dicts, lists, tuples, numbers, text, bytes and numpy arrays.
 
     `where` names the file in errors. `extra` maps ``(module, name)`` to a stand-in: a function that is called in place of
     the original with whatever arguments the file gives, so it must check them, or a value that replaces it. Nothing of
@@ -46,25 +44,29 @@ def safe_load(source: BinaryIO | bytes | bytearray | memoryview, *, where: str, 
     >>> safe_load(pickle.dumps({"actions": np.zeros(2)}), where="demo.pkl")
     {'actions': array([0., 0.])}
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        source = io.BytesIO(source)
-    elif not hasattr(source, "read"):
+    if not isinstance(source, bytes) and not hasattr(source, "read"):
         raise ConfigError(f"safe_load was given {type(source).__name__}; pass an open binary file or bytes.")
-    reader = _Reader(source, where)
-    if reader.peek(4) == b"PK\x03\x04":
+    file = io.BytesIO(source if isinstance(source, bytes) else source.read())
+    if bytes(file.getbuffer()[:4]) == b"PK\x03\x04":
         raise FormatError(f"{where} is a zip archive, as numpy.savez and torch.save write them, not a pickle. Open it as .npz or .pt.")
-    machine = _Machine(reader, where, {**_constructors(where), **(extra or {})})
     try:
-        value = machine.run()
-        _check(value, machine.admitted, where, 0, {})
+        with file.getbuffer() as data:
+            unread, dicts = _prepare(data)
+        machine = _Machine(io.BufferedReader(file), buffers=dicts)
+        machine.names = {**_NAMES, **{key: _admitted(".".join(key), found) for key, found in (extra or {}).items()}}
+        value, _ = _opened(machine.load(), 0, {})
     except HiltError:
-        raise
-    except (LookupError, TypeError, ValueError, OverflowError, MemoryError, struct.error) as error:
+        raise  # of a caller's stand-in
+    except _Refused as deed:
+        raise UnsafeError(
+            f"{where} {deed}, which a file of plain containers and numpy arrays does not; it was refused and nothing was run. "
+            f"If you made the file yourself, load it with pickle where you made it and save its arrays, for instance with numpy.savez."
+        ) from None
+    except _DAMAGE as error:
         reason = str(error) or type(error).__name__
-        raise CorruptError(
-            f"{where} is not a whole pickle ({reason}, near byte {reader.position}). Copy it again from where it came."
-        ) from error
-    reader.rewind()
+        raise CorruptError(f"{where} is not a whole pickle ({reason}). Copy it again from where it came.") from error
+    if not isinstance(source, bytes) and source.seekable():
+        source.seek(-unread, io.SEEK_CUR)
     return value
 
 
@@ -73,522 +75,215 @@ def dump(value: object, file: BinaryIO) -> None:
     pickle.dump(value, file, protocol=4)
 
 
-class _Reader:
-    """Bytes in order from a file whose end is known, so that no length it declares is believed beyond that end."""
-
-    def __init__(self, file: BinaryIO, where: str):
-        if not file.seekable():
-            file = io.BytesIO(file.read())
-        self._file = file
-        self._where = where
-        self._start = file.tell()
-        self._size = file.seek(0, os.SEEK_END) - self._start
-        file.seek(self._start)
-        self._chunk = b""
-        self._at = 0
-        self._read = 0  # bytes taken from the file so far
-
-    @property
-    def position(self) -> int:
-        return self._read - len(self._chunk) + self._at
-
-    def take(self, count: int) -> bytes:
-        """Exactly this many bytes."""
-        end = self._at + count
-        if end <= len(self._chunk):
-            data = self._chunk[self._at : end]
-            self._at = end
-            return data
-        if count > self._size - self.position:
-            self._cut(count)
-        head = self._chunk[self._at :]
-        missing = count - len(head)
-        if missing > 1 << 16:  # an array's bytes: straight into one object
-            data = self._file.read(missing)
-            self._read += len(data)
-            self._chunk, self._at = b"", 0
-            if len(data) < missing:
-                self._cut(count)
-            return head + data if head else data
-        self._fill(head)
-        if len(self._chunk) < count:
-            self._cut(count)
-        self._at = count
-        return self._chunk[:count]
-
-    def peek(self, count: int) -> bytes:
-        """The first bytes, still to be taken."""
-        if not self._chunk:
-            self._fill(b"")
-        return self._chunk[:count]
-
-    def line(self) -> bytes:
-        """Up to the next newline, without it."""
-        while (end := self._chunk.find(b"\n", self._at)) < 0:
-            before = len(self._chunk) - self._at
-            self._fill(self._chunk[self._at :])
-            if len(self._chunk) == before:
-                self._cut(1)
-        line = self._chunk[self._at : end]
-        self._at = end + 1
-        return line
-
-    def rewind(self) -> None:
-        """Put the file behind what was taken."""
-        self._file.seek(self._start + self.position)
-
-    def _fill(self, head: bytes) -> None:
-        data = self._file.read(1 << 18)
-        self._read += len(data)
-        self._chunk, self._at = head + data, 0
-
-    def _cut(self, count: int) -> NoReturn:
-        raise CorruptError(
-            f"{self._where} ends too early: at byte {self.position} of {self._size} it promises {count} more. It was cut while it was "
-            f"written or copied; copy it again from where it came."
-        )
+# Instructions whose arguments have a fixed size or end with a line. A memo number of 2**20 costs the machine 16 MB; see below.
+_SIMPLE = re.compile(
+    rb"(?s:[(012NRabelstu\])\x85-\x89\x93\x94]+|[Khq].|C\x01.|M..|[Jj].{4}|r..[\0-\x0f]\0|[G\x95].{8}|c[^\n]*\n[^\n]*\n){0,1000}"
+)
+_SIZED = {0x42: 4, 0x43: 1, 0x58: 4, 0x8A: 1, 0x8B: 4, 0x8C: 1, 0x8D: 8, 0x8E: 8, 0x96: 8}  # bytes of the length before the contents
+_REFUSED = b"PQSTUdio\x81\x82\x83\x84\x8f\x90\x91\x92\x97\x98"
+_PROTO, _EMPTY_DICT, _LONG_BINPUT, _STOP, _NEXT_BUFFER = b"\x80}r.\x97"
 
 
-class _Name:
-    """A global that a pickle mentions: something to call or to pass on, never a Python object of that name."""
+class _Refused(Exception):
+    """Raised when a file wants something that data does not need; the text says what."""
 
-    __slots__ = ("call", "name")
+
+def _prepare(data: memoryview) -> tuple[int, list[Any]]:
+    """Check the instructions of the first object. Returns how many bytes are behind it, and the dicts that it makes.
+
+    Those are ours and not the machine's, which would hash any key: each instruction that makes one is changed into the one that
+    takes the next "outside buffer", which may be any object.
+    """
+    at, dicts = 2, []
+    if not data or data[0] != _PROTO:
+        raise ValueError("it does not begin as pickles of protocol 2 or later do")
+    while True:
+        start, at = at, _SIMPLE.match(data, at).end()  # type: ignore[union-attr]
+        code = data[at] if at < len(data) else -1
+        if code in _SIZED:
+            size = int.from_bytes(data[at + 1 : at + 1 + _SIZED[code]], "little")
+            if at + size >= len(data):
+                raise ValueError(f"at byte {at} of {len(data)} it promises {size} more")
+            at += 1 + _SIZED[code] + size
+        elif code == _EMPTY_DICT:
+            dicts.append(_Dict({}))
+            data[at] = _NEXT_BUFFER
+            at += 1
+        elif code == _STOP:
+            return len(data) - at - 1, dicts
+        elif code == _LONG_BINPUT and int.from_bytes(data[at + 1 : at + 5], "little") < at:  # else the memo outgrows the file
+            at += 5
+        elif code >= 0 and code in _REFUSED:
+            raise _Refused(f"has the instruction {code:#04x} at byte {at}")
+        elif at == start:
+            raise ValueError(f"no whole instruction at byte {at} of {len(data)}")
+
+
+class _Machine(pickle.Unpickler):
+    names: dict[tuple[str, str], _Box]
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.names:
+            raise _Refused(f"asks for {module}.{name}")
+        return self.names[module, name]
+
+
+class _Box:
+    """Something that a file may pass on but not change."""
+
+    __slots__ = ("value",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __setstate__(self, state: Any) -> None:
+        raise _Refused(f"sets the state of a {type(self.value).__name__}")
+
+
+class _Name(_Box):
+    """A name that a file may mention and call. A bare function will not do: a file could give it other defaults."""
+
+    __slots__ = ("call",)
 
     def __init__(self, name: str, call: Callable[..., object] | None):
-        self.name = name
-        self.call = call
+        self.value, self.call = name, call
+
+    def __call__(self, *arguments: object) -> object:
+        if self.call is None:
+            raise _Refused(f"calls {self.value}")
+        return self.call(*arguments)
 
 
-class _Machine:
-    """Pickle's stack machine, for protocols 0 to 5, without the instructions that make objects of arbitrary classes."""
+class _Dict(_Box):
+    """A dict whose keys are plain values or tuples of these."""
 
-    def __init__(self, reader: _Reader, where: str, names: Names):
-        self.admitted: set[type] = set()  # types that came from a caller's stand-ins
-        self._reader = reader
-        self._where = where
-        self._names = names
-        self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stacks under each open mark
-        self._memo: dict[int, Any] = {}
-        self._unset: dict[int, Any] = {}  # arrays and dtypes that have not received their state, by identity
+    __slots__ = ()
 
-    def run(self) -> Any:
-        take, table = self._reader.take, _INSTRUCTIONS
-        while True:
-            code = take(1)[0]
-            if code == _STOP:
-                return self._stack.pop()
-            instruction = table.get(code)
-            if instruction is None:
-                raise CorruptError(
-                    f"{self._where} is not a pickle, or is damaged: byte {self._reader.position - 1} is {code:#04x}, which is no "
-                    f"instruction. Copy it again from where it came."
-                )
-            instruction(self)
+    def __setitem__(self, key: Any, item: Any) -> None:
+        if type(key) is not str:
+            for part in key if type(key) is tuple else (key,):
+                if type(part) not in _PLAIN and not isinstance(part, np.generic):
+                    raise _Refused(f"has a key with a {type(part).__name__} in it")
+        self.value[key] = item
 
-    # Plain values
 
-    def _uint(self, size: int) -> int:
-        return int.from_bytes(self._reader.take(size), "little")
+class _Dtype(_Box):
+    """A numpy dtype without fields; its state has the byte order, and the unit of a time."""
 
-    def _int_text(self) -> None:
-        text = self._reader.line()
-        self._stack.append(text == b"01" if text in (b"00", b"01") else int(text))
+    __slots__ = ()
 
-    def _int(self, size: int) -> None:
-        self._stack.append(int.from_bytes(self._reader.take(size), "little", signed=True))
+    def __init__(self, code: Any, align: Any, copy: Any):
+        if not re.fullmatch(r"b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[SU]\d{1,9}|[mM]8|O8?", code):
+            raise _Refused(f"has values of dtype {code}")
+        self.value = np.dtype(code)
 
-    def _float(self) -> None:
-        self._stack.append(struct.unpack(">d", self._reader.take(8))[0])
+    def __setstate__(self, state: Any) -> None:
+        if self.value.kind in "mM" and len(state) > 8:
+            unit, count = state[8][1][0].decode("ascii"), state[8][1][1]
+            if not unit.isalpha() or count < 1:
+                raise ValueError(f"the unit of a time {unit!r}")
+            self.value = np.dtype(f"{self.value.kind}8[generic]" if unit == "generic" else f"{self.value.kind}8[{count:d}{unit}]")
+        self.value = self.value.newbyteorder(state[1])
 
-    def _bytes(self, size: int) -> None:
-        """Bytes whose length stands before them in `size` bytes."""
-        self._stack.append(self._reader.take(self._uint(size)))
 
-    def _text(self, size: int) -> None:
-        self._stack.append(self._reader.take(self._uint(size)).decode("utf-8", "surrogatepass"))
+class _Array(_Box):
+    """A numpy array whose contents follow in its state; one of objects is made when they are opened."""
 
-    # Containers
+    __slots__ = ()
 
-    def _mark(self) -> None:
-        self._below.append(self._stack)
-        self._stack = []
+    def __init__(self, kind: Any, shape: Any, code: Any):
+        if kind is not _NDARRAY:
+            raise ValueError("an array of another class")
+        self.value = ()
 
-    def _items(self) -> list[Any]:
-        items, self._stack = self._stack, self._below.pop()
-        return items
-
-    def _top(self, kinds: tuple[type, ...], what: str) -> Any:
-        if type(self._stack[-1]) not in kinds:
-            raise ValueError(f"{what} of a {type(self._stack[-1]).__name__}")
-        return self._stack[-1]
-
-    def _close(self, kind: Callable[[list[Any]], object]) -> None:
-        items = self._items()  # first, for it changes what the stack is
-        self._stack.append(kind(items))
-
-    def _pop(self) -> None:
-        if self._stack:
-            self._stack.pop()
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, contents = state
+        if dtype.value.kind == "O":
+            if type(contents) is not list or np.empty(len(contents), np.int8).reshape(shape).shape != shape:
+                raise ValueError("an array of objects without them")
+            self.value = 1, shape, dtype.value, bool(fortran), contents
         else:
-            self._items()
-
-    def _tuple(self, count: int) -> None:
-        if len(self._stack) < count:
-            raise ValueError("an empty stack")
-        self._stack[-count:] = [tuple(self._stack[-count:])]
-
-    def _append(self, items: list[Any]) -> None:
-        self._top((list, collections.deque), "items").extend(items)
-
-    def _set_items(self, items: list[Any]) -> None:
-        target = self._top((dict, collections.OrderedDict), "items")
-        if len(items) % 2:
-            raise ValueError("a key without a value")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_key(key, self._where)] = value
-
-    def _dict(self) -> None:
-        items = self._items()
-        self._stack.append({})
-        self._set_items(items)
-
-    def _add_items(self) -> None:
-        items = self._items()
-        self._top((set,), "items").update(_key(item, self._where) for item in items)
-
-    # The memo
-
-    def _put(self, index: int) -> None:
-        self._memo[index] = self._stack[-1]
-
-    def _get(self, index: int) -> None:
-        self._stack.append(self._memo[index])
-
-    # Names, calls and states
-
-    def _global(self, module: object, name: object) -> None:
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name that is not text")
-        if (module, name) not in self._names:
-            self.refuse(f"asks for {module}.{name}")
-        found = self._names[module, name]
-        if isinstance(found, _Name):
-            self._stack.append(found)
-        elif callable(found):
-            self._stack.append(_Name(f"{module}.{name}", self._admit(found)))
-        else:
-            self.admitted.add(type(found))
-            self._stack.append(found)
-
-    def _admit(self, function: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
-            result = function(*arguments)
-            self.admitted.add(type(result))
-            return result
-
-        return call
-
-    def _stack_global(self) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._global(module, name)
-
-    def _reduce(self) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
-        if type(function) is not _Name or type(arguments) is not tuple:
-            self.refuse(f"calls a {type(function).__name__}")
-        if function.call is None:
-            self.refuse(f"calls {function.name}")
-        result = function.call(*(self._settle(a) for a in arguments))
-        if function.call in (_dtype, _reconstruct):
-            self._unset[id(result)] = result
-        self._stack.append(result)
-
-    def _settle(self, value: Any) -> Any:
-        """A dtype that something was made with keeps the state it has: changing it later would change that thing's memory."""
-        if isinstance(value, np.dtype):
-            self._unset.pop(id(value), None)
-        return value
-
-    def _build(self) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
-        if not isinstance(target, (np.ndarray, np.dtype)) or self._unset.pop(id(target), None) is None or type(state) is not tuple:
-            self.refuse(f"sets the state of a {type(target).__name__}")
-        if isinstance(target, np.dtype):
-            _set_dtype(target, state)
-        else:
-            for part in state:
-                self._settle(part)
-            _set_array(target, state)
-
-    def refuse(self, deed: str) -> NoReturn:
-        raise UnsafeError(
-            f"{self._where} {deed}, which a file of plain containers and numpy arrays does not; it was refused and nothing was run. "
-            f"If you made the file yourself, load it with pickle where you made it and save its arrays, for instance with numpy.savez."
-        )
+            _array(contents, dtype, shape, bool(fortran))
+            self.value = np.empty(0, np.int8)
+            self.value.__setstate__((1, shape, dtype.value, bool(fortran), contents))
 
 
-def _key(key: Any, where: str, depth: int = 0) -> Hashable:
-    """The key, when hashing it is harmless: Python hashes nested tuples by recursion in C, without a limit."""
-    if type(key) in (tuple, frozenset):
-        if depth == 8:
-            raise UnsafeError(f"{where} has a key nested more than 8 deep, which no data needs; it was refused. Give the file a flat key.")
-        for part in key:
-            _key(part, where, depth + 1)
-    elif type(key) not in _PLAIN and not isinstance(key, np.generic):
-        raise ValueError(f"a {type(key).__name__} as a key")
-    return key  # type: ignore[no-any-return]
-
-
-def _check(value: Any, admitted: set[type], where: str, depth: int, seen: dict[int, int]) -> None:
-    """Refuse whatever is neither plain data nor made by a caller's stand-in, and containers that have no bottom."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return
-    if depth >= MAX_DEPTH:
-        raise UnsafeError(f"{where} is nested more than {MAX_DEPTH} deep or contains itself; it was refused. Flatten it before saving.")
-    if seen.get(id(value), -1) >= depth:
-        return
-    seen[id(value)] = depth
-    if kind in (dict, collections.OrderedDict):
-        parts: Any = value.values()
-    elif kind in (list, tuple, set, frozenset, collections.deque):
-        parts = value
-    elif kind is np.ndarray:
-        parts = value.flat if value.dtype.kind == "O" else ()
-    elif isinstance(value, (np.generic, np.dtype)) or kind in admitted:
-        parts = ()
-    else:
-        name = value.name if kind is _Name else kind.__name__
-        raise UnsafeError(f"{where} holds {name} as a value, which is not data; it was refused. Save arrays, numbers and text only.")
-    for part in parts:
-        _check(part, admitted, where, depth + 1, seen)
-
-
-def _constructors(where: str) -> dict[tuple[str, str], _Name]:
-    """Everything a pickle may call, by each module path it has had. Each checks its arguments."""
-    table: dict[tuple[str, str], _Name] = {}
-
-    def admit(modules: tuple[str, ...], name: str, call: Callable[..., object] | None) -> None:
-        for module in modules:
-            table[module, name] = _Name(f"{module}.{name}", call)
-
-    def hashable(kind: Callable[..., object]) -> Callable[..., object]:
-        return lambda items=(): kind(_key(item, where) for item in _need(items, list, tuple))
-
-    def ordered(items: object = ()) -> object:
-        return collections.OrderedDict((_key(key, where), value) for key, value in _need(items, list, tuple))
-
-    def deque(items: object = (), maxlen: object = None) -> object:
-        return collections.deque(_need(items, list, tuple), _need(maxlen, int, type(None)))
-
-    admit(("collections",), "OrderedDict", ordered)
-    admit(("collections",), "deque", deque)
-    admit(("builtins", "__builtin__"), "set", hashable(set))
-    admit(("builtins", "__builtin__"), "frozenset", hashable(frozenset))
-    admit(("builtins", "__builtin__"), "complex", lambda real, imag: complex(_need(real, float), _need(imag, float)))
-    admit(("builtins", "__builtin__"), "bytearray", lambda data=b"", encoding="latin-1": bytearray(_encode(data, encoding)))
-    admit(("builtins", "__builtin__"), "bytes", lambda: b"")  # how protocols 0 to 2 spell no bytes
-    admit(("_codecs",), "encode", _encode)
-    admit(("numpy",), "ndarray", None)
-    admit(("numpy",), "dtype", _dtype)
-    admit(("numpy.core.multiarray", "numpy._core.multiarray"), "_reconstruct", _reconstruct)
-    admit(("numpy.core.multiarray", "numpy._core.multiarray"), "scalar", _scalar)
-    admit(("numpy.core.numeric", "numpy._core.numeric"), "_frombuffer", _frombuffer)
-    return table
-
-
-def _need(value: Any, *kinds: type) -> Any:
-    if type(value) not in kinds:
-        raise ValueError(f"a {type(value).__name__} where {kinds[0].__name__} belongs")
-    return value
-
-
-def _encode(data: Any, encoding: str = "latin-1") -> bytes:
-    """How protocols 0 to 2 spell bytes. Other codecs compress or look modules up."""
-    if isinstance(data, str):
-        if encoding not in ("latin1", "latin-1"):
-            raise ValueError(f"text encoded as {encoding!r}")
-        return data.encode("latin-1")
-    return bytes(_need(data, bytes, bytearray))
-
-
-_DTYPE_CODE = re.compile(r"b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32)|[SUV]\d{1,9}|[mM]8|O8?")
-_TIME_UNITS = ("Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as")
-
-
-def _dtype(code: Any, align: Any = False, copy: Any = True) -> Any:
-    text = code.decode("ascii") if isinstance(code, bytes) else _need(code, str)
-    if not _DTYPE_CODE.fullmatch(text):
-        raise ValueError(f"the dtype {text!r}")
-    return np.dtype(text, copy=True)
-
-
-def _set_dtype(dtype: Any, state: tuple[Any, ...]) -> None:
-    """Byte order, fields and units, applied as numpy itself would write them: its own loader believes any flag and offset."""
-    _, order, base, names, fields, size, _, flags, *metadata = state
-    order = order.decode("ascii") if isinstance(order, bytes) else order
-    if order not in ("<", ">", "|", "="):
-        raise ValueError(f"the byte order {order!r}")
-    if dtype.kind != "V" and (base is not None or names is not None):
-        raise ValueError(f"fields in {dtype}")
-    wanted: Any = dtype
-    if base is not None:
-        wanted = np.dtype((_part(base[0]), _shape(base[1])))
-    elif names is not None:
-        parts = [fields[name] for name in names]
-        wanted = np.dtype(
-            {"names": list(names), "formats": [_part(p[0]) for p in parts], "offsets": [p[1] for p in parts], "itemsize": size},
-            align=bool(flags & 0x80),
-        )
-    elif dtype.kind in "mM" and metadata:
-        unit, count = metadata[0][1][:2]
-        unit = unit.decode("ascii") if isinstance(unit, bytes) else unit
-        if unit != "generic":
-            if unit not in _TIME_UNITS or type(count) is not int or count < 1:
-                raise ValueError(f"the time unit {count} {unit!r}")
-            wanted = np.dtype(f"{dtype.kind}8[{count}{unit}]")
-    if order in "<>" and base is None and names is None:
-        wanted = wanted.newbyteorder(order)
-    if wanted.itemsize != dtype.itemsize:
-        raise ValueError(f"a dtype of {wanted.itemsize} bytes announced as {dtype.itemsize}")
-    dtype.__setstate__(wanted.__reduce__()[2])
-
-
-def _part(dtype: Any) -> np.dtype[Any]:
-    """A copy, so that nothing the file does later can change it."""
-    _item_size(dtype)
-    copy: np.dtype[Any] = np.dtype(dtype, copy=True)
-    return copy
-
-
-def _item_size(dtype: Any) -> int:
-    if not isinstance(dtype, np.dtype) or dtype.hasobject:
-        raise ValueError("something else where a dtype without objects belongs")
-    return dtype.itemsize
-
-
-def _shape(shape: Any) -> tuple[int, ...]:
-    shape = shape if isinstance(shape, tuple) else (shape,)
-    if len(shape) > 32 or any(type(n) is not int or n < 0 for n in shape):
-        raise ValueError(f"the shape {shape!r}"[:200])
-    return shape  # type: ignore[no-any-return]
-
-
-def _reconstruct(kind: Any, shape: Any, code: Any) -> Any:
-    """An array whose contents follow."""
-    if type(kind) is not _Name or kind.name != "numpy.ndarray" or shape != (0,):
-        raise ValueError("an array of a kind that is not numpy.ndarray")
-    return np.empty((0,), np.int8)
-
-
-def _set_array(array: Any, state: tuple[Any, ...]) -> None:
-    _, shape, dtype, fortran, contents = state
-    count = math.prod(_shape(shape))
-    if not isinstance(dtype, np.dtype) or type(fortran) not in (bool, int):
-        raise ValueError("an array without a dtype")
-    if dtype.kind == "O":
-        if len(_need(contents, list)) != count:
-            raise ValueError(f"{len(contents)} objects in an array of {count}")
-    else:
-        _fit(_need(contents, bytes), dtype, count)
-    array.__setstate__((1, shape, dtype, bool(fortran), contents))
-
-
-def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
-    """Protocol 5's arrays."""
-    count = math.prod(_shape(shape))
-    _fit(_need(data, bytes, bytearray), dtype, count)
-    flat = np.frombuffer(data, dtype) if count else np.empty((0,), dtype)
-    if order == "K" and axes is not None:
-        return flat.reshape(shape).transpose(_shape(axes))
-    return flat.reshape(shape, order="F" if order == "F" else "C")
-
-
-def _scalar(dtype: Any, data: Any) -> Any:
-    raw = _encode(data)
-    if not raw and _item_size(dtype) == 0:
-        return dtype.type()
-    _fit(raw, dtype, 1)
-    return np.frombuffer(raw, dtype)[0]
-
-
-def _fit(data: bytes | bytearray, dtype: Any, count: int) -> None:
-    if len(data) != count * _item_size(dtype) or (count and not dtype.itemsize):
-        raise ValueError(f"{len(data)} bytes for {count} elements of {dtype.itemsize}")
-    if dtype.kind == "U" and data and np.frombuffer(data, np.dtype("u4").newbyteorder(dtype.byteorder)).max() > 0x10FFFF:
+def _array(contents: Any, dtype: Any, shape: Any, fortran: bool = False) -> np.ndarray[Any, Any]:
+    """An array on these bytes, by the constructor that checks shape and size; what numpy loads pickles with checks little."""
+    if type(dtype) is not _Dtype or dtype.value.kind == "O" or type(contents) not in (bytes, bytearray):
+        raise ValueError("an array without a dtype or bytes")
+    array = np.ndarray(shape, dtype.value, contents, order="F" if fortran else "C")
+    if array.shape != shape or array.nbytes != len(contents) or (array.size > 1 and not array.itemsize):
+        raise ValueError(f"{len(contents)} bytes for {array.size} elements of {array.itemsize}")
+    if array.dtype.kind == "U" and contents and np.frombuffer(contents, array.dtype.byteorder + "u4").max() > 0x10FFFF:
         raise ValueError("text of characters that do not exist")
+    return array
 
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray)
-_STOP = ord(".")
-_INSTRUCTIONS: dict[int, Callable[[_Machine], object]] = {
-    # protocol 0
-    ord("("): _Machine._mark,
-    ord("0"): _Machine._pop,
-    ord("1"): _Machine._items,
-    ord("2"): lambda m: m._stack.append(m._stack[-1]),
-    ord("N"): lambda m: m._stack.append(None),
-    ord("I"): _Machine._int_text,
-    ord("L"): lambda m: m._stack.append(int(m._reader.line().removesuffix(b"L"))),
-    ord("F"): lambda m: m._stack.append(float(m._reader.line())),
-    ord("V"): lambda m: m._stack.append(m._reader.line().decode("raw-unicode-escape")),
-    ord("l"): lambda m: m._close(list),
-    ord("d"): _Machine._dict,
-    ord("t"): lambda m: m._close(tuple),
-    ord("a"): lambda m: m._append([m._stack.pop()]),
-    ord("s"): lambda m: m._set_items([m._stack.pop(-2), m._stack.pop()]),
-    ord("p"): lambda m: m._put(int(m._reader.line())),
-    ord("g"): lambda m: m._get(int(m._reader.line())),
-    ord("c"): lambda m: m._global(m._reader.line().decode(), m._reader.line().decode()),
-    ord("R"): _Machine._reduce,
-    ord("b"): _Machine._build,
-    # protocol 1
-    ord("]"): lambda m: m._stack.append([]),
-    ord("}"): lambda m: m._stack.append({}),
-    ord(")"): lambda m: m._stack.append(()),
-    ord("e"): lambda m: m._append(m._items()),
-    ord("u"): lambda m: m._set_items(m._items()),
-    ord("K"): lambda m: m._stack.append(m._uint(1)),
-    ord("M"): lambda m: m._stack.append(m._uint(2)),
-    ord("J"): lambda m: m._int(4),
-    ord("G"): _Machine._float,
-    ord("X"): lambda m: m._text(4),
-    ord("q"): lambda m: m._put(m._uint(1)),
-    ord("r"): lambda m: m._put(m._uint(4)),
-    ord("h"): lambda m: m._get(m._uint(1)),
-    ord("j"): lambda m: m._get(m._uint(4)),
-    # protocol 2
-    0x80: lambda m: m._reader.take(1),
-    0x85: lambda m: m._tuple(1),
-    0x86: lambda m: m._tuple(2),
-    0x87: lambda m: m._tuple(3),
-    0x88: lambda m: m._stack.append(True),
-    0x89: lambda m: m._stack.append(False),
-    0x8A: lambda m: m._int(m._uint(1)),
-    0x8B: lambda m: m._int(m._uint(4)),
-    # protocol 3
-    ord("C"): lambda m: m._bytes(1),
-    ord("B"): lambda m: m._bytes(4),
-    # protocol 4
-    0x8C: lambda m: m._text(1),
-    0x8D: lambda m: m._text(8),
-    0x8E: lambda m: m._bytes(8),
-    0x8F: lambda m: m._stack.append(set()),
-    0x90: _Machine._add_items,
-    0x91: lambda m: m._close(lambda items: frozenset(_key(item, m._where) for item in items)),
-    0x93: _Machine._stack_global,
-    0x94: lambda m: m._put(len(m._memo)),
-    0x95: lambda m: m._reader.take(8),  # a frame's length: a hint for buffering
-    # protocol 5
-    0x96: lambda m: m._stack.append(bytearray(m._reader.take(m._uint(8)))),
-    ord("i"): lambda m: m.refuse(f"makes a {m._reader.line().decode()}.{m._reader.line().decode()}"),
-}
-for _codes, _deed in {
-    "o\x81\x92": "makes an object of a class",
-    "PQ": "refers to an object outside itself",
-    "\x82\x83\x84": "uses the extension registry",
-    "\x97\x98": "needs buffers outside itself",
-    "STU": "was written by Python 2",  # bytes or text: nobody knows which
-}.items():
-    _INSTRUCTIONS.update(dict.fromkeys(map(ord, _codes), functools.partial(_Machine.refuse, deed=_deed)))
+def _from_buffer(contents: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> _Box:
+    array = _array(contents, dtype, shape, order == "F")
+    return _Box(array if axes is None else array.transpose(axes))
+
+
+def _encode(text: Any = b"", encoding: str = "latin1") -> bytes:
+    """How protocols 0 to 2 spell bytes. Other codecs compress or look modules up."""
+    if type(text) is bytes:
+        return text
+    if type(text) is not str or encoding not in ("latin1", "latin-1"):
+        raise ValueError(f"a {type(text).__name__} encoded as {encoding!r}")
+    return text.encode("latin1")
+
+
+def _admitted(name: str, found: object) -> _Box:
+    """What a caller admits. What a function makes is boxed, so the file cannot change it."""
+    return _Name(name, lambda *arguments: _Box(found(*_opened(arguments, 0, {})[0]))) if callable(found) else _Box(found)
+
+
+def _opened(value: Any, depth: int, seen: dict[int, tuple[Any, Any, int]]) -> tuple[Any, int]:
+    """A value without its boxes, and how many containers deep it is. `seen` has the same for each container, and keeps it alive."""
+    kind, result = type(value), value.value if isinstance(value, _Box) else value
+    if kind is _Name:
+        raise _Refused(f"holds {result} as a value")
+    if kind is _Array and type(result) is tuple:
+        *state, result = result  # of an array of objects
+    elif kind not in (_Dict, list, tuple):
+        return result, 0
+    opened: Any
+    _, opened, height = seen.get(id(value), (value, None, 0))
+    if depth + height >= MAX_DEPTH:
+        raise _Refused(f"is nested more than {MAX_DEPTH} deep or contains itself")
+    if height:
+        return opened, height
+    seen[id(value)] = value, None, MAX_DEPTH  # whoever comes back here while it is being opened is too deep
+    opened = result if kind in (_Dict, list) else list(result)
+    for key, item in opened.items() if kind is _Dict else enumerate(opened):
+        if type(item) not in _PLAIN:
+            opened[key], below = _opened(item, depth + 1, seen)
+            height = max(height, below)
+    if kind is tuple:
+        opened = tuple(opened)
+    elif kind is _Array:
+        items, opened = opened, np.empty(0, object)
+        opened.__setstate__((*state, items))
+    seen[id(value)] = value, opened, height + 1
+    return opened, height + 1
+
+
+_NDARRAY = _Name("numpy.ndarray", None)
+_NAMES: Mapping[tuple[str, str], _Box] = {
+    (module, name): _Name(f"{module}.{name}", call)
+    for modules, name, call in (
+        ("collections", "OrderedDict", lambda: _Dict(OrderedDict())),
+        ("builtins __builtin__", "complex", complex),
+        ("builtins __builtin__", "bytearray", lambda *text: bytearray(_encode(*text))),
+        ("builtins __builtin__", "bytes", lambda: b""),  # how protocols 0 to 2 spell no bytes
+        ("_codecs", "encode", _encode),
+        ("numpy", "dtype", _Dtype),
+        ("numpy.core.multiarray numpy._core.multiarray", "_reconstruct", _Array),
+        # A scalar gets bytes of its own: a file could write to what shares the file's.
+        ("numpy.core.multiarray numpy._core.multiarray", "scalar", lambda dtype, data: _array(bytearray(_encode(data)), dtype, ())[()]),
+        ("numpy.core.numeric numpy._core.numeric", "_frombuffer", _from_buffer),
+    )
+    for module in modules.split()
+} | {("numpy", "ndarray"): _NDARRAY}
