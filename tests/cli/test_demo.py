@@ -13,7 +13,7 @@ from hilt.cli import demo, recorder
 from hilt.core.errors import DeadlineError, HiltError
 from hilt.replay import Log
 
-STEPS = 600
+STEPS = 1000
 
 
 def run(*arguments: object) -> Result:
@@ -30,9 +30,9 @@ def test_it_records_is_killed_recovers_and_goes_on(tmp_path: Path):
     assert result.exit_code == 0, result.output
     values = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
     values = {name: value.strip() for name, value in values.items()}
-    assert values["recorded"] == f"{STEPS} steps"
+    assert values["recorded"] == f"{STEPS:,} steps"
     assert values["lost"] == values["duplicated"] == "0 steps"
-    promised, found = (int(values[name].split()[0]) for name in ("promised before the kill", "found after"))
+    promised, found = (int(values[name].split()[0].replace(",", "")) for name in ("promised before the kill", "found after"))
     assert STEPS * 0.4 <= promised <= found <= STEPS
     assert 98_304 < int(values["on disk"].split()[0].replace(",", "")) < 105_000
     assert values["killed at"].startswith("episode ")
