@@ -23,8 +23,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, Event
 from typing import Any, SupportsIndex
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
@@ -37,6 +38,11 @@ _PARAMETERS = ("samples_per_insert", "min_size_to_sample", "min_diff", "max_diff
 _COUNTS = ("inserts", "samples", "deletes")
 
 _log = logging.getLogger(__name__)
+
+gives_up: ContextVar[Event | None] = ContextVar("gives_up", default=None)
+"""Set by a thread that may be told to end while it waits: once the event is set, its waits end with `ClosedError`."""
+_LOOK_S = 0.05
+"""How often such a thread looks, in seconds."""
 
 
 @dataclass
@@ -255,7 +261,7 @@ class RateLimiter:
         seconds = DEFAULT_TIMEOUT_S if timeout is None else _number("timeout", timeout)
         if not 0 <= seconds < math.inf:
             raise ConfigError(f"timeout ({timeout}) must be 0 or more seconds and finite; None waits {DEFAULT_TIMEOUT_S:g} s")
-        gate = self._gates[kind]
+        gate, given_up = self._gates[kind], gives_up.get()
         ticket = object()
         gate.queue.append(ticket)
         start = time.monotonic()
@@ -266,6 +272,8 @@ class RateLimiter:
                     raise ClosedError(
                         f"the rate limiter was closed while {n} {_plural('item', n)} waited to {kind}; open the store again to go on"
                     )
+                if given_up is not None and given_up.is_set():
+                    raise ClosedError(f"whoever wanted to {kind} {n} {_plural('item', n)} was closed")
                 if gate.queue[0] is ticket and may(n):
                     return
                 gate.blocked += not blocked
@@ -274,7 +282,8 @@ class RateLimiter:
                 if left <= 0:
                     gate.expired += 1
                     raise DeadlineError(f"waited {time.monotonic() - start:.2f} s to {kind} {n}: {self._reason(kind, n, ticket)}")
-                self._changed.wait(min(left, DEFAULT_TIMEOUT_S))  # the lock refuses to wait for centuries
+                # The lock refuses to wait for centuries.
+                self._changed.wait(min(left, DEFAULT_TIMEOUT_S if given_up is None else _LOOK_S))
         finally:
             gate.wait_s += (time.monotonic() - start) if blocked else 0.0
             gate.queue.remove(ticket)

@@ -5,27 +5,30 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
+from hilt.replay.limiter import gives_up
+from hilt.replay.sample import Batch
 
-_DEADLINE_S = 600.0
-"""How long the next batch is awaited before that is an error."""
+_DEADLINE_S = 660.0
+"""How long the next batch is awaited before that is an error, in seconds: longer than a rate limiter waits, whose error says more."""
 
 
 class Prefetch(Iterator[Any]):
     """An endless iterator. What goes wrong in the thread is raised by ``next``; `close` ends the thread."""
 
     def __init__(self, make: Callable[[], Any], ahead: int, device: Any = None):
+        self._stop = threading.Event()
         if ahead < 1:
             raise ConfigError(f"prefetch: expected at least 1 batch, got {ahead}.")
         move: Callable[[Any], Any] = lambda batch: batch  # noqa: E731
         if device is not None:
             from hilt.replay import torch as bridge
 
-            move = bridge.mover(device)
+            move = partial(_moved, bridge.mover(device))
         self._ready: _Queue = queue.Queue(ahead)
-        self._stop = threading.Event()
         self._failure: BaseException | None = None
         # the thread does not refer to this object, so that an iterator nobody holds ends its thread
         self._thread = threading.Thread(target=_fill, args=(make, move, self._ready, self._stop), name="hilt-prefetch", daemon=True)
@@ -47,6 +50,7 @@ class Prefetch(Iterator[Any]):
         return batch
 
     def close(self) -> None:
+        """Ends the thread, also one that a rate limiter holds back. Batches that were made ahead are dropped."""
         self._stop.set()
         while not self._ready.empty():
             self._ready.get_nowait()
@@ -59,7 +63,23 @@ class Prefetch(Iterator[Any]):
 _Queue = queue.Queue[tuple[Any, "BaseException | None"]]
 
 
+def _moved(move: Callable[[Any], Any], batch: Any) -> Any:
+    """A batch, or one per device, as tensors; `steps` stay keys, and weights and probabilities become tensors too."""
+    numbers = {name: getattr(batch, name) for name in ("weights", "probabilities") if hasattr(batch, name)}
+    moved, factors = move(batch), move(numbers)
+    if not isinstance(moved, list):
+        return _with_attributes(batch, moved, factors)
+    return [_with_attributes(batch, *pair) for pair in zip(moved, factors, strict=True)]
+
+
+def _with_attributes(batch: Any, moved: dict[str, Any], factors: dict[str, Any]) -> Batch:
+    made = Batch(moved)
+    vars(made).update({**vars(batch), **factors})
+    return made
+
+
 def _fill(make: Callable[[], Any], move: Callable[[Any], Any], ready: _Queue, stop: threading.Event) -> None:
+    gives_up.set(stop)
     while not stop.is_set():
         item: tuple[Any, BaseException | None]
         try:
