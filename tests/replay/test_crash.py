@@ -145,7 +145,8 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
         if died_at is None:
             break
         calls.append(died_at)
-    counted(f"{len(calls)} kills, one before each call ({', '.join(f'{n} {what}' for what, n in Counter(c.split()[0] for c in calls).items())})")
+    kinds = Counter(call.removeprefix("second half of ").split()[0] for call in calls)
+    counted(f"{len(calls)} kills, one before each call: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}")
     print("\n".join(f"{place}: {call}" for call in calls))
     assert len(calls) >= 2
 

@@ -93,13 +93,16 @@ class Facts:
         """All pieces of a trajectory were written."""
         self._write({"trajectory": trajectory, "whole": True})
 
-    def compact(self, kept: set[int]) -> None:
-        """Rewrites the file without what is about trajectories that are gone, once that is most of it."""
-        dead = self._journal.lines - len(self._origins) - len(kept & self._about.keys()) - len(self.relabelled)
+    def compact(self, live: set[int], on_disk: set[int]) -> None:
+        """Rewrites the file without what is about trajectories that are gone, once that is most of it.
+
+        Of one that is deleted while its rows still lie in a segment, the deletion is kept.
+        """
+        dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabelled)
         if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
-            facts = [fact for fact in self._journal.read_all() if fact.get("trajectory", -1) in kept or "origin" in fact]
+            facts = [fact for fact in self._journal.read_all() if "origin" in fact or _is_kept(fact, live, on_disk)]
             self._journal.rewrite([{"used": dict(self.used)}, *facts])
-            self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in kept}
+            self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
         """Puts relabelled values into a batch."""
@@ -144,8 +147,14 @@ class Facts:
             self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
+            self.unfinished.discard(int(fact["trajectory"]))
         elif "whole" in fact:
             (self.unfinished.discard if fact["whole"] else self.unfinished.add)(int(fact["trajectory"]))
+
+
+def _is_kept(fact: Mapping[str, Any], live: set[int], on_disk: set[int]) -> bool:
+    trajectory = fact.get("trajectory", -1)
+    return trajectory in live or (trajectory in on_disk and "deleted_before" in fact)
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
-from hilt.core.files import DISK, Files, leftovers, read_json, storage_errors, write_json
+from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
 from hilt.replay.assemble import Steps, check_out
 from hilt.replay.durability import Durability, Syncer
@@ -33,7 +33,8 @@ from hilt.replay.limiter import RateLimiter
 from hilt.replay.lock import WriterLock
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
-from hilt.replay.segment import CODECS, FORMAT, Segment, check_format
+from hilt.replay.segment import FORMAT, Segment, check_format
+from hilt.replay.settings import check_new, check_settings
 from hilt.replay.store import Store
 from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
@@ -81,7 +82,7 @@ class Log(Store):
         full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files.
         """
         folder = Path(path)
-        _check_new(folder)
+        check_new(folder)
         settings = {
             "format": FORMAT,
             "schemas": [schema.to_json()],
@@ -91,10 +92,10 @@ class Log(Store):
             "compression": dict(compression or {}),
             "segment_bytes": segment_bytes or min(SEGMENT_BYTES, max(1 << 16, (capacity_bytes or 1 << 62) // 8)),
         }
-        _check_settings(settings, schema)
+        check_settings(settings, schema)
         files.make_folders(folder)
         with WriterLock(folder):
-            _check_new(folder)
+            check_new(folder)
             files.make_folder(folder / "segments")
             write_json(folder / "log.json", settings, files)
         return cls._start(folder, settings, files, True, cache_bytes)
@@ -134,7 +135,7 @@ class Log(Store):
         old = Schema.from_json(settings["schemas"][-1])
         if schema is not None and schema.grown_from(old):
             changed["schemas"] = [*settings["schemas"], schema.to_json()]
-        _check_settings(changed, schema or old)
+        check_settings(changed, schema or old)
         if mode == "a" and changed != settings:
             with WriterLock(folder):
                 write_json(folder / "log.json", changed, files)
@@ -458,7 +459,7 @@ class Log(Store):
         try:
             if in_pieces:  # longer than a segment: it counts when the last piece is there
                 self.facts.begin(number)
-                self._sync_written([])
+                self._sync_pieces([])
             while first < rows.steps:
                 stop = min(rows.steps, first + self.room(lane))
                 self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), place=None)
@@ -467,8 +468,9 @@ class Log(Store):
                 if first < rows.steps:
                     lane = self.next_lane(lane)
             if in_pieces:
-                self._sync_written(written)
+                self._sync_pieces(written)
                 self.facts.finish(number)
+                self._sync_pieces([])
         except BaseException:
             self._take_back(number)
             raise
@@ -476,6 +478,13 @@ class Log(Store):
             self.give_lane(lane)
         if self.durability.every_episode:
             self._sync_written(written)
+
+    def _sync_pieces(self, written: Sequence[Segment]) -> None:
+        """So that no power cut takes a piece and leaves the word that all are there."""
+        if self.durability.words != "never":
+            for segment in written:
+                segment.sync()
+            self.facts.sync()
 
     def _take_back(self, number: int) -> None:
         """Removes what was written of a trajectory whose writing failed."""
@@ -574,30 +583,3 @@ class _Limited:
             self.limiter.inserted(max(0, entered - self.entered))
             self.limiter.deleted(max(0, left - self.left))
             self.entered, self.left = entered, left
-
-
-def _check_new(folder: Path) -> None:
-    """Whether a log may be made here: nothing is, or what a process left that was killed while it made one."""
-    with storage_errors(folder):
-        if (folder / "log.json").exists():
-            raise ConfigError(f"{folder}: a log is there already; open it with Log.open({str(folder)!r}).")
-        if not folder.exists():
-            return
-        ours = {folder / "writer.lock", folder / "segments", *leftovers(folder)}
-        strangers = [path for path in [*folder.iterdir(), *folder.glob("segments/*")] if path not in ours]
-        if strangers:
-            found = strangers[0].relative_to(folder)
-            raise ConfigError(f"{folder}: expected a new or empty folder, got one that holds {found}. Choose another path.")
-
-
-def _check_settings(settings: Mapping[str, Any], schema: Schema) -> None:
-    Durability.parse(settings["durability"])
-    for name in ("capacity_steps", "capacity_bytes", "segment_bytes"):
-        if settings[name] is not None and settings[name] <= 0:
-            raise ConfigError(f"{name}: expected a number above 0 or None, got {settings[name]}.")
-    large = [column.name for column in schema.layout.frames]
-    for column, codec in settings["compression"].items():
-        if column not in large:
-            raise UnknownNameError("large column to compress", column, large)
-        if codec not in CODECS:
-            raise UnknownNameError("codec", codec, CODECS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.errors import CorruptError
 from hilt.core.files import Files, read_json, write_json
 from hilt.core.tree import Array
 from hilt.replay.scan import Damage
@@ -19,17 +20,31 @@ class Quarantine:
     def __init__(self, path: Path, files: Files):
         self._path, self._files = path, files
         self._entries: dict[str, list[Any]] = {}
+        self.lost = False
+        """Whether the file itself is damaged: what it listed must be found again."""
 
     def load(self) -> None:
-        self._entries = read_json(self._path)["segments"] if self._path.exists() else {}
+        try:
+            self._entries = read_json(self._path)["segments"] if self._path.exists() else {}
+        except CorruptError:
+            self.lost = True
 
     def add(self, damage: Sequence[Damage]) -> None:
         """Records damage; what is recorded already stays once."""
+        self.note(damage)
+        self._save()
+
+    def note(self, damage: Sequence[Damage]) -> None:
+        """As `add`, for as long as this log is open: a reader changes no file."""
         for d in damage:
             listed = self._entries.setdefault(str(d.segment), [])
             if [d.first, d.rows, d.what] not in listed:
                 listed.append([d.first, d.rows, d.what])
+
+    def found_again(self) -> None:
+        """Every segment was read: what is listed now is everything, and takes the place of the damaged file."""
         self._save()
+        self.lost = False
 
     def replace(self, damage: Sequence[Damage]) -> None:
         """Records exactly this damage: what was listed and is whole now is set free."""

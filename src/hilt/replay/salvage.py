@@ -87,8 +87,7 @@ class Salvage(Segment):
         """Rebuilds what was lost, and says what it did. The rows in `bad` must be in quarantine by now."""
         done = []
         if self.header_lost:
-            most = [self._size(c.name) // c.nbytes for c in self.layout.frames if c.name not in self.codecs]
-            self.room = self.layout.room(max([self._size("rows") // self.layout.row.itemsize, *most, *self.frames.values()]))
+            self.room = self._needed_room()
             header = {"format": FORMAT, "room": self.room, "schema": self.schema.to_json()}
             write_json(self.folder / "header.json", header, self.files)
             done.append(f"{self._path('header.json')}: rebuilt from the schema of the log")
@@ -106,6 +105,16 @@ class Salvage(Segment):
             self.files.remove(path)
             done.append(f"{self._path(path.name)}: removed")
         return done
+
+    def use_what_is_there(self) -> None:
+        """Makes it readable as it is, without mending anything, where `check` found whole steps."""
+        frames = {column.name: min(self.frames[column.name], self.stored_frames(column.name)) for column in self.layout.frames}
+        self.set_counts(min(self.rows, self._size("rows") // self.layout.row.itemsize), frames)
+        self.room = self.room or self._needed_room()
+
+    def _needed_room(self) -> int:
+        most = [self._size(c.name) // c.nbytes for c in self.layout.frames if c.name not in self.codecs]
+        return self.layout.room(max([self._size("rows") // self.layout.row.itemsize, *most, *self.frames.values()]))
 
     # Opening
 
@@ -231,7 +240,7 @@ class Salvage(Segment):
         wanted |= {c.name: (c.file, committed[c.name] * c.nbytes) for c in self.layout.frames if c.name not in self.codecs}
         for name, (file, size) in wanted.items():
             excess = self._size(name) - size
-            if excess < 0 or (excess and self.sealed is not None):
+            if excess < 0 or (excess and self.sealed is not None) or not (self.folder / file).exists():
                 self._sizes[file] = size
             if excess < 0 and (self.folder / file).exists():
                 self._add("damage", file, f"ends too early: {size + excess:,} of {size:,} bytes are there", QUARANTINED)

@@ -96,6 +96,7 @@ class Segment:
     @classmethod
     def open(cls, folder: Path, files: Files = DISK, write: bool = False) -> Segment:
         """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
+        require_file(folder / "header.json")
         header = read_json(folder / "header.json")
         check_format(header.get("format"), folder)
         segment = cls(folder, Schema.from_json(header["schema"]), int(header["room"]), files, write)
@@ -174,7 +175,8 @@ class Segment:
             self.sync()
         raw = extents.tobytes()
         self.files.replace(self.folder / "extents", raw, durable)
-        data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw), "durable": durable}
+        data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw)}
+        data |= {"durable": durable, "boot": "" if durable else boot_id()}
         write_json(self.folder / "seal.json", data, self.files, durable)
         self._load_seal(data)
         if not durable:
@@ -197,6 +199,19 @@ class Segment:
             self.files.sync_folder(self.folder)
             write_json(self.folder / "seal.json", {**self.sealed, "codecs": made, "durable": True}, self.files)
         return raw
+
+    @property
+    def trusted(self) -> bool:
+        """Whether a sealed segment is as its seal says without a look at it: it was synced, or the machine has not been restarted."""
+        seal = self.sealed or {}
+        return bool(seal.get("durable")) or (bool(seal.get("boot")) and seal["boot"] == boot_id())
+
+    def vouch(self) -> None:
+        """Makes a sealed segment power-safe, and says so in its seal, after every byte of it was read."""
+        assert self.sealed is not None
+        self.sync()
+        self.sealed = {**self.sealed, "durable": True}
+        write_json(self.folder / "seal.json", self.sealed, self.files)
 
     def _compress_column(self, column: FrameColumn, codec: str) -> dict[str, Any]:
         encode, ends, position = _encoder(codec), np.zeros(self.frames[column.name], "<i8"), 0
@@ -282,8 +297,7 @@ class Segment:
         self._fds["rows"] = self._open_file(self.folder / "rows")
 
     def _open_file(self, path: Path) -> int:
-        if not path.exists():
-            raise CorruptError(f"{path}: the file is missing; run: hilt data repair {path.parent.parent.parent}.")
+        require_file(path)
         return self.files.open(path, write=self._write and self.sealed is None)
 
     def _load_seal(self, seal: dict[str, Any]) -> None:
@@ -293,6 +307,7 @@ class Segment:
             made = self.codecs.get(column.name)
             if made and column.name not in self._offsets:
                 path = self.folder / f"{column.file}.{made['codec']}"
+                require_file(path)
                 with storage_errors(path), path.open("rb") as file:
                     file.seek(made["bytes"])
                     raw = file.read()
@@ -303,10 +318,17 @@ class Segment:
     def extents(self) -> Array:
         """The extents that `seal` listed."""
         assert self.sealed is not None
+        require_file(self.folder / "extents")
         raw = read(self.folder / "extents")
         if checksum(raw) != self.sealed["extents_crc"]:
             raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
         return np.frombuffer(raw, EXTENT)
+
+    def stored_frames(self, name: str) -> int:
+        """How many whole frames of a column there are in its file."""
+        if name in self.codecs:
+            return len(self._offsets[name])
+        return os.fstat(self._fds[name]).st_size // self.layout.frame_of[name].nbytes
 
     def set_counts(self, rows: int, frames: Mapping[str, int]) -> None:
         """What a scan found committed."""
@@ -363,6 +385,14 @@ def _sync_threads() -> ThreadPoolExecutor:
 
 
 os.register_at_fork(after_in_child=_sync_threads.cache_clear)  # threads do not cross a fork
+
+
+def boot_id() -> str:
+    """Tells one run of this machine from the next; what was written without a sync is whole until the machine stops."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def require_file(path: Path) -> None:

@@ -20,10 +20,11 @@ from hilt.core.files import DISK, Files, leftovers, storage_errors
 from hilt.core.tree import Array
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
+from hilt.replay.opening import Opener
 from hilt.replay.pool import BufferPool
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.runs import OFFSET_BITS, key_of
-from hilt.replay.scan import Damage, build_extents, committed_frames, scan_file, scan_frames
+from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, scan_file, scan_frames
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.segment import EXTENT, Segment
 from hilt.replay.snapshot import Snapshot
@@ -45,20 +46,6 @@ class Lane:
     table: Table
 
 
-@dataclass
-class Recovery:
-    """What opening a log had to mend."""
-
-    torn_steps: int = 0
-    """Steps that were being written when the process before died; none of them had been promised."""
-    torn_bytes: int = 0
-    """Bytes of a late fact that was being written likewise."""
-    corrupt_steps: int = 0
-    """Steps in quarantine: their bytes are not those that were written."""
-    seconds: float = 0.0
-    """How long opening took."""
-
-
 class Store:
     """Where every step of a log lies, on disk and in memory."""
 
@@ -71,7 +58,8 @@ class Store:
         self.facts = Facts(path / "annotations.jsonl", files, write)
         self.quarantine = Quarantine(path / "quarantine.json", files)
         self._selections: list[weakref.ref[Selection]] = []
-        self.recovery = Recovery()
+        self._opener = Opener(path, [Schema.from_json(schema) for schema in settings["schemas"]], files, write, self.quarantine)
+        self.recovery = self._opener.recovery
         self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "rejected", "corrupt", "segments_deleted"), 0)
         self.live_steps = self.live_bytes = 0
         self.appended = 0
@@ -83,6 +71,7 @@ class Store:
         self._extents_in: dict[int, int] = {}  # segment number -> extents that are still wanted
         self._scanned: dict[int, int] = {}  # of a reader: rows of growing segments that it has seen
         self._held = np.zeros(0, ENTRY)  # of a reader: pieces of trajectories that are not whole yet
+        self._on_disk: set[int] = set()  # trajectories found when opening, deleted ones among them
         self._idle: list[Lane] = []
         self._busy: set[int] = set()  # segments of lanes in use
         self._next_trajectory = self._next_segment = 0
@@ -103,24 +92,33 @@ class Store:
         self.load_new()
         if self._write:
             self.facts.recover()
-            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys})
+            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk)
             self.recovery.torn_bytes = self.facts.torn_bytes
-        self.recovery.corrupt_steps = self.quarantine.steps()
-        self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
+            if self.quarantine.lost:
+                self.recovery.mended.append(f"{self.path / 'quarantine.json'}: was damaged; every byte was read to find what it listed")
+                self.quarantine.found_again()
         self.recovery.seconds = time.perf_counter() - started
-        if self.recovery.torn_steps or self.recovery.corrupt_steps or self.recovery.torn_bytes:
+        self._report_recovery()
+
+    def _report_recovery(self) -> None:
+        found = self.recovery
+        if found.torn_steps or found.torn_bytes or self.counts["corrupt"] or found.mended or found.set_aside:
             logger.warning(
-                "%s: %d torn steps and %d torn bytes of facts were cut, %d steps are in quarantine",
+                "%s: %d torn steps and %d torn bytes of facts were cut; %d steps are in quarantine or set aside (segments %s), "
+                "%d late facts are damaged; mended: %s",
                 self.path,
-                self.recovery.torn_steps,
-                self.recovery.torn_bytes,
-                self.recovery.corrupt_steps,
+                found.torn_steps,
+                found.torn_bytes,
+                found.corrupt_steps,
+                ", ".join(found.set_aside) or "none",
+                self.facts.corrupt,
+                "; ".join(found.mended) or "nothing",
             )
 
     def load_new(self) -> None:
         """Segments, rows and facts that appeared since the last look."""
         with storage_errors(self.path):
-            folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit())
+            folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit() and f.is_dir())
         numbers = {int(f.name) for f in folders}
         for gone in [n for n in self._segments if n not in numbers]:
             self._forget_segment(gone)
@@ -133,13 +131,18 @@ class Store:
                 found.append(self._load_grown(number))
         changed = self.facts.read_new()  # after the rows: a trajectory that is being written in pieces is known as such
         if found or len(self._held):
-            self._enter(self._hold_unfinished(np.concatenate([self._held, *found])))
+            entries = np.concatenate([self._held, *found])
+            self._on_disk = set(np.unique(entries["key"] >> OFFSET_BITS).tolist())
+            self._enter(self._hold_unfinished(entries))
         self._next_trajectory = max(self._next_trajectory, self.facts.used["trajectory"] + 1)
         self._next_segment = max(self._next_segment, self.facts.used["segment"] + 1)
         for trajectory in self.facts.deleted.keys() & set(np.unique(self.index.keys >> OFFSET_BITS).tolist()):
             self._drop_before(trajectory, self.facts.deleted[trajectory])
         for selection in self.selections():
             selection.refresh(changed)
+        self._next_segment = max(self._next_segment, self._opener.count_set_aside())
+        self.recovery.corrupt_steps = self.quarantine.steps() + self._opener.aside_steps
+        self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
         if self._write:  # a reader learns from the facts what the writer evicted
             self.enforce_capacity()
 
@@ -160,19 +163,11 @@ class Store:
         return entries
 
     def _load_segment(self, folder: Path) -> Array:
-        segment = Segment.open(folder, self._files, self._write)
-        self._next_segment = max(self._next_segment, segment.number + 1)
-        bad = self.quarantine.rows(segment.number)
-        if self._write:  # raw files that were compressed just before the last writer ended
-            for column in segment.layout.frames:
-                if column.name in segment.codecs:
-                    self._files.remove(folder / column.file)
-        if segment.sealed is not None:
-            extents = segment.extents()
-            if len(bad):
-                extents = build_extents(segment.read_rows(0, segment.rows), bad)
-        else:
-            extents = self._recover_segment(segment, bad)
+        self._next_segment = max(self._next_segment, int(folder.name) + 1)
+        opened = self._opener.open(folder)
+        if opened is None:
+            return np.zeros(0, ENTRY)
+        segment, extents = opened
         lane = self._place(segment)
         if segment.sealed is None:
             if self._write:
@@ -180,21 +175,6 @@ class Store:
             else:
                 self._scanned[segment.number] = segment.rows
         return self._entries(segment, extents)
-
-    def _recover_segment(self, segment: Segment, bad: Array) -> Array:
-        """What a segment that was not sealed holds: its writer is at work, or was killed."""
-        scan, rows = scan_file(segment, growing=not self._write)
-        rows = rows[: scan.rows]
-        frames = committed_frames(segment.layout, rows, scan.bad_rows())
-        if self._write:
-            scan.damage += scan_frames(segment, rows, scan.bad_rows())
-            self.recovery.torn_steps += scan.torn_rows
-            if scan.damage:
-                self.quarantine.add(scan.damage)
-        segment.set_counts(scan.rows, frames)
-        if self._write:
-            segment.cut_tail()
-        return build_extents(rows, np.union1d(bad, scan.bad_rows()))
 
     def _load_grown(self, number: int) -> Array:
         """What the writer appended to a segment that this reader has open."""
@@ -206,8 +186,8 @@ class Store:
         fresh = rows[: scan.rows]
         segment.set_counts(scan.rows, committed_frames(segment.layout, fresh, scan.bad_rows()))
         self._scanned[number] = scan.rows
-        bad = np.union1d(scan.bad_rows(), self.quarantine.rows(number))
-        extents = build_extents(fresh, np.union1d(bad, np.arange(seen)))
+        old = np.union1d(np.union1d(scan.bad_rows(), self.quarantine.rows(number)), np.arange(seen))
+        extents = build_extents(fresh, np.union1d(old, Scan(0, scan_frames(segment, fresh, old)).bad_rows()))
         return self._entries(segment, extents)
 
     def _entries(self, segment: Segment, extents: Array) -> Array:

@@ -1,0 +1,164 @@
+"""Opening a segment: as it lies there, or what can be saved of it.
+
+Opening reads little of a segment that is sealed and whole. One that is not sealed is scanned, frames included: its writer may have
+been killed, or the power cut. One whose small files are damaged or whose data files end too early is rebuilt from its rows, by the
+writer on disk and by a reader in memory. One that tells nothing any more is set aside.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, StorageError
+from hilt.core.files import Files
+from hilt.core.tree import Array
+from hilt.replay.quarantine import Quarantine
+from hilt.replay.salvage import Salvage
+from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames
+from hilt.replay.schema import Schema
+from hilt.replay.segment import EXTENT, Segment
+
+_TRIES = 4
+_AGAIN_SECONDS = 0.01
+"""A reader that finds a segment damaged looks again: its writer may be compressing or deleting it."""
+
+
+@dataclass
+class Recovery:
+    """What opening a log had to mend."""
+
+    torn_steps: int = 0
+    """Steps that were being written when the process before died; none of them had been promised."""
+    torn_bytes: int = 0
+    """Bytes of a late fact that was being written likewise."""
+    corrupt_steps: int = 0
+    """Steps in quarantine or in segments that were set aside: their bytes are not those that were written."""
+    mended: list[str] = field(default_factory=list)
+    """Damaged files that were rebuilt from others."""
+    set_aside: list[str] = field(default_factory=list)
+    """Segments that cannot be read at all, by number. They are in the folder ``damaged`` of the log."""
+    seconds: float = 0.0
+    """How long opening took."""
+
+
+class Opener:
+    """Opens the segments of one log."""
+
+    def __init__(self, log: Path, schemas: Sequence[Schema], files: Files, write: bool, quarantine: Quarantine):
+        self._log, self._schemas, self._files, self._write, self._quarantine = log, schemas, files, write, quarantine
+        self.recovery = Recovery()
+        self.aside_steps = 0
+        """Steps in segments that were set aside, now and before, as far as it can be told."""
+        self._hidden: dict[int, int] = {}  # of a reader: segment that tells nothing -> its steps
+
+    def open(self, folder: Path) -> tuple[Segment, Array] | None:
+        """A segment and where its whole steps lie; None when nothing of it can be read, or when it was deleted meanwhile."""
+        for again in range(_TRIES):
+            try:
+                return self._open_whole(folder)
+            except CorruptError as error:
+                if not folder.exists():
+                    return None
+                reason = error
+            except StorageError:
+                if not folder.exists():
+                    return None
+                raise
+            if self._write or int(folder.name) in self._hidden:
+                break
+            time.sleep(_AGAIN_SECONDS * again)
+        return self._save(folder, reason)
+
+    def count_set_aside(self) -> int:
+        """Looks into the folder of segments that were set aside; returns the first number that none of them has."""
+        folders = [path for path in self._log.glob("damaged/*") if path.is_dir() and path.name.partition(".")[0].isdigit()]
+        self.aside_steps = sum(self._steps_in(folder) for folder in folders) + sum(self._hidden.values())
+        self.recovery.set_aside = sorted([folder.name for folder in folders] + [f"{number:06d}" for number in self._hidden])
+        return max((int(folder.name.partition(".")[0]) + 1 for folder in folders), default=0)
+
+    # Inside
+
+    def _open_whole(self, folder: Path) -> tuple[Segment, Array]:
+        segment = Segment.open(folder, self._files, self._write)
+        if segment.sealed is None:
+            return segment, self._scan(segment)
+        bad = self._quarantine.rows(segment.number)
+        if self._write:  # raw files that were compressed just before the last writer ended
+            for column in segment.layout.frames:
+                if column.name in segment.codecs:
+                    self._files.remove(folder / column.file)
+        for name in ["rows", *(column.name for column in segment.layout.frames if column.name not in segment.codecs)]:
+            segment.check_size(name)
+        if self._quarantine.lost or not segment.trusted:
+            scan, rows = scan_file(segment)
+            scan.damage += scan_frames(segment, rows, scan.bad_rows())
+            bad = np.union1d(bad, self._take_damage(scan))
+        if self._write and not segment.trusted:
+            segment.vouch()
+        extents = segment.extents()
+        return segment, build_extents(segment.read_rows(0, segment.rows), bad) if len(bad) else extents
+
+    def _scan(self, segment: Segment) -> Array:
+        """What a segment that was not sealed holds: its writer is at work, or was killed."""
+        scan, rows = scan_file(segment, growing=not self._write)
+        rows = rows[: scan.rows]
+        frames = committed_frames(segment.layout, rows, scan.bad_rows())
+        scan.damage += scan_frames(segment, rows, scan.bad_rows())
+        if self._write:
+            self.recovery.torn_steps += scan.torn_rows
+            segment.set_counts(scan.rows, frames)
+            segment.cut_tail()
+        else:
+            segment.set_counts(scan.rows, {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
+        return build_extents(rows, np.union1d(self._quarantine.rows(segment.number), self._take_damage(scan)))
+
+    def _take_damage(self, scan: Scan) -> Array:
+        """The damaged rows; a writer puts them into quarantine."""
+        if scan.damage and self._write:
+            self._quarantine.add(scan.damage)
+        elif scan.damage:
+            self._quarantine.note(scan.damage)
+        return scan.bad_rows()
+
+    def _save(self, folder: Path, reason: CorruptError) -> tuple[Segment, Array] | None:
+        number = int(folder.name)
+        saved = Salvage(folder, self._schemas, self._files)
+        checked = saved.check(self._quarantine.rows(number), live=not self._write)
+        if saved.hopeless or (not self._write and not len(checked.extents)):
+            saved.close()
+            self._set_aside(folder)
+            return None
+        self._take_damage(Scan(0, checked.damage))
+        bad = self._quarantine.rows(number)
+        if self._write:
+            self.recovery.mended += saved.mend(bad)
+            saved.close()
+            return self._open_whole(folder)
+        self.recovery.mended.append(str(reason))
+        saved.use_what_is_there()
+        return saved, checked.extents
+
+    def _set_aside(self, folder: Path) -> None:
+        if not self._write:
+            self._hidden[int(folder.name)] = self._steps_in(folder)
+            return
+        aside = self._log / "damaged"
+        self._files.make_folders(aside)
+        target = aside / folder.name
+        while target.exists():
+            target = target.with_name(f"{target.name}.1")
+        self._files.rename(folder, target)
+        self._files.sync_folder(aside)
+
+    def _steps_in(self, folder: Path) -> int:
+        """How many steps a segment had that cannot be read: by its list of extents, or else by the size of its rows."""
+        with_extents, rows = folder / "extents", folder / "rows"
+        if with_extents.exists() and os.path.getsize(with_extents) % EXTENT.itemsize == 0:
+            return int(np.fromfile(with_extents, EXTENT)["steps"].sum())
+        return os.path.getsize(rows) // self._schemas[-1].layout.row.itemsize if rows.exists() else 0
