@@ -106,9 +106,14 @@ class Index:
         self._keys[place] += steps
 
     def first_ended(self) -> int | None:
-        """The place of the oldest extent that no running episode appends to."""
-        running = self.entries["open"]
-        return next((place for place in range(len(running)) if not running[place]), None)
+        """The place of the oldest trajectory that no running episode appends to."""
+        place = 0
+        while place < len(self):
+            extents = self.places_of(int(self.keys[place]) >> OFFSET_BITS)
+            if not self.entries["open"][extents[-1]]:
+                return place
+            place = extents.stop
+        return None
 
     def places_of(self, trajectory: int) -> range:
         """The places of a trajectory's extents."""

@@ -90,7 +90,7 @@ class Log(Store):
             "capacity_bytes": capacity_bytes,
             "durability": durability,
             "compression": dict(compression or {}),
-            "segment_bytes": segment_bytes or min(SEGMENT_BYTES, max(1 << 16, (capacity_bytes or 1 << 62) // 8)),
+            "segment_bytes": segment_bytes if segment_bytes is not None else _segment_bytes(capacity_bytes),
         }
         check_settings(settings, schema)
         files.make_folders(folder)
@@ -145,7 +145,11 @@ class Log(Store):
     def anonymous(cls, schema: Schema, **settings: Any) -> Log:
         """A log in a temporary folder, which is removed when the log is closed or nothing refers to it."""
         folder = Path(tempfile.mkdtemp(prefix="hilt-log-"))
-        log = cls.create(folder, schema, **{"durability": "never", **settings})
+        try:
+            log = cls.create(folder, schema, **{"durability": "never", **settings})
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         log._temporary = True
         logger.info("no path was given: steps are kept in %s until the log is closed; give a path to keep them", folder)
         return log
@@ -462,7 +466,7 @@ class Log(Store):
                 self._sync_pieces([])
             while first < rows.steps:
                 stop = min(rows.steps, first + self.room(lane))
-                self.commit_rows(lane, *rows.piece(first, stop, lane.segment.frames), place=None)
+                self.commit_rows(lane, *rows.piece(first, stop, lane.segment), place=None)
                 written.append(lane.segment)
                 first = stop
                 if first < rows.steps:
@@ -583,3 +587,8 @@ class _Limited:
             self.limiter.inserted(max(0, entered - self.entered))
             self.limiter.deleted(max(0, left - self.left))
             self.entered, self.left = entered, left
+
+
+def _segment_bytes(capacity_bytes: int | None) -> int:
+    """So large that a log has few files, and so small that old ones are deleted in time."""
+    return SEGMENT_BYTES if capacity_bytes is None else min(SEGMENT_BYTES, max(1 << 16, capacity_bytes // 8))

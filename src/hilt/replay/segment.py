@@ -54,6 +54,17 @@ EXTENT = np.dtype(
 there, `sequence` the highest number its sender gave to one of them."""
 
 
+class NewFrames(list[Array]):
+    """Frames of one column on their way into a segment."""
+
+    written = 0
+    """How many of them are in the file already."""
+
+
+AHEAD_BYTES = 1 << 20
+"""Frames of a long trajectory are written in portions of this size, while they are in the processor's cache."""
+
+
 class Segment:
     """The files of one segment, for its writer and for readers."""
 
@@ -130,9 +141,7 @@ class Segment:
             for column in self.layout.frames:
                 new = frames.get(column.name)
                 if new:
-                    self.files.write_all(self._fds[column.name], new, self.frames[column.name] * column.nbytes)
-                    if len(new) * column.nbytes >= _LARGE and not self._loose:
-                        _start_writing(self._fds[column.name])
+                    self._write_frames(column, new)
             self.files.write(self._fds["rows"], raw, self.rows * self.layout.row.itemsize)
         except StorageError:
             self.cut_tail()
@@ -143,6 +152,25 @@ class Segment:
             self.frames[name] += len(new)
         self.unsynced = True
         return first
+
+    def write_ahead(self, column: FrameColumn, frames: NewFrames) -> None:
+        """Writes frames behind what is committed, where `append` will find them: the disk works while more are made ready."""
+        try:
+            self._write_frames(column, frames)
+        except StorageError:
+            self.cut_tail()
+            raise
+
+    def _write_frames(self, column: FrameColumn, frames: Sequence[Array]) -> None:
+        written = frames.written if isinstance(frames, NewFrames) else 0
+        if written == len(frames):
+            return
+        fd, offset, size = self._fds[column.name], (self.frames[column.name] + written) * column.nbytes, (len(frames) - written) * column.nbytes
+        self.files.write_all(fd, frames[written:], offset)
+        if isinstance(frames, NewFrames):
+            frames.written = len(frames)
+        if 2 * size >= AHEAD_BYTES and not self._loose:
+            _start_writing(fd, offset, size)
 
     def sync(self) -> None:
         """Power-safe when it returns: what was appended before the call, by whichever thread."""
@@ -324,6 +352,19 @@ class Segment:
             raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
         return np.frombuffer(raw, EXTENT)
 
+    def damaged_names(self) -> list[str]:
+        """The small files that are not as they were written."""
+        checks: dict[str, Callable[[], object]] = {"header.json": lambda: read_json(self.folder / "header.json")}
+        if self.sealed is not None:
+            checks |= {"seal.json": lambda: read_json(self.folder / "seal.json"), "extents": self.extents}
+        damaged = []
+        for name, check in checks.items():
+            try:
+                check()
+            except (CorruptError, StorageError):
+                damaged.append(name)
+        return damaged
+
     def stored_frames(self, name: str) -> int:
         """How many whole frames of a column there are in its file."""
         if name in self.codecs:
@@ -366,13 +407,12 @@ def _sync_together(files: Files, fds: Sequence[int]) -> None:
         other.result()
 
 
-def _start_writing(fd: int) -> None:
+def _start_writing(fd: int, offset: int, size: int) -> None:
     """Lets the disk begin with what will be synced soon. Only a hint: the sync waits for it."""
     if _sync_file_range is not None:
-        _sync_file_range(fd, 0, 0, _WRITE)
+        _sync_file_range(fd, offset, size, _WRITE)
 
 
-_LARGE = 1 << 20
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ClosedError, CorruptError, DiskFullError, ReadOnlyError
-from hilt.core.files import DISK, Files, leftovers, storage_errors
+from hilt.core.files import DISK, Files, allow_open_files, leftovers, storage_errors
 from hilt.core.tree import Array
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
@@ -94,8 +94,9 @@ class Store:
             self.facts.recover()
             self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk)
             self.recovery.torn_bytes = self.facts.torn_bytes
-            if self.quarantine.lost:
-                self.recovery.mended.append(f"{self.path / 'quarantine.json'}: was damaged; every byte was read to find what it listed")
+        if self.quarantine.lost:
+            self.recovery.mended.append("quarantine.json: does not have its checksum; every byte of the log was read instead")
+            if self._write:
                 self.quarantine.found_again()
         self.recovery.seconds = time.perf_counter() - started
         self._report_recovery()
@@ -218,9 +219,10 @@ class Store:
         wanted = (segment.room, segment.schema.to_json())
         number = next((n for n, t in enumerate(self._tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self._tables))
         if number == len(self._tables):
-            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes))
+            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes, self._later))
         table = self._tables[number]
         slot = table.add(segment)
+        allow_open_files(len(self._segments) * (2 + len(segment.layout.frames)))
         self._segments[segment.number] = segment
         self._slots[segment.number] = (number, slot)
         return Lane(segment, slot, table)
@@ -381,9 +383,9 @@ class Store:
         while (steps is not None and self.live_steps > steps) or (size is not None and self.live_bytes > size):
             oldest = self.index.first_ended()
             if oldest is None:
-                if steps is not None and self.live_steps > steps:
-                    self._shorten_oldest(self.live_steps - steps)
-                return
+                if not self._evict_running():
+                    return
+                continue
             if len(self.index) == 1 and (steps is None or self.live_steps <= steps):
                 return  # one trajectory larger than capacity_bytes: it stays until the next one comes
             self._evict(int(self.index.keys[oldest] >> OFFSET_BITS))
@@ -422,12 +424,22 @@ class Store:
             self._delete_segment(number)
         return steps
 
-    def _shorten_oldest(self, steps: int) -> None:
-        """Only running episodes are left: the first steps of the oldest go, a good many at once."""
-        steps = min(max(steps, self.settings["capacity_steps"] // 16), int(self.index.entries["steps"][0]) - 1)
+    def _evict_running(self) -> bool:
+        """Only running episodes are left: the first steps of the oldest go, a good many at once. False when none can."""
+        if not len(self.index):
+            return False
+        key, steps, capacity = int(self.index.keys[0]), int(self.index.entries["steps"][0]), self.settings["capacity_steps"]
+        if capacity is not None and self.live_steps > capacity:
+            wanted = max(self.live_steps - capacity, capacity // 16)
+            steps = min(wanted, steps - 1 if self.index.entries["open"][0] else steps)
+        elif self.index.entries["open"][0]:
+            return False  # its bytes stay until its segment is full
         if steps > 0:
-            self._note_evicted(int(self.index.keys[0]) + steps)
-            self.counts["evicted"] += self._shorten(0, steps)
+            before = self.live_steps
+            self._note_evicted(key + steps)
+            self._drop_before(key >> OFFSET_BITS, (key & 0xFFFFFFFF) + steps)
+            self.counts["evicted"] += before - self.live_steps
+        return steps > 0
 
     def _drop_before(self, trajectory: int, offset: int) -> None:
         """Drops the steps of a trajectory that lie before an offset."""
@@ -441,12 +453,11 @@ class Store:
             elif gone > 0:
                 self._shorten(place, gone)
 
-    def _shorten(self, place: int, steps: int) -> int:
+    def _shorten(self, place: int, steps: int) -> None:
         for selection in self.selections():
             selection.removed(int(self.index.keys[place]), steps)
         self.index.shorten(place, steps)
         self.live_steps -= steps
-        return steps
 
     def _delete_segment(self, number: int) -> None:
         """Removes a segment's files now, and its map as soon as nobody reads from it."""
@@ -492,7 +503,11 @@ class Store:
     def _retire(self, number: int) -> None:
         table, slot = self._slots.pop(number)
         del self._segments[number]
-        self._retired.append((self._epoch, lambda: self._tables[table].remove(slot)))
+        self._later(lambda: self._tables[table].remove(slot))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """Calls an action when nobody reads any more who reads now."""
+        self._retired.append((self._epoch, action))
         self._epoch += 1
         self._free_retired()
 
@@ -530,6 +545,7 @@ class Store:
         """The bytes of one frame of a segment that is being written."""
         mapped = lane.table.frame(column.name, lane.slot, number)
         if mapped is not None:
+            lane.segment.check_size(column.name)
             return mapped
         frame = np.empty(column.nbytes, np.uint8)
         lane.segment.read_frame(column, number, frame)
@@ -552,9 +568,5 @@ class Store:
             scan, rows = scan_file(segment)
             rows = rows[: scan.rows]
             found += scan.damage + scan_frames(segment, rows, scan.bad_rows())
-            try:
-                if segment.sealed is not None:
-                    segment.extents()
-            except CorruptError as error:
-                found.append(Damage(segment.number, f"extents: {error}", 0, 0))
+            found += [Damage(segment.number, f"{file}: does not have its checksum or is missing", 0, 0) for file in segment.damaged_names()]
         return found

@@ -8,7 +8,8 @@ file and announced ahead: a memory map would fetch them page by page, many times
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hilt.replay.pool import BufferPool
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.segment import Segment
 
+Action = Callable[[], None]
 _PROBES = 12
 """Frames of a batch that are asked whether they are in memory."""
 _AHEAD = 32
@@ -29,14 +31,15 @@ _AHEAD = 32
 class Table:
     """Segments of one schema, each in a slot."""
 
-    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, cache_bytes: int | None):
+    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, cache_bytes: int | None, later: Callable[[Action], None]):
+        """`later` calls an action when nobody reads any more who reads now."""
         self.schema, self.layout, self._pool = schema, schema.layout, pool
         self.rows_per_slot = rows_per_slot
         self._rows = Arena(self.layout.row.itemsize, self.rows_per_slot)
         self._frames = {c.name: Arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
         self._segments: dict[int, Segment] = {}
         self._free: list[int] = []
-        self._budget = cache_bytes
+        self._budget, self._later = cache_bytes, later
         self._mapped: dict[str, dict[int, int]] = {c.name: {} for c in self.layout.frames}
         self._probe = np.random.default_rng(0)
         self.disk_reads = 0
@@ -167,12 +170,17 @@ class Table:
         assert self._budget is not None
         used = [(self._segments[s].number, name, s, n) for name, mapped in self._mapped.items() for s, n in mapped.items()]
         total = sum(n for *_, n in used)
+        given_up: list[Action] = []
         for other, name, slot, n in sorted(used):
             if total + size <= self._budget or other >= number:
                 break
-            self._frames[name].unmap(slot)
+            if self._segments[slot].sealed is None:  # its writer compares with frames where they lie
+                continue
             del self._mapped[name][slot]
+            given_up.append(partial(self._frames[name].unmap, slot))
             total -= n
+        for unmap in given_up:
+            self._later(unmap)
         return total + size <= self._budget
 
 

@@ -15,6 +15,7 @@ from hilt.core.errors import ClosedError
 from hilt.core.files import checksum
 from hilt.core.tree import Array, Tree, equal
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
+from hilt.replay.segment import AHEAD_BYTES, NewFrames, Segment
 
 if TYPE_CHECKING:
     from hilt.replay.log import Log
@@ -159,54 +160,63 @@ class TrajectoryRows:
         self._layout, self._leaves, (self._length, self._width) = layout, leaves, shape
         self.steps = self._length * self._width
         self._numbers = numbers
-        self._follows = self._find_successors()
 
-    def piece(self, first: int, stop: int, bases: Mapping[str, int]) -> tuple[Array, dict[str, list[Array]]]:
-        """The rows ``[first, stop)`` and their frames, numbered from `bases`."""
+    def piece(self, first: int, stop: int, segment: Segment) -> tuple[Array, dict[str, NewFrames]]:
+        """The rows ``[first, stop)`` and their frames, which are written to the segment as they are found to be new."""
         rows = np.zeros(stop - first, self._layout.row)
         rows["#trajectory"], rows["#origin"], rows["#width"] = self._numbers["trajectory"], self._numbers["origin"], self._width
         rows["#sequence"], rows["#offset"] = self._numbers["sequence"], np.arange(first, stop)
-        rows["#flags"] = self._follows["#all"][first:stop]
         for path in self._layout.inline:
             rows[path] = self._flat(path)[first:stop]
-        frames = {c.name: self._store_column(c, rows, first, stop, bases[c.name]) for c in self._layout.frames}
+        frames = {c.name: NewFrames() for c in self._layout.frames}
+        follows = self._goes_on(first, stop)
+        for column in self._layout.frames:
+            follows &= self._store_column(column, rows, first, stop, segment, frames[column.name])
+        rows["#flags"] = np.where(follows, FOLLOWS, 0)
         return rows, frames
 
-    def _store_column(self, column: FrameColumn, rows: Array, first: int, stop: int, base: int) -> list[Array]:
-        fresh: list[Array] = []
-        now = self._flat(column.columns[0])
+    def _store_column(self, column: FrameColumn, rows: Array, first: int, stop: int, segment: Segment, fresh: NewFrames) -> Array:
+        """Fills in the references of one column; returns which steps begin with the frame that the step before ended with."""
+        base = segment.frames[column.name]
+        paths = [column.columns[0], column.columns[-1]]
+        now, after = (self._flat(path) for path in paths)
+        follows = np.ones(stop - first, bool)
         refs: list[list[Reference]] = []
         next_refs: list[list[Reference]] = []
-        if len(column.columns) == 1:
-            refs = [_store(column, now[i], base, fresh) for i in range(first, stop)]
-        else:
-            after, same = self._flat(column.columns[1]), self._follows[column.name].tolist()
-            for i in range(first, stop):
-                before = i - first - self._width
-                refs.append(next_refs[before] if same[i] and before >= 0 else _store(column, now[i], base, fresh))
-                next_refs.append(_store_next(column, now[i], after[i], refs[-1], base, fresh))
-            rows[column.columns[1]] = _as_column(column, next_refs)
-        rows[column.columns[0]] = _as_column(column, refs)
-        return fresh
+        portion = max(1, AHEAD_BYTES // (column.nbytes * max(1, column.stack)))
+        for start in range(first, stop, portion):
+            end = min(stop, start + portion)
+            if len(column.columns) == 1:
+                refs += [_store(column, now[i], base, fresh) for i in range(start, end)]
+            else:
+                same = follows[start - first : end - first] = self._same(column.columns, start, end)
+                for i, is_same in zip(range(start, end), same.tolist(), strict=True):
+                    before = i - first - self._width
+                    refs.append(next_refs[before] if is_same and before >= 0 else _store(column, now[i], base, fresh))
+                    next_refs.append(_store_next(column, now[i], after[i], refs[-1], base, fresh))
+            segment.write_ahead(column, fresh)
+        for path, found in zip(column.columns, (refs, next_refs), strict=False):
+            rows[path] = _as_column(column, found)
+        return follows
 
-    def _find_successors(self) -> dict[str, Array]:
-        """Per column pair, which steps begin with the frame that the step before ended with; `#all` over all pairs."""
-        width, steps = self._width, self.steps
+    def _goes_on(self, first: int, stop: int) -> Array:
+        """Which steps may go on where the step before ended, by their small columns."""
         ended = (self._flat("terminated") | self._flat("truncated")).astype(bool)
-        follows = np.zeros(steps, bool)
-        if steps > width:
-            follows[width:] = ~ended[:-width]
-        found = {}
-        for path, mate in self._layout.pairs:
-            now, after = self._flat(path), self._flat(mate)
-            same = np.zeros(steps, bool)
-            same[width:] = _same_rows(now[width:], after[: steps - width])
-            column = self._layout.frame_of.get(path)
-            if column is not None:
-                found[column.name] = same
-            follows &= same
-        found["#all"] = np.where(follows, FOLLOWS, 0).astype(np.uint8)
-        return found
+        follows = np.zeros(stop - first, bool)
+        begin = max(first, self._width)
+        follows[begin - first :] = ~ended[begin - self._width : stop - self._width]
+        for pair in self._layout.pairs:
+            if pair[0] not in self._layout.frame_of:
+                follows &= self._same(pair, first, stop)
+        return follows
+
+    def _same(self, pair: Sequence[str], first: int, stop: int) -> Array:
+        """Which of these steps begin with what the step before ended with."""
+        now, after = (self._flat(path) for path in pair)
+        same, begin = np.zeros(stop - first, bool), max(first, self._width)
+        if begin < stop:
+            same[begin - first :] = _same_rows(now[begin:stop], after[begin - self._width : stop - self._width])
+        return same
 
     def _flat(self, path: str) -> Array:
         leaf = self._leaves[path]
