@@ -6,22 +6,25 @@ any order never pair an observation with another one's image.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import ends_from_done_and_mask
-from hilt.core.tree import Array, ArraySpec, Spec, Tree, flatten, unflatten
+from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.log import Log
-from hilt.replay.sample import Batch
+from hilt.replay.sample import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.view import View
 from hilt.replay.writer import Episode
 
+_NUMBERS = (bool, int, float, np.generic)
 OPEN_CHAINS = 8
 """How many running episodes of unnamed actors are told apart by their frames."""
 
@@ -73,10 +76,12 @@ class ReplayBufferDataStore:
         settings = {"capacity_steps": capacity, **settings}
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
+        self._open_chains = max(1, min(OPEN_CHAINS, capacity // 4))  # a running one cannot be evicted as a whole
         self._chains: dict[str, list[Episode]] = {}
         self._lock = threading.RLock()
-        self._inserted = self.log.live_steps
         self.view: View = self.log.all()
+        self._inserted = len(self.view)
+        self._newest = deque(self.view.keys().tolist(), maxlen=capacity)  # keys in the order they were inserted
         self.seed(seed)
 
     def insert(self, transition: Tree, actor: str = "", sequence: int = -1, timeout: float | None = None) -> int:
@@ -95,6 +100,7 @@ class ReplayBufferDataStore:
             if episode.lane is None:
                 self._chains[actor].remove(episode)
             self._inserted += 1
+            self._newest.append(key)
             return key
 
     def batch_insert(self, transitions: Iterable[Tree], actor: str = "") -> None:
@@ -115,7 +121,7 @@ class ReplayBufferDataStore:
 
     def seed(self, seed: int | None = None) -> None:
         """Begins the buffer's own stream of random numbers anew."""
-        self._sampler = self.view.sampler(seed=seed)
+        self._sampler = _Upstream(self.view, seed=seed)
 
     def latest_data_id(self) -> int:
         """How many transitions were inserted so far."""
@@ -123,12 +129,12 @@ class ReplayBufferDataStore:
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
         """The transitions inserted since `latest_data_id` was `from_id`, as far as they are still there."""
-        with self.log.lock:
-            keys = self.view.keys()
-            keys = keys[max(0, len(keys) - max(0, self._inserted - from_id)) :]
-        if not len(keys):
-            return []
-        batch = flatten(self.log.read(keys, self._upstream_keys))
+        with self._lock:
+            wanted = max(0, len(self._newest) - max(0, self._inserted - from_id))
+            keys = np.array(list(itertools.islice(self._newest, wanted, None)), np.int64)
+            with self.log.lock, self.log.reading() as steps:
+                keys = keys[steps.exist(keys)]
+                batch = steps.gather(keys, self.log.schema.select(self._upstream_keys))
         return [unflatten({path: values[i] for path, values in batch.items()}) for i in range(len(keys))]
 
     def __len__(self) -> int:
@@ -147,15 +153,16 @@ class ReplayBufferDataStore:
         paths = self.log.schema.select(self._upstream_keys if keys is None else list(keys))
         if indx is None:
             return self._sampler.sample_with(batch_size, lambda steps, drawn: gather(steps, drawn, paths))
-        places = np.asarray(indx, np.int64)
+        places = np.asarray(indx)
         with self.log.lock:
             size = len(self)
-            if places.ndim != 1 or (places < 0).any() or (places >= size).any():
+            if places.ndim != 1 or places.dtype.kind not in "iu" or (places < 0).any() or (places >= size).any():
                 raise ConfigError(f"indx: expected whole numbers in [0, {size}), got {indx!r}.")
-            drawn = self.view.runs().draw(places)
-            with self.log.reading() as steps:
-                batch = Batch(unflatten(gather(steps, drawn, paths)))
-        batch.steps = drawn
+            drawn = self.view.runs().draw(places.astype(np.int64))
+            reading = self.log.reading()
+        with reading as steps:
+            batch = Batch(unflatten(gather(steps, drawn, paths)))
+        batch.steps, batch.probabilities, batch.weights = drawn, np.ones(len(drawn)), np.ones(len(drawn))
         return batch
 
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
@@ -163,11 +170,10 @@ class ReplayBufferDataStore:
         infos = transition.get("infos")
         if "grasp_penalty" in self.log.schema.columns and isinstance(infos, Mapping) and "grasp_penalty" in infos:
             given.setdefault("grasp_penalty", infos["grasp_penalty"])
-        for key in ("dones", "masks"):
-            if key not in given:
-                raise SchemaError(f"{key}: expected {self.log.schema.columns[key]}, got nothing. Add this field.")
-        if "terminated" not in given and "truncated" not in given and np.ndim(given["dones"]) == 0 and np.ndim(given["masks"]) == 0:
-            given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(given["dones"]), float(given["masks"]))
+        if "terminated" not in given and "truncated" not in given:
+            done, mask = given.get("dones"), given.get("masks")
+            if isinstance(done, _NUMBERS) and isinstance(mask, _NUMBERS):  # what else they may be is named by the check
+                given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given
 
     def _chain(self, actor: str, leaves: Sequence[Array]) -> Episode | None:
@@ -181,10 +187,17 @@ class ReplayBufferDataStore:
 
     def _begin(self, actor: str) -> Episode:
         chains = self._chains.setdefault(actor, [])
-        while len(chains) >= (1 if actor else OPEN_CHAINS):
+        while len(chains) >= (1 if actor else self._open_chains):
             chains.pop(0).end()
         chains.append(self.log.episode(actor=actor))
         return chains[-1]
+
+
+class _Upstream(Sampler):
+    """Draws the places that HIL-SERL's plain buffer draws for the same seed."""
+
+    def _places(self, n: int, size: int) -> Array:
+        return self._rng.integers(size, size=n)
 
 
 class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):

@@ -7,15 +7,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.tree import Tree, flatten, unflatten
 from hilt.replay.log import Log
-from hilt.replay.schema import Schema
+from hilt.replay.runs import OFFSET_BITS
+from hilt.replay.schema import BUILT_IN, Schema
 from hilt.replay.writer import Episode
 
+_TOGETHER = 64
+"""Transitions that are spilled into one trajectory, and deleted together once all are acknowledged."""
+_SEGMENT_BYTES = 4 << 20
+"""Of the spilled log: small, so that files are deleted soon."""
 FULL = ("spill", "block", "drop_oldest")
 
 
@@ -24,7 +30,8 @@ class QueuedDataStore:
 
     The newest `capacity` ones are in memory. What happens when that is full is said by `full`: ``"spill"`` moves the
     oldest to a log on disk (in `path`, or a temporary folder), ``"block"`` makes `insert` wait until some are
-    acknowledged, and ``"drop_oldest"`` drops and counts them.
+    acknowledged, and ``"drop_oldest"`` drops and counts them. A `path` that was used before gives back what was spilled
+    there and not acknowledged; what was only in memory is gone with its process.
     """
 
     def __init__(self, capacity: int, *, full: str = "spill", path: str | os.PathLike[str] | None = None):
@@ -40,9 +47,13 @@ class QueuedDataStore:
         self._acknowledged = -1
         self._spill: Log | None = None
         self._spilling: Episode | None = None
+        self._fields: list[str] = []  # of the transitions in the running episode
         self._places: deque[tuple[int, int]] = deque()  # (id, key) of what was spilled
+        self._trajectories: deque[int] = deque()  # in which they lie
         self._changed = threading.Condition()
         self._counts = {"inserted": 0, "dropped": 0, "spilled": 0}
+        if path is not None and os.path.exists(os.path.join(path, "log.json")):
+            self._recover(path)
 
     def insert(self, transition: Tree, timeout: float = 60.0) -> int:
         """Keeps a transition; returns its number. Waits at most `timeout` seconds, and only with ``full="block"``."""
@@ -82,11 +93,7 @@ class QueuedDataStore:
                 self._places.popleft()
             while self._memory and self._memory[0][0] <= up_to:
                 self._memory.popleft()
-            if not self._places and self._spill is not None and self._spilling is not None:
-                self._spilling.end()
-                for trajectory in self._spill.trajectories():
-                    self._spill.delete(trajectory)
-                self._spilling = None
+            self._delete_acknowledged()
             self._changed.notify_all()
 
     def __len__(self) -> int:
@@ -120,18 +127,52 @@ class QueuedDataStore:
 
     def _spill_oldest(self) -> None:
         number, transition = self._memory[0]
-        arrays = unflatten({path: np.asarray(value) for path, value in flatten(transition).items()})
+        leaves = {path: np.asarray(value) for path, value in flatten(transition).items()}
+        fields = sorted(leaves)
         if self._spill is None:
-            schema = Schema.of(arrays)
-            self._spill = Log.create(self._path, schema, durability="never") if self._path is not None else Log.anonymous(schema)
-        if self._spilling is None or self._spilling.lane is None:
-            self._spilling = self._spill.episode()
-        key = self._spilling.append(arrays, sequence=number)
+            schema = Schema.of(unflatten({path: leaf for path, leaf in leaves.items() if path not in BUILT_IN}))
+            settings: dict[str, Any] = {"durability": "never", "segment_bytes": _SEGMENT_BYTES}
+            self._spill = Log.create(self._path, schema, **settings) if self._path is not None else Log.anonymous(schema, **settings)
+        running = self._spilling
+        if running is None or running.lane is None or running.steps >= _TOGETHER or fields != self._fields:
+            if running is not None:
+                running.end()
+            running, self._spilling, self._fields = self._spill.episode(), None, fields
+        key = running.append(unflatten(leaves), sequence=number)
+        if self._spilling is None:
+            self._spilling = running
+            self._trajectories.append(running.trajectory)
+            self._spill.annotate(running.trajectory, fields=fields)
         self._memory.popleft()
         self._places.append((number, key))
         self._counts["spilled"] += 1
 
     def _unspill(self, key: int) -> Tree:
+        """A transition as it was inserted: without the built-in columns, unless it had them."""
         assert self._spill is not None
-        batch = flatten(self._spill.read(np.array([key], np.int64)))
+        fields = self._spill.facts.about(key >> OFFSET_BITS).get("fields")
+        if fields is None:
+            fields = [path for path in self._spill.schema.columns if path not in BUILT_IN]
+        batch = flatten(self._spill.read([key], fields))
         return unflatten({path: values[0] for path, values in batch.items()})
+
+    def _delete_acknowledged(self) -> None:
+        """Deletes the spilled trajectories of which every transition is acknowledged."""
+        if self._spill is None:
+            return
+        if not self._places and self._spilling is not None:
+            self._spilling.end()
+            self._spilling = None
+        awaited = self._places[0][1] >> OFFSET_BITS if self._places else None
+        while self._trajectories and self._trajectories[0] != awaited:
+            self._spill.delete(self._trajectories.popleft())
+
+    def _recover(self, path: str | os.PathLike[str]) -> None:
+        """Takes up what an earlier process spilled."""
+        self._spill = Log.open(path)
+        self._trajectories.extend(self._spill.trajectories())
+        keys = self._spill.all().keys()
+        with self._spill.reading() as steps:
+            numbers = steps.fields(keys, ["#sequence"])[0]
+        self._places.extend(zip(numbers.tolist(), keys.tolist(), strict=True))
+        self._latest = int(numbers.max(initial=-1))

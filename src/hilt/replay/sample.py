@@ -235,12 +235,15 @@ class Sampler:
             first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]  # of each, the first step in the view
             return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
-            # Half the cost of rng.integers, and as even to one part in 2**53 / size.
-            drawn, run = runs.draw_runs((self._rng.random(n) * size).astype(np.int64))
+            drawn, run = runs.draw_runs(self._places(n, size))
             if self.view.runs_are_extents:
                 steps.expect(drawn, run, len(runs.starts))
             return drawn, _filled(n, 1 / size), size
         return self._draw_pass(runs, n), np.full(n, 1 / size), size
+
+    def _places(self, n: int, size: int) -> Array:
+        """Half the cost of `integers`, and as even to one part in 2**53 / size."""
+        return (self._rng.random(n) * size).astype(np.int64)
 
     def _draw_pass(self, runs: Runs, n: int) -> Array:
         parts: list[Array] = []

@@ -1,0 +1,230 @@
+"""An actor's outbox: nothing is lost unless it was told to, and what is spilled comes back as it was."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hilt.core.errors import ConfigError, DeadlineError
+from hilt.core.tree import flatten
+from hilt.replay import QueuedDataStore
+from tests.replay.test_buffers import make, transition
+
+
+def number(transition: Any) -> int:
+    return int(transition["rewards"])
+
+
+def same(a: Any, b: Any) -> bool:
+    left, right = flatten(a), flatten(b)
+    return set(left) == set(right) and all(np.array_equal(left[path], right[path]) for path in left)
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("full", ["spill", "block", "drop_oldest"])
+def test_ids_are_those_of_agentlace(full: str):
+    store = QueuedDataStore(10, full=full)
+    assert (store.latest_data_id(), store.get_latest_data(-1), len(store)) == (-1, [], 0)
+    assert [store.insert(transition(t)) for t in range(3)] == [0, 1, 2]
+    store.batch_insert([transition(3), transition(4)])
+    assert store.latest_data_id() == 4
+    for from_id, wanted in [(-1, [0, 1, 2, 3, 4]), (2, [3, 4]), (4, []), (99, [])]:
+        assert [number(t) for t in store.get_latest_data(from_id)] == wanted
+        assert [(i, number(t)) for i, t in store.get_since(from_id)] == [(w, w) for w in wanted]
+    store.close()
+
+
+def test_acknowledged_transitions_are_let_go():
+    store = QueuedDataStore(10)
+    store.batch_insert(transition(t) for t in range(6))
+    store.acknowledge(2)
+    assert len(store) == 3
+    assert [number(t) for t in store.get_latest_data(-1)] == [3, 4, 5]
+    store.acknowledge(1)  # late news
+    store.acknowledge(99)
+    assert (len(store), store.latest_data_id()) == (0, 5)
+    assert store.insert(transition(6)) == 6
+    assert store.stats() == {"inserted": 7, "dropped": 0, "spilled": 0, "kept": 1, "on_disk": 0, "latest": 6, "acknowledged": 5}
+    store.close()
+
+
+# -- when it is full -------------------------------------------------------------------------------------------------------------------
+
+
+def test_spilled_transitions_come_back_as_they_were():
+    store = QueuedDataStore(3)
+    inserted = [transition(t, done=t % 4 == 3, mask=float(t % 8 != 3), source=t % 3, policy_version=t) for t in range(20)]
+    for one in inserted:
+        store.insert(one)
+    assert store.stats()["spilled"] == 17 == store.stats()["on_disk"]
+    back = store.get_latest_data(-1)
+    assert len(back) == 20 == len(store)
+    for got, wanted in zip(back, inserted, strict=True):
+        assert same(got, wanted)  # not one key more: a learner reads ends from dones and masks unless it is told them
+    buffer = make("plain")
+    buffer.batch_insert(back)
+    ends = buffer.log.read(buffer.view.keys(), ["terminated", "truncated"])
+    assert ends["terminated"].tolist() == [bool(t["dones"] and not t["masks"]) for t in inserted]
+    assert ends["truncated"].tolist() == [bool(t["dones"] and t["masks"]) for t in inserted]
+    buffer.close()
+    store.close()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(1, 5), st.lists(st.one_of(st.integers(1, 6), st.integers(-8, -1)), max_size=14))
+def test_spilling_keeps_everything_that_is_not_acknowledged(capacity: int, moves: list[int]):
+    """Positive: so many inserts. Negative: the oldest so many are acknowledged."""
+    store, kept, fresh = QueuedDataStore(capacity), [], 0
+    for move in moves:
+        for _ in range(max(0, move)):
+            store.insert(transition(fresh))
+            kept.append(fresh)
+            fresh += 1
+        if move < 0 and kept:
+            up_to = kept[min(-move, len(kept)) - 1]
+            store.acknowledge(up_to)
+            kept = [k for k in kept if k > up_to]
+        assert [(i, number(t)) for i, t in store.get_since(-1)] == [(k, k) for k in kept]
+        assert len(store) == len(kept)
+    store.close()
+
+
+def test_what_was_acknowledged_leaves_the_disk(tmp_path: Path):
+    """Also when the queue never runs empty."""
+    store = QueuedDataStore(2, path=tmp_path / "spool")
+    sizes = []
+    for t in range(500):  # 25 MB in all
+        store.insert({"rewards": t, "picture": np.full(50_000, t % 251, np.uint8)})
+        store.acknowledge(t - 20)
+        sizes.append(sum(f.stat().st_size for f in (tmp_path / "spool").rglob("*") if f.is_file()))
+    assert [number(t) for t in store.get_latest_data(-1)] == list(range(480, 500))
+    assert max(sizes) < 16e6
+    store.close()
+
+
+def test_blocking_waits_for_room():
+    store = QueuedDataStore(3, full="block")
+    store.batch_insert(transition(t) for t in range(3))
+    said = r"waited 0 s for room: 3 of 3 transitions are not acknowledged\. Is the learner running\? Or use full='spill'\."
+    with pytest.raises(DeadlineError, match=said):
+        store.insert(transition(3), timeout=0)
+    assert store.latest_data_id() == 2
+    done = threading.Event()
+
+    def insert() -> None:
+        store.insert(transition(3), timeout=30)
+        done.set()
+
+    thread = threading.Thread(target=insert)
+    thread.start()
+    time.sleep(0.02)
+    assert not done.is_set()
+    store.acknowledge(0)
+    thread.join(30)
+    assert [number(t) for t in store.get_latest_data(-1)] == [1, 2, 3]
+    store.close()
+
+
+def test_dropping_the_oldest_is_counted():
+    """What agentlace does without a word: capacity 3 and 10 inserts leave 7, 8, 9."""
+    store = QueuedDataStore(3, full="drop_oldest")
+    store.batch_insert(transition(t) for t in range(10))
+    assert [(i, number(t)) for i, t in store.get_since(-1)] == [(7, 7), (8, 8), (9, 9)]
+    assert [number(t) for t in store.get_latest_data(3)] == [7, 8, 9]
+    assert store.stats()["dropped"] == 7
+    store.close()
+
+
+# -- on disk -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_path_that_was_used_before_gives_back_what_was_spilled(tmp_path: Path):
+    store = QueuedDataStore(2, path=tmp_path / "spool")
+    store.batch_insert(transition(t) for t in range(9))
+    store.acknowledge(2)
+    store.close()
+    again = QueuedDataStore(2, path=tmp_path / "spool")
+    pending = [i for i, _ in again.get_since(-1)]
+    assert pending[-4:] == [3, 4, 5, 6]  # 7 and 8 were in memory only
+    assert all(number(t) == i for i, t in again.get_since(-1))
+    assert again.insert(transition(50)) == 7
+    again.batch_insert(transition(t) for t in (51, 52, 53))
+    assert [number(t) for t in again.get_latest_data(6)] == [50, 51, 52, 53]
+    again.acknowledge(10)
+    assert len(again) == 0
+    again.close()
+
+
+def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store = QueuedDataStore(1)
+    store.insert(transition(0))
+    assert list(tmp_path.iterdir()) == []  # nothing is written before it has to be
+    store.insert(transition(1))
+    assert list(tmp_path.iterdir())
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_transition_that_cannot_be_spilled_is_named_and_kept():
+    store = QueuedDataStore(1)
+    store.insert(transition(0) | {"infos": {"who": None}})
+    with pytest.raises(ConfigError, match="infos/who: dtype object cannot be stored"):
+        store.insert(transition(1))
+    assert [number(t) for t in store.get_latest_data(-1)] == [0]
+    assert store.latest_data_id() == 0
+    store.close()
+
+
+# -- arguments -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options", "said"),
+    [
+        (0, {}, "capacity: expected at least 1 transition, got 0"),
+        (1, {"full": "wait"}, "full='wait': expected one of spill, block, drop_oldest"),
+        (1, {"full": "block", "path": "x"}, "path= is where full='spill' keeps transitions; with full='block' nothing is written"),
+    ],
+)
+def test_arguments_that_cannot_work(capacity: int, options: dict[str, Any], said: str):
+    with pytest.raises(ConfigError, match=said):
+        QueuedDataStore(capacity, **options)
+
+
+def test_many_threads():
+    store = QueuedDataStore(5)
+    received: list[int] = []
+
+    def insert(first: int) -> None:
+        for t in range(60):
+            store.insert(transition(first + t))
+
+    def take() -> None:
+        done = -1
+        while done < 179:
+            for i, one in store.get_since(done):
+                received.append(number(one))
+                done = i
+            store.acknowledge(done)
+
+    threads = [threading.Thread(target=insert, args=(1000 * i,)) for i in range(3)] + [threading.Thread(target=take)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(received) == sorted(1000 * i + t for i in range(3) for t in range(60))
+    for i in range(3):
+        mine = [n for n in received if n // 1000 == i]
+        assert mine == sorted(mine)
+    store.close()
