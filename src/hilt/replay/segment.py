@@ -165,7 +165,8 @@ class Segment:
         written = frames.written if isinstance(frames, NewFrames) else 0
         if written == len(frames):
             return
-        fd, offset, size = self._fds[column.name], (self.frames[column.name] + written) * column.nbytes, (len(frames) - written) * column.nbytes
+        fd, offset = self._fds[column.name], (self.frames[column.name] + written) * column.nbytes
+        size = (len(frames) - written) * column.nbytes
         self.files.write_all(fd, frames[written:], offset)
         if isinstance(frames, NewFrames):
             frames.written = len(frames)
