@@ -20,8 +20,7 @@ from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.assemble import Episodes, assembly, check_out, put_into
 from hilt.replay.limiter import RateLimiter
 from hilt.replay.runs import OFFSET_BITS, Runs
-from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Uniform, importance_weights
-from hilt.replay.selector import OrderedSelector, Selector
+from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
 
 if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot

@@ -15,7 +15,7 @@ class             chooses                                                     pr
 same key n times, as Reverb does, and ``peek(n)`` gives the first n in order to a caller that removes what it takes.
 
 A call that raises has changed nothing. Selectors hold no lock and no generator: the caller has both. ``load_state(state())``
-gives a selector that goes on exactly as the first would.
+gives a selector that goes on exactly as the first would. A key costs 110 to 200 bytes, most of them those of a Python dict.
 """
 
 from __future__ import annotations
@@ -23,95 +23,191 @@ from __future__ import annotations
 import heapq
 import math
 import operator
-from collections.abc import Mapping
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from itertools import islice, repeat
+from typing import Any, ClassVar, Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.replay.keyindex import Ints, KeyIndex, enlarged, next_capacity
-from hilt.replay.selector import Keyed, OrderedSelector, Selector, checked_keys, checked_priorities
-from hilt.replay.sumtree import Floats, SumTree
+from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
+from hilt.replay.sumtree import Floats, Ints, SumTree
 
-__all__ = ["Selector", "OrderedSelector", "Uniform", "Prioritized", "Fifo", "Lifo", "MinHeap", "MaxHeap", "importance_weights"]
-
-_Entry = tuple[float, int, int]  # of a heap: signed priority, touch, key
 _HEAVIEST = 1e290  # of these, even 2**57 have a finite sum
 
 
-class _Dense(Keyed):
-    """Keys in slots 0 .. size - 1 without gaps: when some are deleted, the last ones move into their slots."""
+class Selector(ABC):
+    """What every selector does. Priorities are finite and 0 or more; left out of ``insert`` they are 1."""
+
+    _columns: ClassVar[tuple[str, ...]] = ("keys",)  # the arrays of a state
+    _index: dict[int, int]
+    """The keys, and what a subclass wants to find by key."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def insert(self, keys: Ints, priorities: Floats | None = None) -> None:
+        """Add new keys; a key that is there or given twice is an error."""
+        keys = _checked_keys(keys)
+        weights = np.ones(len(keys)) if priorities is None else _checked_priorities(keys, priorities)
+        listed = keys.tolist()
+        if not self._index.keys().isdisjoint(listed):
+            at = next(at for at, key in enumerate(listed) if key in self._index)
+            raise ConfigError(
+                f"key {keys[at]} at position {at} is already there; update() changes its priority, delete() makes room for it"
+            )
+        _refuse_repeated(listed)
+        self._insert(keys, weights)
+
+    def delete(self, keys: Ints) -> None:
+        """Remove keys; one that is not there or given twice is an error."""
+        keys = _checked_keys(keys)
+        self._find(keys)
+        _refuse_repeated(keys.tolist())
+        self._delete(keys)
+
+    def update(self, keys: Ints, priorities: Floats) -> None:
+        """Change priorities; an unknown key is an error, and of a key given twice the last priority counts."""
+        keys = _checked_keys(keys)
+        priorities = _checked_priorities(keys, priorities)
+        self._update(keys, self._find(keys), priorities)
+
+    @abstractmethod
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+        """``n`` keys, drawn independently, and the probability of each."""
+
+    def contains(self, keys: Ints) -> NDArray[np.bool_]:
+        """For each key whether it is there: so a learner leaves out what was evicted before it updates priorities."""
+        keys = _checked_keys(keys)
+        return np.fromiter(map(self._index.__contains__, keys.tolist()), np.bool_, len(keys))
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all keys."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Arrays and plain values that ``load_state`` takes."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Become the selector that gave this state; that of another class or exponent is an error."""
+        own = type(self).__name__
+        if state.get("selector") != own:
+            raise ConfigError(f"this is the state of a {state.get('selector')} selector, and a {own} was to take it; build the same class")
+        if missing := [name for name in self._columns if name not in state]:
+            raise ConfigError(f"the state of this {own} lacks {', '.join(missing)}; give what state() returned")
+        columns = {name: np.asarray(state[name]) for name in self._columns}
+        if len({column.shape for column in columns.values()}) > 1:
+            shapes = ", ".join(f"{name} {column.shape}" for name, column in columns.items())
+            raise ConfigError(f"the columns of this {own} state have different lengths: {shapes}; give what state() returned")
+        _refuse_repeated(_checked_keys(columns["keys"]).tolist())
+        self._load(state, *columns.values())
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} keys)"
+
+    @abstractmethod
+    def _insert(self, keys: Ints, priorities: Floats) -> None: ...
+
+    @abstractmethod
+    def _delete(self, keys: Ints) -> None: ...
+
+    def _update(self, keys: Ints, found: Ints, priorities: Floats) -> None:
+        return  # where priorities decide nothing
+
+    def _load(self, state: Mapping[str, Any], keys: Ints, *columns: Any) -> None:
+        self.clear()
+        self._insert(keys, np.ones(len(keys)))
+
+    def _find(self, keys: Ints) -> Ints:
+        """What the index has for each key; an error names the first that is not there."""
+        try:
+            return np.fromiter(map(self._index.__getitem__, keys.tolist()), np.int64, len(keys))
+        except KeyError:
+            at = int(np.argmin(self.contains(keys)))
+            raise ConfigError(
+                f"key {keys[at]} at position {at} is not among the {len(self)} keys here; ask contains() before, or insert() it"
+            ) from None
+
+    def _draws(self, n: SupportsIndex) -> int:
+        number = operator.index(n)
+        if number < 1:
+            raise ConfigError(f"{number} keys were asked of a {type(self).__name__} selector; ask for 1 or more")
+        if not len(self):
+            raise EmptyError(f"{number} keys were asked of a {type(self).__name__} selector that holds none; insert() some first")
+        return number
+
+
+class OrderedSelector(Selector):
+    """A selector with a first, second, ... item: `Fifo`, `Lifo`, `MinHeap`, `MaxHeap`."""
+
+    @abstractmethod
+    def peek(self, n: int) -> Ints:
+        """The first ``n`` keys in order; fewer when fewer are there."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
+        n = self._draws(n)
+        return self.peek(1).repeat(n), np.ones(n)
+
+
+class Uniform(Selector):
+    """Every key alike, with replacement."""
+
+    # Keys are in slots 0 .. size - 1, and the index has the slot of each. When some are deleted, the last ones move into their slots.
 
     def clear(self) -> None:
-        super().clear()
-        self._keys: Ints = np.zeros(64, np.int64)
-
-    def _insert(self, keys: Ints, priorities: Floats) -> None:
-        start = len(self)
-        self._index.insert(keys, np.arange(start, start + len(keys)))
-        self._reserve(start + len(keys))
-        self._keys[start : start + len(keys)] = keys
-
-    def _insert_one(self, key: int, priority: float) -> None:
-        slot = len(self)
-        self._index.insert_one(key, slot)
-        if slot == len(self._keys):
-            self._reserve(slot + 1)
-        self._keys[slot] = key
-
-    def _delete(self, keys: Ints) -> None:
-        before = len(self)
-        slots = self._index.remove(keys)
-        size = before - len(slots)
-        stays = np.ones(len(slots), np.bool_)  # of the last slots, which are given up
-        stays[slots[slots >= size] - size] = False
-        source = size + np.flatnonzero(stays)
-        target = np.sort(slots[slots < size])
-        self._keys[target] = self._keys[source]
-        self._index.move(self._keys[target], target)
-        self._moved(source, target, size, before)
-
-    def _moved(self, source: Ints, target: Ints, size: int, before: int) -> None:
-        """What was in the slots ``source`` is now in ``target``; the slots from ``size`` to ``before`` are free."""
-
-    def _reserve(self, size: int) -> None:
-        if size > len(self._keys):
-            self._keys = enlarged(self._keys, len(self._keys), next_capacity(len(self._keys), size))
-
-    def _load_keys(self, keys: NDArray[Any], capacity: int = 0) -> None:
-        keys = checked_keys(keys)
-        index = KeyIndex.of(keys)
-        self.clear()
-        self._index = index
-        self._reserve(max(len(keys), capacity))
-        self._keys[: len(keys)] = keys
-
-
-class Uniform(_Dense):
-    """Every key alike, with replacement. 24 bytes a key with the index, up to half more after a growth."""
+        self._index = {}
+        self._keys: Ints = np.zeros(64, np.int64)  # by slot
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         n = self._draws(n)
         return self._keys[rng.integers(0, len(self), n)], np.full(n, 1.0 / len(self))
 
     def state(self) -> dict[str, Any]:
-        return {"selector": "Uniform", "keys": self._keys[: len(self)].copy()}
+        return {"selector": type(self).__name__, "keys": self._keys[: len(self)].copy()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        (keys,) = self._columns(state, "keys")
-        self._load_keys(keys)
+    def _insert(self, keys: Ints, priorities: Floats) -> None:
+        start, end = len(self), len(self) + len(keys)
+        if end > len(self._keys):
+            self._grow(1 << (end - 1).bit_length())
+        self._keys[start:end] = keys
+        self._index.update(zip(keys.tolist(), range(start, end), strict=True))
+
+    def _delete(self, keys: Ints) -> None:
+        slots = np.fromiter(map(self._index.pop, keys.tolist()), np.int64, len(keys))
+        size = len(self)
+        stays = np.ones(len(slots), np.bool_)  # of the last slots, which are given up
+        stays[slots[slots >= size] - size] = False
+        source, target = size + np.flatnonzero(stays), np.sort(slots[slots < size])
+        self._keys[target] = self._keys[source]
+        self._index.update(zip(self._keys[target].tolist(), target.tolist(), strict=True))
+        self._move(source, target, np.arange(size, size + len(slots)))
+
+    def _move(self, source: Ints, target: Ints, free: Ints) -> None:
+        """What was in the slots ``source`` is now in ``target``; the slots ``free`` are empty."""
+
+    def _grow(self, capacity: int) -> None:
+        self._keys = np.concatenate([self._keys, np.zeros(capacity - len(self._keys), np.int64)])
 
 
-class Prioritized(_Dense):
+class Prioritized(Uniform):
     """Key k with probability ``priority_k ** exponent / sum_j priority_j ** exponent``, with replacement.
 
     A priority of 0 has weight 0 whatever the exponent, so such a key is never drawn, unless all are 0: then every key alike.
-    17 bytes a key and 16 for the index, up to half more after a growth.
 
     Args:
         exponent: 0 or more. 0: every key alike but those of priority 0; 1: in proportion to the priorities.
     """
+
+    _columns = ("keys", "weights")
 
     def __init__(self, exponent: float):
         self.exponent = float(exponent)
@@ -122,218 +218,108 @@ class Prioritized(_Dense):
     def clear(self) -> None:
         super().clear()
         self._tree = SumTree(len(self._keys))
-        self._summed = 0  # slots from here on have weights that are not in the sums yet
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         n = self._draws(n)
-        if self._summed < len(self):
-            self._tree.refresh(self._summed, len(self))
-            self._summed = len(self)
         total = self._tree.total()
         if total == 0:
-            return self._keys[rng.integers(0, len(self), n)], np.full(n, 1.0 / len(self))
+            return super().sample(n, rng)
         slots = self._tree.draw(n, rng)
         return self._keys[slots], self._tree.weights[slots] / total
 
     def state(self) -> dict[str, Any]:
-        keys, weights = self._keys[: len(self)].copy(), self._tree.weights[: len(self)].copy()
-        # The capacity decides how weights are grouped in the sums, and so the last bits of what is drawn.
-        return {"selector": "Prioritized", "exponent": self.exponent, "keys": keys, "weights": weights, "capacity": len(self._keys)}
+        # The capacity decides how many levels of sums there are, and so the last bits of what is drawn.
+        weights = self._tree.weights[: len(self)].copy()
+        return super().state() | {"exponent": self.exponent, "weights": weights, "capacity": len(self._keys)}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        keys, weights = self._columns(state, "keys", "weights")
+    def _load(self, state: Mapping[str, Any], keys: Ints, *columns: Any) -> None:
         if state.get("exponent") != self.exponent:
             raise ConfigError(
                 f"the state was saved with exponent {state.get('exponent')}, and this selector has {self.exponent}; "
                 "build it with the saved exponent, or insert the keys again with their priorities"
             )
-        weights = checked_priorities(keys, weights)
-        self._load_keys(keys, capacity=operator.index(state.get("capacity", 0)))
-        self._tree.weights[: len(weights)] = weights
+        weights = _checked_priorities(keys, columns[0])
+        super()._load(state, keys)
+        if state.get("capacity", 0) > len(self._keys):
+            self._grow(state["capacity"])
+        self._tree.set(np.arange(len(keys)), weights)
 
     def _insert(self, keys: Ints, priorities: Floats) -> None:
         weights = self._weights(priorities)
-        start = len(self)
         super()._insert(keys, priorities)
-        self._tree.weights[start : len(self)] = weights
+        self._tree.set(np.arange(len(self) - len(keys), len(self)), weights)
 
-    def _insert_one(self, key: int, priority: float) -> None:
-        try:
-            weight = priority**self.exponent if priority else 0.0
-        except OverflowError:
-            weight = math.inf
-        self._refuse_heavy(weight, priority, 0)
-        super()._insert_one(key, priority)
-        self._tree.weights[len(self) - 1] = weight
+    def _update(self, keys: Ints, found: Ints, priorities: Floats) -> None:
+        self._tree.set(found, self._weights(priorities))
 
-    def _update(self, keys: Ints, priorities: Floats) -> None:
-        weights = self._weights(priorities)
-        self._tree.set(self._index.require(keys), weights)
+    def _move(self, source: Ints, target: Ints, free: Ints) -> None:
+        self._tree.set(target, self._tree.weights[source])
+        self._tree.set(free, 0.0)
 
-    def _moved(self, source: Ints, target: Ints, size: int, before: int) -> None:
-        weights = self._tree.weights
-        moved = weights[source]
-        weights[size:before] = 0.0
-        self._tree.refresh(size, before)
-        self._tree.set(target, moved)
-        self._summed = min(self._summed, size)
-
-    def _reserve(self, size: int) -> None:
-        super()._reserve(size)
-        self._tree.reserve(len(self._keys))
+    def _grow(self, capacity: int) -> None:
+        super()._grow(capacity)
+        self._tree.grow(capacity)
 
     def _weights(self, priorities: Floats) -> Floats:
-        if self.exponent == 1:
-            weights = priorities
-        else:
-            with np.errstate(over="ignore"):
-                weights = np.where(priorities == 0, 0.0, priorities**self.exponent)
-        if len(weights):
-            at = int(np.argmax(weights))
-            self._refuse_heavy(weights[at], priorities[at], at)
-        return weights
-
-    def _refuse_heavy(self, weight: float, priority: float, at: int) -> None:
-        if weight > _HEAVIEST:
+        highest = float(priorities.max(initial=0.0))
+        if highest > 1 and self.exponent * math.log(highest) > math.log(_HEAVIEST):
             raise ConfigError(
-                f"the priority at position {at} is {priority}, which to the power {self.exponent:g} is above {_HEAVIEST:g} "
-                "and too large to be summed; scale the priorities down"
+                f"the priority at position {int(np.argmax(priorities))} is {highest}, which to the power {self.exponent:g} is above "
+                f"{_HEAVIEST:g} and too large to be summed; scale the priorities down"
             )
+        return priorities**self.exponent if self.exponent else (priorities > 0).astype(np.float64)
 
 
-class _Arrivals(Keyed):
-    """Keys in the order they came, with gaps where some were deleted; the first and the last are never gaps."""
+class Fifo(OrderedSelector):
+    """The key that came first; updates change nothing."""
 
     def clear(self) -> None:
-        super().clear()
-        self._keys: Ints = np.zeros(64, np.int64)
-        self._live: NDArray[np.bool_] = np.zeros(64, np.bool_)
-        self._start = self._end = 0
+        self._index = OrderedDict()  # in the order the keys came; its values mean nothing
+
+    def peek(self, n: int) -> Ints:
+        return np.fromiter(islice(self._in_order(), self._draws(n)), np.int64)
 
     def state(self) -> dict[str, Any]:
-        return {"selector": type(self).__name__, "keys": self._in_order()}
+        return {"selector": type(self).__name__, "keys": np.fromiter(self._index, np.int64, len(self))}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        (keys,) = self._columns(state, "keys")
-        keys = checked_keys(keys)
-        index = KeyIndex.of(keys)
-        self.clear()
-        self._index = index
-        self._place(keys, max(64, len(keys)))
-
-    def _in_order(self) -> Ints:
-        return self._keys[self._start : self._end][self._live[self._start : self._end]]
+    def _in_order(self) -> Iterator[int]:
+        return iter(self._index)
 
     def _insert(self, keys: Ints, priorities: Floats) -> None:
-        if self._end + len(keys) > len(self._keys):
-            self._make_room(len(keys))
-        self._index.insert(keys, np.arange(self._end, self._end + len(keys)))
-        self._keys[self._end : self._end + len(keys)] = keys
-        self._live[self._end : self._end + len(keys)] = True
-        self._end += len(keys)
-
-    def _insert_one(self, key: int, priority: float) -> None:
-        end = self._end
-        if end == len(self._keys):
-            self._make_room(1)
-            end = self._end
-        self._index.insert_one(key, end)
-        self._keys[end] = key
-        self._live[end] = True
-        self._end = end + 1
+        self._index.update(zip(keys.tolist(), repeat(0)))
 
     def _delete(self, keys: Ints) -> None:
-        self._live[self._index.remove(keys)] = False
-        if not len(self._index):
-            self._start = self._end = 0
-            return
-        if not self._live[self._start]:
-            self._start += int(self._live[self._start : self._end].argmax())
-        window = 64
-        while not self._live[self._end - 1]:
-            behind = self._live[max(self._start, self._end - window) : self._end][::-1]
-            gaps = int(behind.argmax())
-            self._end -= gaps if behind[gaps] else len(behind)
-            window *= 2
-
-    def _make_room(self, more: int) -> None:
-        """Close the gaps, and grow unless that alone leaves half of the room free."""
-        keys = self._in_order()
-        room = len(self._keys)
-        while 2 * (len(keys) + more) > room:
-            room *= 2
-        self._index = KeyIndex.of(keys)
-        self._place(keys, room)
-
-    def _place(self, keys: Ints, room: int) -> None:
-        self._keys = enlarged(keys, len(keys), room)
-        self._live = np.zeros(room, np.bool_)
-        self._live[: len(keys)] = True
-        self._start, self._end = 0, len(keys)
+        for key in keys.tolist():
+            del self._index[key]
 
 
-class Fifo(_Arrivals):
-    """The key that came first; updates change nothing. 9 bytes a key and 16 for the index, up to four times that after a growth."""
+class Lifo(Fifo):
+    """The key that came last; updates change nothing."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        n = self._draws(n)
-        return np.full(n, self._keys[self._start]), np.ones(n)
-
-    def peek(self, n: int) -> Ints:
-        n = self._draws(n)
-        window = max(n, 64)
-        while True:  # a wider window when gaps leave too few in this one
-            end = min(self._end, self._start + window)
-            keys = self._keys[self._start : end][self._live[self._start : end]]
-            if len(keys) >= n or end == self._end:
-                return keys[:n]
-            window *= 2
+    def _in_order(self) -> Iterator[int]:
+        return reversed(self._index)
 
 
-class Lifo(_Arrivals):
-    """The key that came last; updates change nothing. Memory as `Fifo`."""
+class MinHeap(OrderedSelector):
+    """The lowest priority; of equals the one inserted or updated least recently."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        n = self._draws(n)
-        return np.full(n, self._keys[self._end - 1]), np.ones(n)
+    # The heap has (signed priority, touch, key), where touch counts inserts and updates, and the index each key's newest touch:
+    # an entry of an older one is stale and skipped when it comes up.
 
-    def peek(self, n: int) -> Ints:
-        n = self._draws(n)
-        window = max(n, 64)
-        while True:
-            start = max(self._start, self._end - window)
-            keys = self._keys[start : self._end][self._live[start : self._end]]
-            if len(keys) >= n or start == self._start:
-                return keys[::-1][:n].copy()
-            window *= 2
-
-
-class _Heap(Keyed):
-    """Keys by (priority, touch), where touch counts inserts and updates.
-
-    A heap takes and gives one item at a time, which is Python's ``heapq`` at its best and numpy at its worst: so entries are tuples,
-    about 180 bytes a key. The index has each key's newest touch; an entry of an older one is stale and skipped when it comes up.
-    """
-
-    _sign: float
+    _columns = ("keys", "priorities", "touches")
+    _sign = 1.0
 
     def clear(self) -> None:
-        super().clear()
-        self._heap: list[_Entry] = []
+        self._index = {}
+        self._heap: list[tuple[float, int, int]] = []
         self._touches = 0
-
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
-        n = self._draws(n)
-        while not self._is_live(self._heap[0]):
-            heapq.heappop(self._heap)
-        return np.full(n, self._heap[0][2]), np.ones(n)
 
     def peek(self, n: int) -> Ints:
         n = min(self._draws(n), len(self))
-        first: list[_Entry] = []
+        first: list[tuple[float, int, int]] = []
         while len(first) < n:
             entry = heapq.heappop(self._heap)
-            if self._is_live(entry):
+            if self._index.get(entry[2]) == entry[1]:
                 first.append(entry)
         for entry in first:
             heapq.heappush(self._heap, entry)
@@ -341,57 +327,38 @@ class _Heap(Keyed):
 
     def state(self) -> dict[str, Any]:
         self._drop_stale()
-        columns = list(zip(*self._heap, strict=True)) or [(), (), ()]
-        priorities, touches, keys = np.array(columns[0], np.float64), np.array(columns[1], np.int64), np.array(columns[2], np.int64)
-        order = np.lexsort((touches, priorities))
+        entries = sorted(self._heap)
         return {
             "selector": type(self).__name__,
-            "keys": keys[order],
-            "priorities": priorities[order] * self._sign,
-            "touches": touches[order],
+            "keys": np.array([key for _, _, key in entries], np.int64),
+            "priorities": np.array([priority for priority, _, _ in entries]) * self._sign,
+            "touches": np.array([touch for _, touch, _ in entries], np.int64),
             "touched": self._touches,
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        keys, priorities, touches = self._columns(state, "keys", "priorities", "touches")
-        keys, priorities = checked_keys(keys), checked_priorities(keys, priorities)
-        touched = int(state.get("touched", -1))
+    def _load(self, state: Mapping[str, Any], keys: Ints, *columns: Any) -> None:
+        priorities, touches, touched = _checked_priorities(keys, columns[0]), columns[1], int(state.get("touched", -1))
         if len(np.unique(touches)) < len(touches) or np.any((touches < 0) | (touches >= touched)):
             raise ConfigError(f"the touches of this state are not distinct numbers from 0 to {touched - 1}; give what state() returned")
-        index = KeyIndex.of(keys, touches)
         self.clear()
-        self._index = index
-        self._heap = self._entries(keys, priorities, touches)
-        heapq.heapify(self._heap)
+        order = np.argsort(touches)
+        self._push(keys[order], priorities[order], touches[order].tolist())
         self._touches = touched
 
     def _insert(self, keys: Ints, priorities: Floats) -> None:
-        touches = self._touch(keys)
-        self._index.insert(keys, touches)
-        self._push(self._entries(keys, priorities, touches))
+        self._push(keys, priorities, range(self._touches, self._touches + len(keys)))
 
-    def _insert_one(self, key: int, priority: float) -> None:
-        self._index.insert_one(key, self._touches)
-        heapq.heappush(self._heap, (priority * self._sign, self._touches, key))
-        self._touches += 1
-
-    def _update(self, keys: Ints, priorities: Floats) -> None:
-        self._index.require(keys)
-        touches = self._touch(keys)
-        self._index.move(keys, touches)
-        self._push(self._entries(keys, priorities, touches))
+    def _update(self, keys: Ints, found: Ints, priorities: Floats) -> None:
+        self._insert(keys, priorities)
 
     def _delete(self, keys: Ints) -> None:
-        self._index.remove(keys)
-        self._push([])
+        for key in keys.tolist():
+            del self._index[key]
+        self._push(keys[:0], np.zeros(0), range(0))
 
-    def _touch(self, keys: Ints) -> Ints:
-        return np.arange(self._touches, self._touches + len(keys))
-
-    def _entries(self, keys: Ints, priorities: Floats, touches: Ints) -> list[_Entry]:
-        return list(zip((priorities * self._sign).tolist(), touches.tolist(), keys.tolist(), strict=True))
-
-    def _push(self, entries: list[_Entry]) -> None:
+    def _push(self, keys: Ints, priorities: Floats, touches: range | list[int]) -> None:
+        entries = list(zip((priorities * self._sign).tolist(), touches, keys.tolist(), strict=True))
+        self._index.update((key, touch) for _, touch, key in entries)
         self._touches += len(entries)
         if len(entries) > len(self._heap) // 8:
             self._heap += entries
@@ -403,23 +370,11 @@ class _Heap(Keyed):
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        if len(self._heap) > len(self):
-            table = np.array([(touch, key) for _, touch, key in self._heap], np.int64).reshape(-1, 2)
-            live = self._index.find(table[:, 1]) == table[:, 0]
-            self._heap = [entry for entry, is_live in zip(self._heap, live.tolist(), strict=True) if is_live]
-            heapq.heapify(self._heap)
-
-    def _is_live(self, entry: _Entry) -> bool:
-        return self._index.find_one(entry[2]) == entry[1]
+        self._heap = [entry for entry in self._heap if self._index.get(entry[2]) == entry[1]]
+        heapq.heapify(self._heap)
 
 
-class MinHeap(_Heap):
-    """The lowest priority; of equals the one inserted or updated least recently."""
-
-    _sign = 1.0
-
-
-class MaxHeap(_Heap):
+class MaxHeap(MinHeap):
     """The highest priority; of equals the one inserted or updated least recently."""
 
     _sign = -1.0
@@ -437,8 +392,9 @@ def importance_weights(probabilities: ArrayLike, size: int, beta: float, normali
         beta: 0 (no correction) to 1 (full correction); usually raised to 1 during training.
     """
     p = np.asarray(probabilities, np.float64)
-    if not np.all((p > 0) & (p <= 1)):
-        at = int(np.argmin(np.where((p > 0) & (p <= 1), 1, 0)))
+    good = (p > 0) & (p <= 1)
+    if not good.all():
+        at = int(np.argmin(good))
         raise ConfigError(f"the probability at position {at} is {p.flat[at]}, expected above 0 and at most 1; give what sample() returned")
     if operator.index(size) < 1:
         raise ConfigError(f"size ({size}) must be 1 or more: the keys in the selector when they were sampled")
@@ -449,3 +405,34 @@ def importance_weights(probabilities: ArrayLike, size: int, beta: float, normali
     if normalize == "batch max" and p.size:
         return np.asarray((p / p.min()) ** -beta)  # the least probable has the largest weight
     return np.asarray((size * p) ** -beta)
+
+
+def _checked_keys(keys: Ints) -> Ints:
+    array = np.asarray(keys)
+    if array.dtype == np.int64 and array.ndim == 1:
+        return array
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ConfigError(f"keys must be a one-dimensional array of int64, got shape {array.shape} of {array.dtype}; give np.array([...])")
+    if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"key {array.max()} at position {int(array.argmax())} does not fit into int64; give keys below 2**63")
+    return array.astype(np.int64)
+
+
+def _checked_priorities(keys: Ints, priorities: ArrayLike) -> Floats:
+    array = np.asarray(priorities, np.float64)
+    if array.shape != keys.shape:
+        raise ConfigError(f"got {len(keys)} keys and priorities of shape {array.shape}; give one priority for each key")
+    lowest, highest = (array[0], array[0]) if len(array) == 1 else (array.min(initial=0.0), array.max(initial=0.0))
+    if not (lowest >= 0 and highest < math.inf):
+        at = int(np.argmin((array >= 0) & (array < math.inf)))
+        raise ConfigError(
+            f"the priority at position {at} (key {keys[at]}) is {array[at]}; a priority must be 0 or more and finite. Nothing was changed"
+        )
+    return array
+
+
+def _refuse_repeated(keys: list[int]) -> None:
+    if len(set(keys)) < len(keys):
+        first: dict[int, int] = {}
+        at, key = next((at, key) for at, key in enumerate(keys) if first.setdefault(key, at) != at)
+        raise ConfigError(f"key {key} is given twice, at positions {first[key]} and {at}; give each key once")

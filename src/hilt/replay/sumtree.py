@@ -13,8 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hilt.replay.keyindex import Ints, enlarged
-
+Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FAN = 16
@@ -24,54 +23,40 @@ TOP = 8192
 
 
 class SumTree:
-    """Weights by slot, 0 or more, and their sums. ``weights[end:]`` must be 0 for the ``end`` last given to ``refresh``."""
+    """Weights by slot, 0 or more, and their sums, which are brought up to date when they are asked for."""
 
-    def __init__(self, capacity: int = 64) -> None:
-        self._running: Floats | None = None  # sums of the top level, made when they are needed
-        self._build(np.zeros(_room(capacity)))
+    def __init__(self, capacity: int) -> None:
+        self.weights: Floats = np.zeros(0)
+        self.grow(capacity)
 
-    @property
-    def weights(self) -> Floats:
-        """Level 0. Whoever writes into it calls ``refresh`` for what was written before the next draw."""
-        return self._levels[0]
+    def grow(self, capacity: int) -> None:
+        """Have room for this many slots, a power of two from 16 up."""
+        larger = np.zeros(capacity)
+        larger[: len(self.weights)] = self.weights
+        self.weights = larger
+        self._levels = [larger]
+        while len(self._levels[-1]) > TOP:
+            self._levels.append(np.zeros(len(self._levels[-1]) // FAN))
+        self._changed: list[Ints] | None = None  # slots whose sums are out of date; None: all
+        self._running: Floats | None = None  # sums of the top level
 
-    @property
-    def nbytes(self) -> int:
-        return sum(level.nbytes for level in self._levels)
-
-    def reserve(self, capacity: int) -> None:
-        """Have room for this many slots."""
-        if capacity > len(self.weights):
-            self._build(enlarged(self.weights, len(self.weights), _room(capacity)))
-
-    def set(self, slots: Ints, weights: Floats) -> None:
+    def set(self, slots: Ints, weights: Floats | float) -> None:
         """Change the weights of slots; of a slot given twice the last weight counts."""
         self.weights[slots] = weights
-        if len(slots) > len(self.weights) // 64:
-            self.refresh(0, len(self.weights))
-            return
-        parents = slots
-        for parts, sums in zip(self._levels, self._levels[1:], strict=False):
-            parents = parents // FAN
-            sums[parents] = parts.reshape(-1, FAN).take(parents, axis=0).sum(axis=1)
         self._running = None
-
-    def refresh(self, start: int, end: int) -> None:
-        """Sum again what is above the slots ``start`` to ``end``."""
-        for parts, sums in zip(self._levels, self._levels[1:], strict=False):
-            start, end = start // FAN, -(-end // FAN)
-            sums[start:end] = parts[start * FAN : end * FAN].reshape(-1, FAN).sum(axis=1)
-        self._running = None
+        if self._changed is not None:
+            self._changed.append(slots)
+            if len(self._changed) > 1024 or len(slots) > len(self.weights) // 64:
+                self._changed = None
 
     def total(self) -> float:
         """The sum of all weights."""
+        self._sum()
         return float(self._levels[-1].sum())
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """``n`` independent slots; the total must be above 0. A slot of weight 0 is never drawn."""
-        if self._running is None:
-            self._running = self._levels[-1].cumsum()
-        running = self._running
+        running = self._sum()
         # A target strictly below the last running sum lies in a part that is above 0: that part raised the sum past it.
         targets = np.minimum(rng.random(n) * running[-1], np.nextafter(running[-1], 0.0))
         slots: Ints = running.searchsorted(targets, side="right").astype(np.int64, copy=False)
@@ -86,14 +71,15 @@ class SumTree:
             slots = slots * FAN + step
         return slots
 
-    def _build(self, weights: Floats) -> None:
-        self._levels = [weights]
-        while len(self._levels[-1]) > TOP:
-            self._levels.append(self._levels[-1].reshape(-1, FAN).sum(axis=1))
-        self._running = None
-
-
-def _room(slots: int) -> int:
-    """At least this many, a multiple of so large a power of two that every level but the top is divisible by `FAN`."""
-    unit = 1 << max(2, (slots - 1).bit_length() - 4)
-    return -(-slots // unit) * unit
+    def _sum(self) -> Floats:
+        if self._running is None:
+            slots = None if self._changed is None else np.concatenate(self._changed)
+            for parts, sums in zip(self._levels, self._levels[1:], strict=False):
+                if slots is None:
+                    parts.reshape(-1, FAN).sum(axis=1, out=sums)
+                else:
+                    slots = slots // FAN
+                    sums[slots] = parts.reshape(-1, FAN).take(slots, axis=0).sum(axis=1)
+            self._changed = []
+            self._running = self._levels[-1].cumsum()
+        return self._running
