@@ -20,7 +20,7 @@ from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.salvage import Salvage
-from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames
+from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, without_rows
 from hilt.replay.schema import Schema
 from hilt.replay.segment import EXTENT, Segment
 
@@ -40,7 +40,7 @@ class Recovery:
     corrupt_steps: int = 0
     """Steps in quarantine or in segments that were set aside: their bytes are not those that were written."""
     mended: list[str] = field(default_factory=list)
-    """Damaged files that were rebuilt from others."""
+    """What was found damaged and got round: files rebuilt from others, on disk by a writer and in memory by a reader."""
     set_aside: list[str] = field(default_factory=list)
     """Segments that cannot be read at all, by number. They are in the folder ``damaged`` of the log."""
     seconds: float = 0.0
@@ -62,10 +62,9 @@ class Opener:
         for again in range(_TRIES):
             try:
                 return self._open_whole(folder)
-            except CorruptError as error:
+            except CorruptError:
                 if not folder.exists():
                     return None
-                reason = error
             except StorageError:
                 if not folder.exists():
                     return None
@@ -73,7 +72,7 @@ class Opener:
             if self._write or int(folder.name) in self._hidden:
                 break
             time.sleep(_AGAIN_SECONDS * again)
-        return self._save(folder, reason)
+        return self._save(folder)
 
     def count_set_aside(self) -> int:
         """Looks into the folder of segments that were set aside; returns the first number that none of them has."""
@@ -102,7 +101,7 @@ class Opener:
         if self._write and not segment.trusted:
             segment.vouch()
         extents = segment.extents()
-        return segment, build_extents(segment.read_rows(0, segment.rows), bad) if len(bad) else extents
+        return segment, without_rows(extents, bad) if len(bad) else extents
 
     def _scan(self, segment: Segment) -> Array:
         """What a segment that was not sealed holds: its writer is at work, or was killed."""
@@ -126,7 +125,7 @@ class Opener:
             self._quarantine.note(scan.damage)
         return scan.bad_rows()
 
-    def _save(self, folder: Path, reason: CorruptError) -> tuple[Segment, Array] | None:
+    def _save(self, folder: Path) -> tuple[Segment, Array] | None:
         number = int(folder.name)
         saved = Salvage(folder, self._schemas, self._files)
         checked = saved.check(self._quarantine.rows(number), live=not self._write)
@@ -135,12 +134,11 @@ class Opener:
             self._set_aside(folder)
             return None
         self._take_damage(Scan(0, checked.damage))
-        bad = self._quarantine.rows(number)
+        self.recovery.mended += [str(finding) for finding in saved.findings if finding.kind == "damage"]
         if self._write:
-            self.recovery.mended += saved.mend(bad)
+            saved.mend(self._quarantine.rows(number))
             saved.close()
             return self._open_whole(folder)
-        self.recovery.mended.append(str(reason))
         saved.use_what_is_there()
         return saved, checked.extents
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -132,6 +133,20 @@ def committed_frames(layout: Layout, rows: Array, bad: Array | None = None) -> d
     """How many frames of each column belong to these rows; what a `bad` row refers to cannot be trusted."""
     rows = np.delete(rows, bad) if bad is not None else rows
     return {name: int(number.max()) + 1 if len(number) else 0 for name, (number, _, _) in frames_in_use(layout, rows).items()}
+
+
+def without_rows(extents: Array, bad: Array) -> Array:
+    """The extents in pieces, without the rows that are `bad`."""
+    pieces = []
+    for extent in extents:
+        first, stop = int(extent["row"]), int(extent["row"]) + int(extent["steps"])
+        edges = [first - 1, *bad[(bad >= first) & (bad < stop)].tolist(), stop]
+        for before, after in pairwise(edges):
+            piece = extent.copy()
+            piece["row"], piece["steps"], piece["offset"] = before + 1, after - before - 1, extent["offset"] + before + 1 - first
+            piece["ended"] = extent["ended"] and after == stop
+            pieces.append(piece)
+    return np.array([piece for piece in pieces if piece["steps"]], EXTENT)
 
 
 def build_extents(rows: Array, bad: Array) -> Array:
