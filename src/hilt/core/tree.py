@@ -39,7 +39,10 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The nested dictionary that `flatten` came from."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
-        *parents, name = path.split("/") if "/" in path else (path,)
+        if "/" not in path and path not in tree and not isinstance(value, dict):
+            tree[path] = value
+            continue
+        *parents, name = path.split("/")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
