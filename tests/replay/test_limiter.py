@@ -106,7 +106,7 @@ def test_constructors_choose_reverbs_numbers():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: MinSize(0), r"min_size_to_sample \(0\) must be a positive integer; give 1"),
+        (lambda: MinSize(0), r"min_size_to_sample \(0\) must be 1 or more"),
         (lambda: MinSize(2.5), r"min_size_to_sample \(2.5\) must be an integer"),  # type: ignore[arg-type]
         (lambda: SampleToInsertRatio(0, 1, 5), r"samples_per_insert \(0\) must be > 0"),
         (lambda: SampleToInsertRatio(float("nan"), 1, 5), "must be a number, not NaN"),
@@ -114,9 +114,9 @@ def test_constructors_choose_reverbs_numbers():
         (lambda: SampleToInsertRatio(3, 1, 2.9), r"error_buffer \(2.9\) must be >= max\(1.0, samples_per_insert\) = 3 .* widen it"),
         (lambda: SampleToInsertRatio(1, 1, (0, 1)), r"error_buffer \(\(0, 1\)\) must be >="),
         (lambda: SampleToInsertRatio(1, 5, (6, 20)), r"from 6, is above samples_per_insert \* min_size_to_sample = 5.*lower its first"),
-        (lambda: SampleToInsertRatio(1, 0, 5), r"min_size_to_sample \(0\) must be a positive integer"),
+        (lambda: SampleToInsertRatio(1, 0, 5), r"min_size_to_sample \(0\) must be 1 or more"),
         (lambda: SampleToInsertRatio(1, 1, (1, 2, 3)), r"one number or a pair"),  # type: ignore[arg-type]
-        (lambda: Queue(0), r"size \(0\) must be a positive integer"),
+        (lambda: Queue(0), r"^size \(0\) must be 1 or more"),
         (lambda: RateLimiter(1, 1, 3, 2), r"min_diff \(3\) is above max_diff \(2\)"),
         (lambda: RateLimiter(float("inf"), 1, 0, 5), r"samples_per_insert \(inf\) must be > 0 and finite"),
         (lambda: MinSize(1).can_sample(0), r"n \(0\) must be 1 or more"),
@@ -341,7 +341,7 @@ def test_repr():
     limiter = MinSize(3)
     limiter.inserted(2)
     assert "MinSize(samples_per_insert=1.0, min_size_to_sample=3" in repr(limiter)
-    assert "2 inserts" in repr(limiter)
+    assert "inserts=2, samples=0" in repr(limiter)
 
 
 # -- sampling: counted when it is done ---------------------------------------------------------------------------------------------
