@@ -6,6 +6,7 @@ beside the log, with its checksum before it. The steps themselves never change; 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,21 @@ class Facts:
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
         self.relabelled: dict[str, dict[int, Any]] = {}  # column -> key -> value
         self._sorted: dict[str, tuple[Array, Array]] = {}  # the same as sorted keys and values, made when a batch needs them
+        self._relabelling = threading.Lock()  # of these two: batches are made while facts are written
         self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
         self.used = {"trajectory": -1, "segment": -1, "origin": 0}  # the highest numbers ever given, which are not given again
 
     @property
     def torn_bytes(self) -> int:
         return self._journal.torn_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._journal.nbytes
+
+    @property
+    def lines(self) -> int:
+        return self._journal.lines
 
     @property
     def corrupt(self) -> int:
@@ -103,16 +113,22 @@ class Facts:
             facts = [fact for fact in self._journal.read_all() if "origin" in fact or _is_kept(fact, live, on_disk)]
             self._journal.rewrite([{"used": dict(self.used)}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
+            self._about = {trajectory: about for trajectory, about in self._about.items() if trajectory in live}
+            with self._relabelling:
+                kept = {c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live} for c, known in self.relabelled.items()}
+                self.relabelled, self._sorted = {column: known for column, known in kept.items() if known}, {}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
         """Puts relabelled values into a batch."""
-        for column, known in self.relabelled.items():
-            if column not in batch:
-                continue
-            if column not in self._sorted:
-                order = sorted(known)
-                self._sorted[column] = (np.array(order, np.int64), np.array([known[key] for key in order], batch[column].dtype))
-            relabelled, values = self._sorted[column]
+        for column in batch:
+            with self._relabelling:
+                known = self.relabelled.get(column)
+                if known is None:
+                    continue
+                if column not in self._sorted:
+                    order = sorted(known)
+                    self._sorted[column] = (np.array(order, np.int64), np.array([known[key] for key in order], batch[column].dtype))
+                relabelled, values = self._sorted[column]
             place = np.minimum(np.searchsorted(relabelled, keys), len(relabelled) - 1)
             there = relabelled[place] == keys
             batch[column][there] = values[place[there]]
@@ -143,8 +159,9 @@ class Facts:
             self._about.setdefault(int(fact["trajectory"]), {}).update(fact["facts"])
         elif "column" in fact:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
-            self._sorted.pop(fact["column"], None)
-            self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
+            with self._relabelling:
+                self._sorted.pop(fact["column"], None)
+                self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
             self.unfinished.discard(int(fact["trajectory"]))

@@ -50,6 +50,10 @@ class Journal:
                 self.corrupt_lines.append(self.lines)
         self.torn_bytes = len(tail)
 
+    @property
+    def nbytes(self) -> int:
+        return self._size
+
     def read_all(self) -> list[dict[str, Any]]:
         """Every fact, from the beginning."""
         again = Journal(self.path, self._files, write=False)

@@ -304,7 +304,8 @@ class Segment:
 
     def nbytes(self) -> int:
         """Bytes of all files, as they lie on disk."""
-        return sum(os.fstat(fd).st_size for fd in self._fds.values())
+        small = [self.folder / name for name in ("header.json", "seal.json", "extents")]
+        return sum(os.fstat(fd).st_size for fd in self._fds.values()) + sum(file.stat().st_size for file in small if file.exists())
 
     def close(self) -> None:
         with self._syncing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.errors import ClosedError, CorruptError, DiskFullError, ReadOnlyError
+from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError
 from hilt.core.files import DISK, Files, allow_open_files, leftovers, storage_errors
 from hilt.core.tree import Array
 from hilt.replay.facts import Facts
@@ -72,6 +73,9 @@ class Store:
         self._scanned: dict[int, int] = {}  # of a reader: rows of growing segments that it has seen
         self._held = np.zeros(0, ENTRY)  # of a reader: pieces of trajectories that are not whole yet
         self._on_disk: set[int] = set()  # trajectories found when opening, deleted ones among them
+        self._oldest: dict[int, int] = {}  # segment -> the lowest trajectory that has rows in it
+        self._tidy_above = 4096  # lines of facts
+        self._settings_bytes = len(json.dumps(settings, indent=1)) + 512  # with its checksum, and the lock beside it
         self._idle: list[Lane] = []
         self._busy: set[int] = set()  # segments of lanes in use
         self._next_trajectory = self._next_segment = 0
@@ -199,6 +203,7 @@ class Store:
         out["key"] = (extents["trajectory"] << OFFSET_BITS) | extents["offset"]
         out["at"] = extents["row"] + slot * self._tables[table].rows_per_slot
         out["segment"], out["table"] = segment.number, table
+        self._oldest[segment.number] = int(extents["trajectory"].min(initial=self._next_trajectory))
         return out
 
     def _enter(self, entries: Array) -> None:
@@ -233,6 +238,8 @@ class Store:
         rows: int = max(1, self.settings["segment_bytes"] // self.schema.layout.step_bytes)
         if self.settings["capacity_steps"] is not None:
             rows = min(rows, max(64, self.settings["capacity_steps"] // 8))
+        if self.settings["capacity_bytes"] is not None:
+            rows = min(rows, max(1, self.settings["capacity_bytes"] // 8 // self.schema.layout.step_bytes))
         return min(rows, 1 << 18)
 
     def watch(self, selection: Selection) -> None:
@@ -297,6 +304,7 @@ class Store:
         room = self.schema.layout.room(self.rows_per_segment)
         segment = Segment.create(folder, self.schema, room, self._files, durable=self.settings["durability"] != "never")
         lane = self._place(segment)
+        self.live_bytes += segment.nbytes()
         self._busy.add(number)
         return lane
 
@@ -313,12 +321,15 @@ class Store:
             extents[name] = mine[name]
         extents["trajectory"], extents["offset"] = mine["key"] >> OFFSET_BITS, mine["key"] & 0xFFFFFFFF
         extents["row"] = mine["at"] - lane.slot * lane.table.rows_per_slot
+        self.live_bytes -= segment.nbytes()
         try:
             segment.seal(extents, durable=self.settings["durability"] != "never")
         except DiskFullError as error:  # all steps are there; the next writer will scan them, and seal it
             logger.warning("%s: not sealed: %s", segment.folder, error)
         else:
             self.sealed(segment)
+        finally:
+            self.live_bytes += segment.nbytes()
 
     def sealed(self, segment: Segment) -> None:
         """Called when a segment is complete; `Log` compresses it in the background."""
@@ -358,6 +369,7 @@ class Store:
         number = lane.segment.number
         extent["at"], extent["segment"] = first + lane.slot * lane.table.rows_per_slot, number
         extent["table"], extent["open"] = self._slots[number][0], True
+        self._oldest[number] = min(self._oldest.get(number, self._next_trajectory), int(extent["key"]) >> OFFSET_BITS)
         self._extents_in[number] = self._extents_in.get(number, 0) + 1
         return self.index.add(extent)
 
@@ -380,7 +392,7 @@ class Store:
     def enforce_capacity(self) -> None:
         """Evicts the oldest trajectories until the log is within its capacity; a running one is spared while others are there."""
         steps, size = self.settings["capacity_steps"], self.settings["capacity_bytes"]
-        while (steps is not None and self.live_steps > steps) or (size is not None and self.live_bytes > size):
+        while (steps is not None and self.live_steps > steps) or (size is not None and self._folder_bytes() > size):
             oldest = self.index.first_ended()
             if oldest is None:
                 if not self._evict_running():
@@ -389,6 +401,9 @@ class Store:
             if len(self.index) == 1 and (steps is None or self.live_steps <= steps):
                 return  # one trajectory larger than capacity_bytes: it stays until the next one comes
             self._evict(int(self.index.keys[oldest] >> OFFSET_BITS))
+
+    def _folder_bytes(self) -> int:
+        return self.live_bytes + self.facts.nbytes + self._settings_bytes
 
     def _evict(self, trajectory: int) -> None:
         ended = [place for place in self.index.places_of(trajectory) if not self.index.entries["open"][place]]
@@ -473,7 +488,19 @@ class Store:
             self._files.remove(trash)
             self.counts["segments_deleted"] += 1
             self.quarantine.forget(number)
+            self._oldest.pop(number, None)
+            self._tidy_facts()
         self._retire(number)
+
+    def _tidy_facts(self) -> None:
+        """Now and then, forgets what is known about trajectories of which no row is left."""
+        if self.facts.lines < self._tidy_above:
+            return
+        live = set(np.unique(self.index.keys >> OFFSET_BITS).tolist())
+        oldest = min(self._oldest.values(), default=self._next_trajectory)
+        with contextlib.suppress(DiskFullError):
+            self.facts.compact(live, live | {trajectory for trajectory in self.facts.deleted if trajectory >= oldest})
+        self._tidy_above = 2 * self.facts.lines + 4096
 
     def _forget_segment(self, number: int) -> None:
         """Of a reader: the writer deleted this segment, or it must be read anew."""
