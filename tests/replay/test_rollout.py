@@ -303,7 +303,7 @@ def test_errors_name_the_field_and_say_what_to_do() -> None:
     cases: list[tuple[type[HiltError], str, Any]] = [
         (
             SchemaError,
-            r"differ in their number of environments \(actions 2, .*rewards 3\)",
+            r"fields of one step have different numbers of environments \(actions 2, .*rewards 3\)",
             lambda: step(rewards=torch.ones(3, 2)),
         ),
         (SchemaError, "rewards is a single number", lambda: step(rewards=torch.tensor(1.0))),
@@ -361,7 +361,7 @@ def test_steps_that_do_not_fit_each_other_are_named() -> None:
     builder = EmbodiedRolloutResult()
     builder.append_step_result(step(2))
     builder.append_transitions({"a": torch.ones(3, 1)}, {})
-    with pytest.raises(SchemaError, match=r"different numbers of environments \(actions 2, .*curr_obs/a 3\)"):
+    with pytest.raises(SchemaError, match=r"different numbers of environments \(curr_obs/a 3, actions 2, .*\)"):
         builder.to_splited_trajectories(1)
 
 
@@ -371,7 +371,7 @@ def test_trajectories_that_do_not_fit_each_other_are_named() -> None:
     with pytest.raises(SchemaError, match=r"rewards has the shapes \(2, 1, 1\), \(3, 1, 1\); only the second dimension"):
         convert_trajectories_to_batch([one, two])
     two = Trajectory(rewards=torch.ones(2, 1, 1), curr_obs={"a": torch.ones(2, 1)})
-    with pytest.raises(SchemaError, match="curr_obs is in some trajectories but not in number 0"):
+    with pytest.raises(SchemaError, match="curr_obs/a is in some trajectories but not in number 0"):
         convert_trajectories_to_batch([one, two])
     three = Trajectory(rewards=torch.ones(2, 1, 1), curr_obs={"b": torch.ones(2, 1)})
     with pytest.raises(SchemaError, match="curr_obs/a is in some trajectories but not in number 1"):

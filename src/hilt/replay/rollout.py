@@ -17,7 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, suggest
-from hilt.replay.torch import Tensor, as_bool, as_tensor, choose, concatenate, is_tensor, stack, tensor_to_numpy
+from hilt.core.tree import flatten, unflatten
+from hilt.replay.torch import Tensor, as_tensor, concatenate, import_torch, is_tensor, raw_array
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -29,55 +30,37 @@ RESET_ROW_FIRST = ("terminations", "truncations", "dones")
 class ChunkStepResult:
     """What one step of B environments gave, without its observations. Tensors are moved to the CPU; arrays become tensors."""
 
-    actions: Tensor | None = None
-    """[B, chunks * action dimensions]"""
-    prev_logprobs: Tensor | None = None
-    """[B, ...], under the policy that acted"""
-    prev_values: Tensor | None = None
-    """[B, 1]"""
-    dones: Tensor | None = None
-    """[B, chunks or 1]"""
-    truncations: Tensor | None = None
-    """[B, chunks or 1]"""
-    terminations: Tensor | None = None
-    """[B, chunks or 1]"""
-    rewards: Tensor | None = None
-    """[B, chunks or 1]"""
-    forward_inputs: Tree = field(default_factory=dict)
-    """What the policy needs to see again for training, [B, ...] each"""
-    versions: Tensor | None = None
-    """[B, 1], of the weights that acted"""
+    actions: Tensor | None = None  # [B, chunks * action dimensions]
+    prev_logprobs: Tensor | None = None  # [B, ...], under the policy that acted
+    prev_values: Tensor | None = None  # [B, 1]
+    dones: Tensor | None = None  # [B, chunks or 1]
+    truncations: Tensor | None = None  # [B, chunks or 1]
+    terminations: Tensor | None = None  # [B, chunks or 1]
+    rewards: Tensor | None = None  # [B, chunks or 1]
+    forward_inputs: Tree = field(default_factory=dict)  # what the policy needs to see again for training, [B, ...] each
+    versions: Tensor | None = None  # [B, 1], of the weights that acted
 
     def __post_init__(self) -> None:
+        self.forward_inputs = _map(_on_cpu, self.forward_inputs or {}, "forward_inputs")
         sizes: dict[str, int] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.name == "forward_inputs":
-                self.forward_inputs = _map(_on_cpu, value or {}, item.name)
-            elif value is not None:
-                value = _on_cpu(value, item.name)
-                setattr(self, item.name, value)
-                if value.dim() == 0:
-                    raise SchemaError(f"{item.name} is a single number; give it one row for each environment.")
-                sizes[item.name] = value.shape[0]
-        if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise SchemaError(
-                f"the fields of one step differ in their number of environments ({listed}); give each one row per environment."
-            )
+        for name, value in vars(self).items():
+            if name != "forward_inputs" and value is not None:
+                tensor = _on_cpu(value, name)
+                setattr(self, name, tensor)
+                if tensor.dim() == 0:
+                    raise SchemaError(f"{name} is a single number; give it one row for each environment.")
+                sizes[name] = tensor.shape[0]
+        _same_environments(sizes, "the fields of one step")
 
 
 @dataclass(eq=False)
 class Trajectory:
     """Columns [T, B, ...] of B environments over T steps, possibly of many episodes."""
 
-    max_episode_length: int = 0
-    """Steps after which the environment ends an episode"""
-    model_weights_id: str = ""
-    """Names the weights that acted, by their versions"""
+    max_episode_length: int = 0  # steps after which the environment ends an episode
+    model_weights_id: str = ""  # names the weights that acted, by their versions
     actions: Tensor | None = None
-    intervene_flags: Tensor | None = None
-    """True where a person's action stands in `actions`; same shape"""
+    intervene_flags: Tensor | None = None  # true where a person's action stands in `actions`; same shape
     rewards: Tensor | None = None
     terminations: Tensor | None = None
     truncations: Tensor | None = None
@@ -130,22 +113,27 @@ class Trajectory:
     def _column(self, column: int, mask: Tensor, steps: int) -> Trajectory:
         """The flagged steps of one environment. A reset row in front is kept, unless there are several and they would mix."""
 
-        def keep(value: Tensor, name: str) -> Tensor:
-            top = name.partition("/")[0]
-            if top in RESET_ROW_FIRST and value.shape[0] == steps + 1:
+        def keep(value: Tensor, path: str) -> Tensor:
+            if path in RESET_ROW_FIRST and value.shape[0] == steps + 1:
                 return concatenate([value[:1, column], value[1:, column][mask]], 0).unsqueeze(1)
-            return step_rows(name, value, steps)[:, column][mask].unsqueeze(1)
+            return step_rows(path, value, steps)[:, column][mask].unsqueeze(1)
 
-        part = Trajectory(max_episode_length=self.max_episode_length, model_weights_id=self.model_weights_id)
-        return _fill(part, self, keep)
+        return self._of({path: keep(value, path) for path, value in self._tensors().items()})
+
+    def _of(self, tensors: Mapping[str, Tensor]) -> Trajectory:
+        return Trajectory(self.max_episode_length, self.model_weights_id, **unflatten(tensors))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """By path, those of the nested fields first."""
+        values = {**{name: getattr(self, name) for name in ("curr_obs", "next_obs", "forward_inputs")}, **self.to_dict()}
+        return {path: value for path, value in flatten(values).items() if is_tensor(value)}
 
 
 @dataclass(kw_only=True, eq=False)
 class EmbodiedRolloutResult:
     """Collects what a rollout gives, step by step, and makes a `Trajectory` of it."""
 
-    max_episode_length: int = 0
-    """Steps after which the environment ends an episode"""
+    max_episode_length: int = 0  # steps after which the environment ends an episode
     actions: list[Tensor] = field(default_factory=list)
     intervene_flags: list[Tensor] = field(default_factory=list)
     rewards: list[Tensor] = field(default_factory=list)
@@ -163,24 +151,21 @@ class EmbodiedRolloutResult:
         """Append every field that the result has. An action counts as the policy's until it is marked or replaced."""
         if not isinstance(result, ChunkStepResult):
             raise SchemaError(f"append_step_result was given a {type(result).__name__}; pass a ChunkStepResult.")
-        for item in fields(result):
-            value = getattr(result, item.name)
-            if item.name == "forward_inputs":
-                if value:
-                    self.forward_inputs.append(dict(value))
-            elif value is not None:
-                getattr(self, item.name).append(value)
+        for name, value in vars(result).items():
+            if is_tensor(value) or value:
+                getattr(self, name).append(dict(value) if name == "forward_inputs" else value)
         if result.actions is not None:
-            self.intervene_flags.append(as_bool(result.actions.new_zeros(result.actions.shape)))
+            self.intervene_flags.append(result.actions.new_zeros(result.actions.shape).bool())
 
     def append_transitions(self, curr_obs: Mapping[str, Any] | None = None, next_obs: Mapping[str, Any] | None = None) -> None:
         """What was seen before and after the last step, [B, ...] each. Task descriptions, which are text, are left out."""
-        if curr_obs is None or next_obs is None:
-            missing = "curr_obs" if curr_obs is None else "next_obs"
-            raise SchemaError(f"append_transitions was given no {missing}; pass the observations before and after the step.")
-        for name, observation, kept in (("curr_obs", curr_obs, self.curr_obs), ("next_obs", next_obs, self.next_obs)):
-            tree = {key: value for key, value in observation.items() if key != "task_descriptions" and value is not None}
-            kept.append(_map(as_tensor, tree, name))
+        trees: list[Tree] = []
+        for name, observation in (("curr_obs", curr_obs), ("next_obs", next_obs)):
+            if observation is None:
+                raise SchemaError(f"append_transitions was given no {name}; pass the observations before and after the step.")
+            trees.append(_map(as_tensor, {key: value for key, value in observation.items() if key != "task_descriptions"}, name))
+        self.curr_obs.append(trees[0])
+        self.next_obs.append(trees[1])
 
     def mark_last_step_with_intervene_flags(self, intervene_flags: Tensor) -> None:
         """Say for which environments [B], or chunks [B, chunks], the last action was already a person's."""
@@ -198,7 +183,7 @@ class EmbodiedRolloutResult:
         if tuple(person.shape) != tuple(last.shape):
             raise SchemaError(f"intervene_actions has shape {tuple(person.shape)}, the last actions have {tuple(last.shape)}; give these.")
         flags = self._spread(intervene_flags)
-        self.actions[-1] = choose(flags, person, last)
+        self.actions[-1] = person.where(flags, last)
         self.intervene_flags[-1] = flags
         if self.forward_inputs:
             if "action" in self.forward_inputs[-1]:
@@ -208,7 +193,7 @@ class EmbodiedRolloutResult:
     def _spread(self, flags: Tensor) -> Tensor:
         """[B] or [B, chunks] to the shape of the last actions."""
         last = self.actions[-1]
-        flags = as_bool(as_tensor(flags, "intervene_flags").cpu())
+        flags = as_tensor(flags, "intervene_flags").cpu().bool()
         flags = flags[:, None] if flags.dim() == 1 else flags
         if last.dim() != 2 or flags.dim() != 2 or flags.shape[0] != last.shape[0] or not flags.shape[1] or last.shape[1] % flags.shape[1]:
             raise SchemaError(
@@ -219,26 +204,31 @@ class EmbodiedRolloutResult:
 
     def clear(self) -> None:
         """Forget all steps."""
-        for item in fields(self):
-            if item.name != "max_episode_length":
-                getattr(self, item.name).clear()
+        for rows in self._rows().values():
+            rows.clear()
+
+    def _rows(self) -> dict[str, list[Any]]:
+        return {name: rows for name, rows in vars(self).items() if name != "max_episode_length"}
 
     def to_trajectory(self) -> Trajectory:
         """All steps so far, stacked as [T, B, ...], on the CPU."""
-        trajectory = Trajectory(max_episode_length=self.max_episode_length)
-        for item in fields(self):
-            rows = getattr(self, item.name)
-            if item.name != "max_episode_length" and rows:
-                setattr(trajectory, item.name, _stack(rows, item.name))
-        trajectory.model_weights_id = get_model_weights_id(trajectory.versions)
-        return trajectory
+        columns: Tree = {}
+        for name, rows in self._rows().items():
+            steps = [flatten({name: row}) for row in rows]
+            for number, step in enumerate(steps):
+                if odd := sorted(set(steps[0]) ^ set(step)):
+                    has, lacks = (0, number) if odd[0] in steps[0] else (number, 0)
+                    raise SchemaError(f"{odd[0]} is in step {has} but not in step {lacks}; give it to every step or to none.")
+            columns.update({path: _stack([step[path] for step in steps], path) for path in (steps[0] if steps else ())})
+        weights = get_model_weights_id(columns.get("versions"))
+        return Trajectory(max_episode_length=self.max_episode_length, model_weights_id=weights, **unflatten(columns))
 
     def to_splited_trajectories(self, split_size: int) -> list[Trajectory]:
         """`split_size` trajectories of equally many environments; only the last may have fewer."""
-        trajectory = self.to_trajectory()
-        environments = _environments(trajectory)
         if isinstance(split_size, bool) or not isinstance(split_size, int) or split_size < 1:
             raise ConfigError(f"split_size is {split_size!r}; pass how many trajectories to make, 1 or more.")
+        trajectory = self.to_trajectory()
+        environments = _environments(trajectory)
         each = -(-environments // split_size)
         sizes = [min(each, environments - start) for start in range(0, environments, each)] if environments else [0] * split_size
         if len(sizes) != split_size:
@@ -250,9 +240,8 @@ class EmbodiedRolloutResult:
 
     def to_splited_trajectories_by_sizes(self, split_sizes: Sequence[int]) -> list[Trajectory]:
         """One trajectory for each size, of that many environments."""
-        trajectory = self.to_trajectory()
+        trajectory, sizes = self.to_trajectory(), list(split_sizes)
         environments = _environments(trajectory)
-        sizes = list(split_sizes)
         whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes)
         if not whole or (environments and sum(sizes) != environments):
             raise ConfigError(f"split_sizes are {sizes}, for {environments} environments; pass whole numbers that add up to these.")
@@ -279,94 +268,57 @@ def step_rows(name: str, value: Any, steps: int) -> Any:
 
 def get_model_weights_id(versions: Tensor | None) -> str:
     """A name for the weights that acted, made from the bytes of their versions."""
-    array = np.zeros(1, np.float32) if versions is None else tensor_to_numpy(versions, "versions")
+    array = np.zeros(1, np.float32) if versions is None else raw_array(versions, "versions")[0]
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, array.tobytes().hex()))
 
 
 def convert_trajectories_to_batch(trajectories: Sequence[Trajectory]) -> Tree:
     """One batch [T, B, ...] of trajectories of equal length, their environments side by side."""
-    if not trajectories:
-        return {}
-    dicts = [{name: value for name, value in t.to_dict().items() if _holds(value)} for t in trajectories]
-    names = ["curr_obs", "next_obs", "forward_inputs", *(item.name for item in fields(Trajectory))]
-    return {name: _join([d.get(name) for d in dicts], name) for name in dict.fromkeys(names) if any(name in d for d in dicts)}
-
-
-def _holds(value: Any) -> bool:
-    return is_tensor(value) or (isinstance(value, Mapping) and bool(value))
-
-
-def _join(values: list[Any], name: str) -> Any:
-    if missing := [i for i, value in enumerate(values) if not _holds(value)]:
-        raise SchemaError(f"{name} is in some trajectories but not in number {missing[0]}; give it to all of them or to none.")
-    if isinstance(values[0], Mapping):
-        keys = dict.fromkeys(key for value in values for key in value)
-        return {key: _join([value.get(key) for value in values], f"{name}/{key}") for key in keys}
-    if len({(value.shape[0], *value.shape[2:]) for value in values}) > 1:
-        shapes = ", ".join(str(tuple(value.shape)) for value in values)
-        raise SchemaError(f"{name} has the shapes {shapes}; only the second dimension, the environments, may differ.")
-    return concatenate(values, 1)
+    parts = [trajectory._tensors() for trajectory in trajectories]
+    batch: Tree = {}
+    for path in dict.fromkeys(path for part in parts for path in part):
+        if missing := [number for number, part in enumerate(parts) if path not in part]:
+            raise SchemaError(f"{path} is in some trajectories but not in number {missing[0]}; give it to all of them or to none.")
+        shapes = [tuple(part[path].shape) for part in parts]
+        if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:
+            listed = ", ".join(map(str, shapes))
+            raise SchemaError(f"{path} has the shapes {listed}; only the second dimension, the environments, may differ.")
+        batch[path] = concatenate([part[path] for part in parts], 1)
+    return unflatten(batch)
 
 
 def _split(trajectory: Trajectory, sizes: list[int]) -> list[Trajectory]:
-    def part(start: int, size: int) -> Trajectory:
-        empty = Trajectory(max_episode_length=trajectory.max_episode_length, model_weights_id=trajectory.model_weights_id)
-        return _fill(empty, trajectory, lambda value, _: value[:, start : start + size].contiguous())
-
-    return [part(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    pieces = {path: value.split(sizes, dim=1) for path, value in trajectory._tensors().items()}
+    return [trajectory._of({path: piece[i].contiguous() for path, piece in pieces.items()}) for i in range(len(sizes))]
 
 
-def _fill(part: Trajectory, whole: Trajectory, take: Callable[[Tensor, str], Tensor]) -> Trajectory:
-    """Give `part` what `take` makes of each tensor of `whole`."""
-    for name, value in whole.to_dict().items():
-        if is_tensor(value):
-            setattr(part, name, take(value, name))
-        elif isinstance(value, Mapping):
-            setattr(part, name, _map(take, value, name))
-    return part
+def _environments(trajectory: Trajectory) -> int:
+    """B, which every field must have; 0 for an empty trajectory."""
+    sizes = {path: int(value.shape[1]) if value.dim() > 1 else 0 for path, value in trajectory._tensors().items()}
+    _same_environments(sizes, "the fields")
+    return next(iter(sizes.values()), 0)
 
 
-def _map(function: Callable[[Any, str], Any], tree: Mapping[str, Any], path: str) -> Tree:
-    """The same nested dictionary with `function(leaf, path)` for each leaf."""
+def _same_environments(sizes: Mapping[str, int], what: str) -> None:
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise SchemaError(f"{what} have different numbers of environments ({listed}); give each field one row per environment.")
+
+
+def _map(function: Callable[[Any, str], Any], tree: Mapping[str, Any], name: str) -> Tree:
+    """The same nested dictionary with `function(leaf, path)` for each leaf that is not None."""
     if not isinstance(tree, Mapping):
-        raise SchemaError(f"{path} is a {type(tree).__name__}; pass a dictionary of tensors.")
-    return {
-        key: _map(function, value, f"{path}/{key}") if isinstance(value, Mapping) else function(value, f"{path}/{key}")
-        for key, value in tree.items()
-        if value is not None
-    }
+        raise SchemaError(f"{name} is a {type(tree).__name__}; pass a dictionary of tensors.")
+    return unflatten({path: function(leaf, f"{name}/{path}") for path, leaf in flatten(tree).items() if leaf is not None})
 
 
 def _on_cpu(value: Any, path: str) -> Tensor:
     return as_tensor(value, path).cpu().contiguous()
 
 
-def _stack(rows: list[Any], path: str) -> Any:
-    """Tensors, or nested dictionaries of them, along a new first dimension."""
-    first = rows[0]
-    if isinstance(first, Mapping):
-        for i, row in enumerate(rows):
-            if odd := set(first) ^ set(row):
-                key = sorted(odd)[0]
-                has, lacks = (0, i) if key in first else (i, 0)
-                raise SchemaError(f"{path}/{key} is in step {has} but not in step {lacks}; give it to every step or to none.")
-        return {key: _stack([row[key] for row in rows], f"{path}/{key}") for key in first}
-    for i, row in enumerate(rows):
-        if row.shape != first.shape:
-            raise SchemaError(f"{path} has shape {tuple(row.shape)} in step {i} and {tuple(first.shape)} in step 0; keep one shape.")
-    return stack(rows).cpu().contiguous()
-
-
-def _environments(trajectory: Trajectory) -> int:
-    """B, which every field must have; 0 for an empty trajectory."""
-    sizes: dict[str, int] = {}
-
-    def note(value: Tensor, path: str) -> Tensor:
-        sizes[path] = int(value.shape[1]) if value.dim() > 1 else 0
-        return value
-
-    _fill(Trajectory(), trajectory, note)
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise SchemaError(f"the fields have different numbers of environments ({listed}); give each field one row per environment.")
-    return next(iter(sizes.values()), 0)
+def _stack(rows: list[Tensor], path: str) -> Tensor:
+    """Equal tensors along a new first dimension."""
+    for number, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            raise SchemaError(f"{path} has shape {tuple(row.shape)} in step {number} and {tuple(rows[0].shape)} in step 0; keep one shape.")
+    return import_torch().stack(rows).cpu().contiguous()

@@ -13,13 +13,14 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, MissingPackageError, SchemaError, UnsafeError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, SchemaError, UnsafeError
 from hilt.core.files import storage_errors
 from hilt.core.unpickle import PickleError, dump, safe_load
 
@@ -53,32 +54,30 @@ def to_torch(tree: Mapping[str, Any], device: Device | Sequence[Device] | str | 
     to, or whose bytes are in another machine's order, is copied. For CUDA the bytes go through pinned memory and the copy
     is asynchronous: the tensors may be used at once on the current stream.
     """
-    place = check_device(device)
-    if isinstance(place, list):
-        return [_convert(tree, one, "") for one in place]
-    return _convert(tree, place, "")
+    return mover(device)(tree)
 
 
 def mover(device: Any) -> Callable[[Mapping[str, Any]], Any]:
     """`to_torch` for one device, checked now rather than at the first batch."""
     place = check_device(device)
-    return lambda tree: to_torch(tree, place)
+    if isinstance(place, list):
+        return lambda tree: [map_tree(partial(_placed, one), tree) for one in place]
+    return lambda tree: map_tree(partial(_placed, place), tree)
 
 
-def _convert(tree: Mapping[str, Any], device: Device | None, prefix: str) -> dict[str, Any]:
-    converted: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            converted[key] = _convert(value, device, f"{path}/")
-            continue
-        tensor = as_tensor(value, path)
-        if device is not None and device.type == "cuda" and not tensor.is_cuda:
-            tensor = tensor.pin_memory().to(device, non_blocking=True)
-        elif device is not None:
-            tensor = tensor.to(device)
-        converted[key] = tensor
-    return converted
+def map_tree(function: Callable[[Any, str], Any], tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The same nested dictionary with ``function(leaf, path)`` for each leaf."""
+    paths = {key: f"{path}/{key}" if path else key for key in tree}
+    return {k: map_tree(function, v, paths[k]) if isinstance(v, Mapping) else function(v, paths[k]) for k, v in tree.items()}
+
+
+def _placed(device: Device | None, value: Any, path: str) -> Tensor:
+    tensor = as_tensor(value, path)
+    if device is None:
+        return tensor
+    if device.type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def as_tensor(value: Any, path: str) -> Tensor:
@@ -99,55 +98,30 @@ def as_tensor(value: Any, path: str) -> Tensor:
         raise SchemaError(f"{path} has dtype {array.dtype}, of which torch has no tensors. Convert it to numbers.") from error
 
 
-def to_numpy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The same nested dictionary with an array for each tensor, sharing memory where the tensor is on the CPU.
-
-    numpy has no bfloat16 and no 8-bit floats: these come back as float32, which holds each of their values exactly.
-    """
-    return _arrays(tree, "")
-
-
-def _arrays(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    converted: dict[str, Any] = {}
-    for key, value in tree.items():
-        path = f"{prefix}{key}"
-        converted[key] = _arrays(value, f"{path}/") if isinstance(value, Mapping) else tensor_to_numpy(value, path)
-    return converted
-
-
-def tensor_to_numpy(value: Any, path: str) -> npt.NDArray[Any]:
-    """One tensor as an array; arrays pass unchanged. `path` names the field in the error."""
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, (np.generic, bool, int, float)):
-        return np.asarray(value)
-    torch = import_torch()
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
-        raise SchemaError(f"{path} is a {type(value).__name__}, not a dense tensor or an array. Leave this field out or convert it.")
-    tensor = value.detach().cpu().resolve_conj().resolve_neg()
-    if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
-        tensor = tensor.float()
-    array: npt.NDArray[Any] = tensor.numpy()
-    return array
-
-
-def stack(tensors: Sequence[Tensor]) -> Tensor:
-    """Equal tensors along a new first dimension."""
-    return import_torch().stack(list(tensors), dim=0)
-
-
 def concatenate(leaves: Sequence[Any], axis: int) -> Tensor:
     """Tensors or arrays, one behind the other along a dimension, as a tensor."""
     return import_torch().cat([as_tensor(leaf, "a batch") for leaf in leaves], dim=axis)
 
 
-def choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Element by element, `yes` where the condition holds and `no` elsewhere."""
-    return import_torch().where(condition, yes, no)
+def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
+    """One tensor as an array of the same bits, sharing memory on the CPU, and its own type when numpy has none for it (bfloat16)."""
+    if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
+        return np.asarray(value), ""
+    torch = import_torch()
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
+        raise SchemaError(f"{path} is a {type(value).__name__}, not a dense tensor or an array. Leave this field out or convert it.")
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+        bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+        return tensor.contiguous().view(bits).numpy(), str(tensor.dtype).removeprefix("torch.")
+    return tensor.numpy(), ""
 
 
-def as_bool(tensor: Tensor) -> Tensor:
-    return tensor.to(import_torch().bool)
+def from_raw_array(array: npt.NDArray[Any], name: str) -> Tensor:
+    """The tensor that `raw_array` came from, sharing the array's memory."""
+    torch = import_torch()
+    tensor = torch.from_numpy(array)
+    return tensor.view(getattr(torch, name)) if name else tensor
 
 
 # Devices
@@ -204,21 +178,6 @@ def randint(source: Generator, high: int, n: int) -> npt.NDArray[np.int64]:
     return drawn
 
 
-def generator_state(source: Generator) -> npt.NDArray[np.uint8]:
-    """Where the generator stands, as bytes that `set_generator_state` takes."""
-    state: npt.NDArray[np.uint8] = source.get_state().numpy().copy()
-    return state
-
-
-def set_generator_state(source: Generator, state: npt.NDArray[np.uint8] | bytes) -> None:
-    """Put the generator where it stood."""
-    raw = np.frombuffer(state, np.uint8) if isinstance(state, bytes) else np.asarray(state, np.uint8)
-    try:
-        source.set_state(import_torch().from_numpy(raw.copy()))
-    except RuntimeError as error:
-        raise CorruptError(f"a random generator's state of {raw.size} bytes is not one of torch's. Start from a seed instead.") from error
-
-
 # Files of tensors
 
 
@@ -242,31 +201,25 @@ def load_pkl(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def save_pt(value: Mapping[str, Any], file: str | os.PathLike[str] | BinaryIO) -> None:
     """Write a nested dictionary of tensors, arrays, numbers and text so that ``torch.load(weights_only=True)`` reads it."""
-    import_torch().save(_portable(value, ""), file)
+    import_torch().save(map_tree(_portable, value), file)
 
 
 def save_pkl(value: Mapping[str, Any], file: str | os.PathLike[str] | BinaryIO) -> None:
     """The same as a pickle of tensors, for programs that read nothing else."""
-    if isinstance(file, (str, os.PathLike)):
-        with storage_errors(Path(file)), Path(file).open("wb") as opened:
-            dump(_portable(value, ""), opened)
-    else:
-        dump(_portable(value, ""), file)
+    portable = map_tree(_portable, value)
+    if not isinstance(file, (str, os.PathLike)):
+        return dump(portable, file)
+    with storage_errors(Path(file)), Path(file).open("wb") as opened:
+        dump(portable, opened)
 
 
-def _portable(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Plain dictionaries and tensors that own just their elements: a view would be saved with all that it is a view of."""
-    portable: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            portable[key] = _portable(value, f"{prefix}{key}/")
-        elif value is None or isinstance(value, (str, bool, int, float)):
-            portable[key] = value
-        else:
-            tensor = as_tensor(value, f"{prefix}{key}").detach().cpu().contiguous()
-            whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-            portable[key] = tensor if whole else tensor.clone()
-    return portable
+def _portable(value: Any, path: str) -> Any:
+    """A tensor that owns just its elements: a view would be saved with all that it is a view of."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    tensor = as_tensor(value, path).detach().cpu().contiguous()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
 
 
 def _dictionary(value: Any, path: Path) -> dict[str, Any]:
@@ -288,8 +241,6 @@ def _verify_zip(file: BinaryIO, path: Path) -> None:
 def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except HiltError:
-        raise
     except (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, PickleError) as error:
         refused = re.search(r"GLOBAL (\S+)|unrecognized function <[^>]*?(\w+)[^>]*>|Unsupported class (\S+)", str(error))
         if refused:
@@ -308,8 +259,6 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
     torch = import_torch()
 
     def load_from_bytes(data: Any) -> Any:
-        if not isinstance(data, bytes):
-            raise CorruptError(f"{where} has a tensor without bytes. Copy it again from where it came.")
         storage = _torch_load(torch, io.BytesIO(data), where)
         if not isinstance(storage, torch.storage.TypedStorage):
             raise UnsafeError(f"{where} has a {type(storage).__name__} for a tensor's memory; it was refused. Save plain tensors.")
@@ -319,12 +268,11 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
         if not isinstance(storage, torch.storage.TypedStorage) or hooks:
             raise UnsafeError(f"{where} has a tensor with hooks or without memory; it was refused. Save plain tensors.")
         available = storage._untyped_storage.nbytes() // storage.dtype.itemsize
-        numbers = [offset, *size, *stride]
-        if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in numbers):
-            raise CorruptError(f"{where} has a tensor of shape {size!r} and strides {stride!r}. Copy it again from where it came."[:300])
+        if len(size) != len(stride) or any(type(n) is not int or n < 0 for n in (offset, *size, *stride)):
+            raise ValueError(f"a tensor of shape {size!r} and strides {stride!r}"[:200])
         reach = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
         if reach > available or math.prod(size) > available:  # torch would enlarge the memory, up to any size
-            raise CorruptError(f"{where} has a tensor of shape {tuple(size)} on {available} elements. Copy it again from where it came.")
+            raise ValueError(f"a tensor of shape {size!r} on {available} elements"[:200])
         return torch._utils._rebuild_tensor_v2(storage, offset, tuple(size), tuple(stride), bool(requires_grad), None)
 
     return {
@@ -333,22 +281,3 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
         ("torch", "Size"): lambda size: torch.Size([int(n) for n in size]),
         **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
     }
-
-
-# Tensors that numpy has no type for
-
-
-def raw_array(value: Any, path: str) -> tuple[npt.NDArray[Any], str]:
-    """One tensor as an array of the same bits, and the name of its own type when numpy has none for it (bfloat16), else ""."""
-    torch = import_torch()
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
-        bits = {1: torch.uint8, 2: torch.int16}[value.element_size()]
-        return tensor_to_numpy(value.detach().cpu().contiguous().view(bits), path), str(value.dtype).removeprefix("torch.")
-    return tensor_to_numpy(value, path), ""
-
-
-def from_raw_array(array: npt.NDArray[Any], name: str) -> Tensor:
-    """The tensor that `raw_array` came from, sharing the array's memory."""
-    torch = import_torch()
-    tensor = torch.from_numpy(array)
-    return tensor.view(getattr(torch, name)) if name else tensor
