@@ -184,6 +184,22 @@ def test_a_full_buffer_keeps_the_newest():
         buffer.close()
 
 
+@pytest.mark.parametrize(
+    "group", ["plain_seed3_1", "plain_indx", "plain_download_2_6", "efficient_cap50_packed", "efficient_cap12_unpacked"]
+)
+def test_one_changed_number_is_noticed(group: str, monkeypatch: pytest.MonkeyPatch):
+    real = golden(1)
+    real[group]["rewards"][-1] += 1
+    monkeypatch.setitem(globals(), "golden", lambda stack: {name: dict(columns) for name, columns in real.items()})
+    with pytest.raises(AssertionError, match="rewards"):
+        if group == "plain_seed3_1":
+            test_the_same_batch_for_the_same_seed("plain", 1)
+        elif group.startswith("plain"):
+            test_the_same_transitions_at_the_same_places("plain", 1)
+        else:
+            test_packed_and_unpacked_as_upstream(1, "unpacked" not in group, 50 if "50" in group else 12)
+
+
 # -- right where upstream is wrong -----------------------------------------------------------------------------------------------------
 
 
