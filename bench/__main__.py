@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from bench.lab import Group, Lab, remove
@@ -63,7 +64,9 @@ def measure(lab: Lab, groups: dict[str, Group], only: set[str]) -> list[Row]:
     for name, group in groups.items():
         if only and not only & {name, *group.rows}:
             continue
+        started = time.perf_counter()
         rows += [row for row in group.run(lab) if not only or name in only or row.name in only]
+        lab.progress(f"{name}: done in {time.perf_counter() - started:.0f} s")
     return rows
 
 

@@ -23,7 +23,7 @@ WARMED = "the page cache's pages were touched before, for ours and peers alike"
 
 def w1(lab: Lab) -> list[Row]:
     """Robot transitions: one by one in, batches out, warm and cold."""
-    work = W1(transitions=lab.pick(20_000, 2_000))
+    work = W1(transitions=lab.pick(20_000, 1_000))
     size = lab.size(work.transitions, W1().transitions, "transitions")
     path = lab.new("w1")
     lab.limits["memcpy"] = f"{memcpy().median * (64 << 20) / 1e9:.1f} GB/s"
@@ -198,7 +198,7 @@ def w1_durable(lab: Lab) -> list[Row]:
 
 def w2(lab: Lab) -> list[Row]:
     """Chunks of VLA trajectories."""
-    work = W2(trajectories=lab.pick(50, 4))
+    work = W2(trajectories=lab.pick(50, 2))
     size = lab.size(work.trajectories, W2().trajectories, "trajectories")
     touch_memory(lab.folder, work.chunks * 152_000)
     lab.progress("w2: filling")

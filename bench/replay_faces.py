@@ -31,7 +31,7 @@ class Spaces:
 
 def hilserl(lab: Lab) -> list[Row]:
     """W1 through `MemoryEfficientReplayBufferDataStore`, as HIL-SERL's learner uses it."""
-    work = W1(transitions=lab.pick(20_000, 2_000))
+    work = W1(transitions=lab.pick(20_000, 1_000))
     size = lab.size(work.transitions, W1().transitions, "transitions")
     lab.progress("hilserl: filling")
     touch_memory(lab.folder, 100_000 * work.transitions)
@@ -89,7 +89,7 @@ def _transition(step: dict[str, Any], work: W1) -> dict[str, Any]:
 
 def disk_reads(lab: Lab) -> list[Row]:
     """RLinf's buffer: how many trajectories are read from disk for one sample, by window and cache."""
-    count, full = lab.pick(120, 120), 120
+    count, full = lab.pick(120, 24), 120
     names = [(window, cache) for window in (0, 10, 100) for cache in (0, 5, 50)]
     try:
         import torch
@@ -104,7 +104,7 @@ def disk_reads(lab: Lab) -> list[Row]:
         generator = torch.Generator().manual_seed(0)
         for start in range(0, count, 10):
             buffer.add_trajectories([_rlinf_trajectory(torch, generator) for _ in range(start, min(count, start + 10))])
-        samples = lab.pick(40, 10)
+        samples = lab.pick(40, 5)
         buffer.sample(BATCH)
         before = buffer.stats()["disk_reads"]
         seconds = seconds_each(buffer.sample, [BATCH] * samples)
@@ -117,7 +117,7 @@ def disk_reads(lab: Lab) -> list[Row]:
                 ours=reads / samples,
                 unit="reads/sample",
                 what=f"of the 256 chunk steps of one sample, those read from the log's files because the cache did not have them; "
-                f"{count} trajectories [16, 4] of 64x64 images, window {window or 'all'}, cache of {cache}",
+                f"{count} trajectories [16, 4] of 32x32 images, window {window or 'all'}, cache of {cache}",
                 size=lab.size(count, full, "trajectories"),
                 note=f"{samples / seconds:.0f} samples/s",
             )
@@ -136,8 +136,8 @@ def _rlinf_trajectory(torch: Any, generator: Any) -> Trajectory:
         model_weights_id="00000000-0000-5000-8000-000000000000",
         actions=torch.rand(*axes, 7, generator=generator),
         rewards=torch.rand(*axes, 1, generator=generator),
-        curr_obs={"main_images": torch.randint(0, 255, (*axes, 64, 64, 3), dtype=torch.uint8, generator=generator)},
-        next_obs={"main_images": torch.randint(0, 255, (*axes, 64, 64, 3), dtype=torch.uint8, generator=generator)},
+        curr_obs={"main_images": torch.randint(0, 255, (*axes, 32, 32, 3), dtype=torch.uint8, generator=generator)},
+        next_obs={"main_images": torch.randint(0, 255, (*axes, 32, 32, 3), dtype=torch.uint8, generator=generator)},
     )
 
 

@@ -24,7 +24,7 @@ from hilt.replay import Log, Schema
 
 def memory(lab: Lab) -> list[Row]:
     """Another process samples from a log that is larger than its cache budget, and says what it held."""
-    log_bytes, cache_bytes = lab.pick(8_000_000_000, 500_000_000), lab.pick(1_000_000_000, 62_500_000)
+    log_bytes, cache_bytes = lab.pick(8_000_000_000, 240_000_000), lab.pick(1_000_000_000, 30_000_000)
     work = W1(transitions=log_bytes // 99_000 // 100 * 100)
     lab.progress(f"memory: a log of {log_bytes / 1e9:g} GB")
     path = lab.new("large")
@@ -32,7 +32,7 @@ def memory(lab: Lab) -> list[Row]:
         for e in range(work.episodes):
             log.add(as_trajectory(work.columns(e)))
         size = log.live_bytes
-    found = _in_subprocess("sampling_memory", path=str(path), cache_bytes=cache_bytes, batches=lab.pick(300, 40))
+    found = _in_subprocess("sampling_memory", path=str(path), cache_bytes=cache_bytes, batches=lab.pick(300, 20))
     remove(path)
     return [
         Row(
@@ -70,7 +70,7 @@ def sampling_memory(path: str, cache_bytes: int, batches: int) -> dict[str, floa
 def trajectories(lab: Lab) -> list[Row]:
     """A log of very many trajectories: what its index takes, how fast it opens, what adding costs."""
     full, per = 100_000, 10
-    count = lab.pick(full, 10_000)
+    count = lab.pick(full, 5_000)
     lab.progress(f"trajectories: adding {count:,}")
     path = lab.new("many")
     trajectory = as_trajectory(W3(block=per).columns(0))
@@ -138,10 +138,10 @@ def _open_and_close(path: str, mode: Literal["r", "a"]) -> None:
 
 def stall(lab: Lab) -> list[Row]:
     """A learner that samples W1 batches all the time, alone and beside a writer thread."""
-    work = W1(transitions=lab.pick(10_000, 2_000))
+    work = W1(transitions=lab.pick(10_000, 1_000))
     lab.progress("stall: a learner beside a writer")
     touch_memory(lab.folder, 400_000 * work.transitions)
-    seconds = lab.pick(4, 1)
+    seconds = 0.5 if lab.quick else 4.0
     with Log.create(lab.new("stall"), Schema.of(steps_of(work.columns(0))[0]), durability="never", capacity_steps=work.transitions) as log:
         for e in range(work.episodes):
             log.add(as_trajectory(work.columns(e)))
