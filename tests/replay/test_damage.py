@@ -285,7 +285,7 @@ def test_a_segment_that_tells_nothing_is_set_aside(pristine: Pristine, tmp_path:
     with Log.open(folder) as log:
         assert set(check_contents(log, whole=False)) == seen
         assert log.recovery.set_aside == [segment]
-        assert f"set aside (segments {segment})" in caplog.text
+        assert f"segments set aside: {segment}" in caplog.text
         added = log.add(trajectory(10**7 * SPACING, 4, 3))
     assert (folder / "damaged" / segment / "rows").exists()
     with Log.open(folder) as log:

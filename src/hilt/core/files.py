@@ -99,6 +99,8 @@ class Files:
         with storage_errors(path):
             if path.is_dir():
                 return
+            if path.exists():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if path.parent != path:
             self.make_folders(path.parent)
         self.make_folder(path)

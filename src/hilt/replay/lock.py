@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import socket
 import time
+import weakref
 from pathlib import Path
 
 from hilt.core.errors import LockedError
@@ -23,23 +25,48 @@ class WriterLock:
     def __enter__(self) -> WriterLock:
         with storage_errors(self._path):
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _try_lock(fd):
             raw = os.pread(fd, 4096, 0)
             os.close(fd)
             cure = "Open it with mode='r', or end that process."
-            raise LockedError(f"{self._path.parent}: {_describe(raw)} is writing to this log. {cure}") from None
-        os.ftruncate(fd, 0)
+            raise LockedError(f"{self._path.parent}: {_describe(raw)} is writing to this log. {cure}")
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        os.pwrite(fd, json.dumps(holder).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk nobody is named; the lock holds all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
+        _HELD.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+_HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked process: the lock stays with the parent, and goes when that ends, whoever else lives on."""
+    for lock in list(_HELD):
+        lock.__exit__()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+_TRIES = 5
+
+
+def _try_lock(fd: int) -> bool:
+    """Takes the lock. It tries a few times, since `writer_of` holds it for a moment in order to look."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
 
 
 def writer_of(folder: Path) -> str | None:

@@ -159,10 +159,14 @@ class Log(Store):
         lock = WriterLock(folder).__enter__() if write else None
         try:
             log = cls(folder, settings, files, lock, cache_bytes)
-            log.load()
         except BaseException:
             if lock is not None:
                 lock.__exit__()
+            raise
+        try:
+            log.load()
+        except BaseException:
+            log._let_go()
             raise
         if write and log.durability.milliseconds is not None:
             log._syncer = Syncer(log.durability.milliseconds, log.sync)
@@ -391,7 +395,7 @@ class Log(Store):
 
     def close(self) -> None:
         """Makes everything power-safe (unless the durability is 'never') and lets go of all files; a temporary log is removed."""
-        if self.closed:
+        if self.closed or self.process != os.getpid():  # a forked process has nothing to bring to an end
             return
         if self._syncer is not None:
             self._syncer.close()

@@ -39,12 +39,26 @@ class Recovery:
     """Bytes of a late fact that was being written likewise."""
     corrupt_steps: int = 0
     """Steps in quarantine or in segments that were set aside: their bytes are not those that were written."""
+    corrupt_facts: int = 0
+    """Late facts whose bytes are not those that were written."""
     mended: list[str] = field(default_factory=list)
     """What was found damaged and got round: files rebuilt from others, on disk by a writer and in memory by a reader."""
     set_aside: list[str] = field(default_factory=list)
     """Segments that cannot be read at all, by number. They are in the folder ``damaged`` of the log."""
     seconds: float = 0.0
     """How long opening took."""
+
+    def in_words(self) -> str:
+        """One line about everything that was not as it should be; empty when nothing was."""
+        parts = [
+            (self.torn_steps, f"{self.torn_steps} torn steps were cut, which nobody had been promised"),
+            (self.torn_bytes, f"{self.torn_bytes} torn bytes of a late fact were cut"),
+            (self.corrupt_steps, f"{self.corrupt_steps} damaged steps are in quarantine or set aside"),
+            (self.corrupt_facts, f"{self.corrupt_facts} late facts are damaged"),
+            (self.set_aside, f"segments set aside: {', '.join(self.set_aside)}"),
+            (self.mended, f"mended: {'; '.join(self.mended)}"),
+        ]
+        return "; ".join(text for found, text in parts if found)
 
 
 class Opener:

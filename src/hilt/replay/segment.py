@@ -14,6 +14,7 @@ sixty lines.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -304,8 +305,11 @@ class Segment:
 
     def nbytes(self) -> int:
         """Bytes of all files, as they lie on disk."""
-        small = [self.folder / name for name in ("header.json", "seal.json", "extents")]
-        return sum(os.fstat(fd).st_size for fd in self._fds.values()) + sum(file.stat().st_size for file in small if file.exists())
+        size = sum(os.fstat(fd).st_size for fd in self._fds.values())
+        for name in ("header.json", "seal.json", "extents"):
+            with contextlib.suppress(FileNotFoundError):  # not sealed yet; or, for a reader, deleted by the writer
+                size += os.stat(self.folder / name).st_size
+        return size
 
     def close(self) -> None:
         with self._syncing:
@@ -353,6 +357,13 @@ class Segment:
         if checksum(raw) != self.sealed["extents_crc"]:
             raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
         return np.frombuffer(raw, EXTENT)
+
+    def is_there(self) -> bool:
+        """Whether the files that are open are those in the folder: somebody may have put another log in its place."""
+        try:
+            return os.stat(self.folder / "rows").st_ino == os.fstat(self._fds["rows"]).st_ino
+        except FileNotFoundError:
+            return False
 
     def damaged_names(self) -> list[str]:
         """The small files that are not as they were written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 import weakref
@@ -65,6 +66,7 @@ class Store:
         self.live_steps = self.live_bytes = 0
         self.appended = 0
         self.closed = False
+        self.process = os.getpid()
         self._files, self._write, self._cache_bytes = files, write, cache_bytes
         self._tables: list[Table] = []
         self._segments: dict[int, Segment] = {}
@@ -103,29 +105,15 @@ class Store:
             if self._write:
                 self.quarantine.found_again()
         self.recovery.seconds = time.perf_counter() - started
-        self._report_recovery()
-
-    def _report_recovery(self) -> None:
-        found = self.recovery
-        if found.torn_steps or found.torn_bytes or self.counts["corrupt"] or found.mended or found.set_aside:
-            logger.warning(
-                "%s: %d torn steps and %d torn bytes of facts were cut; %d steps are in quarantine or set aside (segments %s), "
-                "%d late facts are damaged; mended: %s",
-                self.path,
-                found.torn_steps,
-                found.torn_bytes,
-                found.corrupt_steps,
-                ", ".join(found.set_aside) or "none",
-                self.facts.corrupt,
-                "; ".join(found.mended) or "nothing",
-            )
+        if text := self.recovery.in_words():
+            logger.warning("%s: %s", self.path, text)
 
     def load_new(self) -> None:
         """Segments, rows and facts that appeared since the last look."""
         with storage_errors(self.path):
             folders = sorted(f for f in (self.path / "segments").iterdir() if f.name.isdigit() and f.is_dir())
         numbers = {int(f.name) for f in folders}
-        for gone in [n for n in self._segments if n not in numbers]:
+        for gone in [n for n in self._segments if n not in numbers or not (self._write or self._segments[n].is_there())]:
             self._forget_segment(gone)
         found = []
         for folder in folders:
@@ -147,6 +135,7 @@ class Store:
             selection.refresh(changed)
         self._next_segment = max(self._next_segment, self._opener.count_set_aside())
         self.recovery.corrupt_steps = self.quarantine.steps() + self._opener.aside_steps
+        self.recovery.corrupt_facts = self.facts.corrupt
         self.counts["corrupt"] = self.recovery.corrupt_steps + self.facts.corrupt
         if self._write:  # a reader learns from the facts what the writer evicted
             self.enforce_capacity()
@@ -583,6 +572,9 @@ class Store:
             raise ClosedError(f"{self.path}: this log is closed; open it again.")
         if not self._write:
             raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
+        if self.process != os.getpid():
+            who = f"process {self.process} writes to this log, and this one was forked from it"
+            raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
 
     @property
     def segments(self) -> list[Segment]:

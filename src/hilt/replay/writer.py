@@ -71,6 +71,7 @@ class Episode:
 
         `timeout` is how long a rate limiter may hold the step back, in seconds.
         """
+        self._log.require_writable()
         leaves = self._log.check(step)
         return self._log.commit_step(self, leaves, self.continues(leaves), sequence, timeout)
 
