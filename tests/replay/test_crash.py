@@ -84,7 +84,7 @@ def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], No
     for kill in range(KILLS):
         writer = Writer(write_forever, folder, kill * 10**6 * SPACING, kill)
         if rng.random() < 0.8:  # the others are killed while they start and mend what the one before left
-            writer.listen(DEADLINE_S, until="opened")
+            writer.listen(DEADLINE_S, "opened")
         writer.listen(rng.uniform(0, 0.06))
         writer.kill()
         assert not writer.failures()
@@ -132,13 +132,13 @@ def test_killed_before_each_system_call(place: str, memory_path: Path, counted: 
     template = memory_path / "template"
     before = prepare(place, template)
     calls: list[str] = []
-    for kill_at in range(1000):
+    for kill_at in range(1, 1000):
         folder = memory_path / f"log-{kill_at}"
         shutil.copytree(template, folder)
         promises = Promises()
         promises.take(before)
-        writer = Writer(write_once, folder, place)
-        died_at = drive(writer, kill_at)
+        writer = Writer(write_once, folder, place, kill_at)
+        died_at = drive(writer)
         promises.take(writer.reports)
         check_survivor(place, folder, promises)
         shutil.rmtree(folder)
@@ -160,11 +160,26 @@ def prepare(place: str, template: Path) -> list[Any]:
         number = log.add(trajectory(100 * SPACING, 3, 2), actor="before")
         log.annotate(number, tag=5)
         reports: list[Any] = [("trajectory", number, 100 * SPACING, 3, 2), ("fact", number, 5)]
-        if place == "open after a crash":
+        if place.startswith("open"):
             reports += [("trajectory", log.add(trajectory(s * SPACING, 4, 3)), s * SPACING, 4, 3) for s in range(101, 104)]
+        if place == "open a log with many old facts":
+            for i in range(1200):
+                log.facts.annotate(reports[-2][1], {"old": i})
+            log.delete(reports[-2][1])
+            reports = [*reports[:-2], *reports[-1:], ("deleted", reports[-2][1])]
     if place == "open after a crash":
         tear(template)
+    if place == "open a damaged log":
+        spoil(template)
     return reports
+
+
+def spoil(folder: Path) -> None:
+    """Damages one small file in each of three segments."""
+    first, second, third, *_ = sorted((folder / "segments").iterdir())
+    (first / "header.json").write_bytes(b"?")
+    (second / "seal.json").write_bytes(b"?")
+    (third / "extents").unlink()
 
 
 def tear(folder: Path) -> None:
@@ -182,15 +197,9 @@ def tear(folder: Path) -> None:
     (last / ".seal.json.1.2.new").write_bytes(b"{")
 
 
-def drive(writer: Writer, kill_at: int) -> str | None:
-    """Lets so many announced calls pass and kills the writer where it waits for the next; returns that call, or None at the end."""
-    for _ in range(kill_at):
-        writer.listen(DEADLINE_S, until="call")
-        if writer.reports[-1][0] != "call":
-            break
-        writer.pipe.send("go")
-    else:
-        writer.listen(DEADLINE_S, until="call")
+def drive(writer: Writer) -> str | None:
+    """Kills the writer where it waits; returns the call before which that was, or None when it came to the end."""
+    writer.listen(DEADLINE_S, "call", "done", "failed")
     last = writer.reports[-1]
     writer.kill()
     assert not writer.failures()

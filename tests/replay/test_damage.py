@@ -367,9 +367,9 @@ def test_a_file_cut_under_a_reader_is_an_error_and_no_crash(file: str, column: s
         for i in range(10):
             log.add(trajectory(i * SPACING, 4, 4))
     reader = Writer(read_until_error, folder, column)
-    reader.listen(DEADLINE_S, until="sampled")
+    reader.listen(DEADLINE_S, "sampled")
     os.truncate(folder / "segments/000000" / file, size)
-    reader.listen(DEADLINE_S, until="error")
+    reader.listen(DEADLINE_S, "error")
     assert reader.reports[-1][:2] == ("error", "CorruptError"), reader.reports[-1]
     assert f"{file}: the file ends too early" in reader.reports[-1][2]
     assert reader.join() != -signal.SIGBUS
@@ -395,10 +395,10 @@ def test_a_file_cut_under_the_writer_is_an_error_and_no_crash(tmp_path: Path):
     """It compares each observation with the frame before, in the map of the file."""
     folder = tmp_path / "log"
     writer = Writer(append_when_told, folder)
-    writer.listen(DEADLINE_S, until="written")
+    writer.listen(DEADLINE_S, "written")
     os.truncate(folder / "segments/000000/observations.image.frames", 0)
     writer.pipe.send("go")
-    writer.listen(DEADLINE_S, until="error")
+    writer.listen(DEADLINE_S, "error")
     assert "the file ends too early" in writer.reports[-1][2]
     assert writer.join() == 0
 

@@ -227,7 +227,7 @@ def write_beyond_limit(pipe: Connection, folder: Path) -> None:
 
 def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path):
     writer = Writer(write_beyond_limit, tmp_path / "log")
-    writer.listen(DEADLINE_S, until="steps")
+    writer.listen(DEADLINE_S, "steps")
     (_, text, written), (_, steps) = writer.reports
     assert "observations.image.frames: no room left to write (File too large); nothing of this write was kept" in text
     assert steps == 4 * written > 0
@@ -260,7 +260,7 @@ def test_a_forbidden_folder(action: str, tmp_path: Path):
         (tmp_path / "log").chmod(0o700)
     target = tmp_path / "other" if action == "create" else tmp_path / "log"
     writer = Writer(as_nobody, action, target)
-    writer.listen(DEADLINE_S, until="error")
+    writer.listen(DEADLINE_S, "error")
     assert writer.reports[-1][:2] == ("error", "StorageError")
     assert str(target) in writer.reports[-1][2]
     assert "Permission denied. Check the owner and permissions of this path." in writer.reports[-1][2]
@@ -318,7 +318,7 @@ def hold(pipe: Connection, folder: Path) -> None:
 def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path):
     make_log(tmp_path / "log").close()
     first = Writer(hold, tmp_path / "log")
-    first.listen(DEADLINE_S, until="holding")
+    first.listen(DEADLINE_S, "holding")
     text = rf"log: process {first.reports[-1][1]} on .*, since .*, is writing to this log\. Open it with mode='r', or end that process"
     with pytest.raises(LockedError, match=text):
         Log.open(tmp_path / "log")
@@ -358,7 +358,7 @@ def fork_and_linger(pipe: Connection, folder: Path) -> None:
 def test_a_forked_process_neither_writes_nor_holds_the_lock(tmp_path: Path):
     make_log(tmp_path / "log").close()
     parent = Writer(fork_and_linger, tmp_path / "log")
-    parent.listen(DEADLINE_S, until="child")
+    parent.listen(DEADLINE_S, "child")
     _, child, text = parent.reports[-1]
     try:
         assert "writes to this log, and this one was forked from it; open it with mode='r'" in text
@@ -445,7 +445,7 @@ def test_readers_beside_a_writer_that_appends_evicts_and_compresses(compression:
     writer = Writer(append_and_evict, tmp_path / "log", 4.0)
     readers = [Writer(sample_and_check, tmp_path / "log", 5.0, seed) for seed in range(3)]
     for process in [writer, *readers]:
-        process.listen(DEADLINE_S, until="done")
+        process.listen(DEADLINE_S, "done")
         assert process.reports and process.reports[-1][0] == "done", process.reports
     _, inserted, evicted, deleted = writer.reports[-1]
     assert inserted > 500 and evicted > 200 and deleted > 10
@@ -557,13 +557,13 @@ def test_too_many_open_files(tmp_path: Path):
         for i in range(60):
             log.add(trajectory(i * SPACING, 4, 3))
     few = Writer(open_with_few_files, tmp_path / "log", 60)
-    few.listen(DEADLINE_S, until="files")
+    few.listen(DEADLINE_S, "files")
     kind, name, text = few.reports[0]
     assert (kind, name) == ("error", "StorageError")
     assert "Too many open files: raise the limit with ulimit -n" in text
     assert few.reports[1][1] < 30, "files stay open after the error"
     enough = Writer(open_with_few_files, tmp_path / "log", 400)
-    enough.listen(DEADLINE_S, until="opened")
+    enough.listen(DEADLINE_S, "opened")
     assert enough.reports == [("opened", 720)]
     with Log.open(tmp_path / "log") as log:
         assert len(check_contents(log)) == 720
@@ -589,7 +589,7 @@ def write_with_few_files(pipe: Connection, folder: Path) -> None:
 def test_too_many_open_files_while_writing(tmp_path: Path):
     """A segment that cannot be opened is not begun; with a file closed elsewhere, writing goes on."""
     writer = Writer(write_with_few_files, tmp_path / "log")
-    writer.listen(DEADLINE_S, until="done")
+    writer.listen(DEADLINE_S, "done")
     _, refused, text, steps = writer.reports[-1]
     assert refused > 3 and "Too many open files: raise the limit with ulimit -n" in text
     with Log.open(tmp_path / "log") as log:

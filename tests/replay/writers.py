@@ -36,15 +36,15 @@ class Writer:
         theirs.close()
         self.reports: list[Any] = []
 
-    def listen(self, seconds: float, until: str = "") -> None:
-        """Takes in reports for so long, or until one of this kind came."""
+    def listen(self, seconds: float, *until: str) -> None:
+        """Takes in reports for so long, or until one of these kinds came."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self.pipe.poll(left):
             try:
                 self.reports.append(self.pipe.recv())
             except (EOFError, ConnectionResetError):
                 return
-            if self.reports[-1][0] == until:
+            if self.reports[-1][0] in until:
                 return
 
     def kill(self) -> None:
@@ -102,21 +102,24 @@ def write_forever(pipe: Connection, folder: Path, first_seed: int, seed: int) ->
 
 
 class Announcing(Files):
-    """Says before each system call which one it is, and waits until it may go on. A write is made in two halves.
+    """Counts system calls, says before one of them which it is, and waits there to be killed. A write is made in two halves.
 
-    So a process that is killed where it waits was killed right before that call, or in the middle of that write.
+    So the process is killed right before that call, or in the middle of that write.
     """
 
-    def __init__(self, pipe: Connection):
-        self._pipe, self._lock = pipe, threading.Lock()
+    def __init__(self, pipe: Connection, stop_at: int):
+        self._pipe, self._stop_at, self._lock = pipe, stop_at, threading.Lock()
+        self._calls = 0
         self.armed = False
 
     def _say(self, call: str, about: Path | int) -> None:
         if self.armed:
-            name = Path(os.readlink(f"/proc/self/fd/{about}")).name if isinstance(about, int) else about.name
             with self._lock:
-                self._pipe.send(("call", f"{call} {name}"))
-                assert self._pipe.recv() == "go"
+                self._calls += 1
+                if self._calls == self._stop_at:
+                    name = Path(os.readlink(f"/proc/self/fd/{about}")).name if isinstance(about, int) else about.name
+                    self._pipe.send(("call", f"{call} {name}"))
+                    time.sleep(DEADLINE_S)
 
     def create(self, path: Path) -> int:
         self._say("create", path)
@@ -168,10 +171,10 @@ class Announcing(Files):
         super().remove(path)
 
 
-def write_once(pipe: Connection, folder: Path, place: str) -> None:
-    """Does what leads to one commit, then that commit with each of its system calls announced."""
+def write_once(pipe: Connection, folder: Path, place: str, stop_at: int) -> None:
+    """Does what leads to one commit, then that commit up to one of its system calls."""
     try:
-        files = Announcing(pipe)
+        files = Announcing(pipe, stop_at)
         PLACES[place](_Reporter(pipe, files), folder)
         files.armed = False
         pipe.send(("done",))
@@ -308,6 +311,18 @@ def _opening(do: _Reporter, folder: Path) -> None:
     do.open(folder, capacity_steps=10**6)
 
 
+def _mending(do: _Reporter, folder: Path) -> None:
+    """One segment has lost its header, another its seal, a third its rows: `spoil` in the tests makes it so."""
+    do.files.armed = True
+    do.open(folder)
+
+
+def _compaction(do: _Reporter, folder: Path) -> None:
+    """Most facts are about a trajectory that was deleted."""
+    do.files.armed = True
+    do.open(folder)
+
+
 def _creation(do: _Reporter, folder: Path) -> None:
     do.files.armed = True
     log = make_log(folder / "inner" / "log", do.files)
@@ -329,6 +344,8 @@ PLACES: dict[str, Callable[[_Reporter, Path], None]] = {
     "add a trajectory with facts": _facts_with_a_trajectory,
     "close": _closing,
     "open after a crash": _opening,
+    "open a damaged log": _mending,
+    "open a log with many old facts": _compaction,
     "create a log": _creation,
 }
 
