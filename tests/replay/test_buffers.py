@@ -503,6 +503,9 @@ def test_latest_data_that_is_gone():
     buffer = make("plain", capacity=8)
     buffer.batch_insert(transition(t, done=t % 4 == 3) for t in range(20))
     assert [float(t["rewards"]) for t in buffer.get_latest_data(3)] == [float(t) for t in range(12, 20)]
+    buffer.batch_insert(transition(t, done=t == 24) for t in range(20, 26))  # evicts whole episodes
+    assert len(buffer) < 8
+    assert [float(t["rewards"]) for t in buffer.get_latest_data(3)] == [float(t) for t in range(26 - len(buffer), 26)]
     buffer.close()
 
 

@@ -225,6 +225,20 @@ def test_a_map_that_makes_room_disturbs_no_batch(tmp_path: Path):
         check_all(log)
 
 
+def test_the_segment_of_a_running_episode_keeps_its_place_in_the_map(tmp_path: Path):
+    """Its next step is compared with the last frame where that lies."""
+    with new_log(tmp_path, segment_bytes=30_000, cache_bytes=2_000_000) as log:
+        running = log.episode()
+        running.append(step(5000))
+        for first in range(0, 150, 10):
+            write(log, numbers(first, 10))
+        assert running.lane is not None and running.lane.slot in log._tables[0]._mapped["observations/image"]
+        running.append(step(5001))
+        running.end()
+        with log.reading() as steps:
+            assert steps.fields(log.trajectory_keys(running.trajectory), ["#flags"])[0].tolist() == [0, 1]
+
+
 def test_sampling_with_a_bounded_map_while_segments_come_and_go(tmp_path: Path):
     with new_log(tmp_path, segment_bytes=20_000, cache_bytes=2_000_000, capacity_steps=300) as log:
         write(log, numbers(0, 10))
@@ -418,6 +432,18 @@ def test_each_frame_of_a_stack_is_stored_once(tmp_path: Path, stack: int, whole:
         with log.reading() as steps:
             packed = steps.gather_packed(keys, schema.layout.frame_of["observations/image"])
         assert np.array_equal(packed, np.concatenate([stacks[:-1], stacks[1:, -1:]], axis=1))
+
+
+def test_a_frame_that_equals_in_number_but_not_in_bytes_is_another_one(tmp_path: Path):
+    spec = ArraySpec(np.dtype(np.float32), (2, 3))
+    schema = Schema.declare({"observations": {"x": spec}, "next_observations": {"x": spec}}, stacked=["observations/x"])
+    zero = np.zeros((1, 3), np.float32)
+    one = {"observations": {"x": np.concatenate([zero + 1, zero])}, "next_observations": {"x": np.concatenate([-zero, zero + 2])}}
+    with new_log(tmp_path, schema) as log:
+        write(log, [one])
+        log.add({name: {"x": value["x"][None, None]} for name, value in one.items()})
+        for name, value in one.items():
+            assert log.read(log.all().keys())[name]["x"].tobytes() == 2 * value["x"].tobytes()
 
 
 # -- facts while others read ---------------------------------------------------------------------------------------------------------

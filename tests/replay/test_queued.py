@@ -80,6 +80,14 @@ def test_spilled_transitions_come_back_as_they_were():
     store.close()
 
 
+def test_transitions_that_differ_in_what_is_built_in():
+    store = QueuedDataStore(1)
+    inserted = [transition(t) | ({"source": 1} if t % 3 == 0 else {}) | ({"terminated": True} if t % 4 == 0 else {}) for t in range(12)]
+    store.batch_insert(inserted)
+    assert all(same(a, b) for a, b in zip(store.get_latest_data(-1), inserted, strict=True))
+    store.close()
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 5), st.lists(st.one_of(st.integers(1, 6), st.integers(-8, -1)), max_size=14))
 def test_spilling_keeps_everything_that_is_not_acknowledged(capacity: int, moves: list[int]):

@@ -91,6 +91,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         check(self.runs, self.expected)
+        for first in (1, 3):
+            assert self.runs.since(first).keys().tolist() == [k for k in sorted(self.expected) if k >> OFFSET_BITS >= first]
 
 
 TestMachine = Machine.TestCase

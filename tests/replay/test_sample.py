@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, DiskFullError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.files import Files
 from hilt.core.tree import flatten
 from hilt.replay import Log, MinSize, Queue, RateLimiter, Sampler, SampleToInsertRatio, Schema
 from hilt.replay.runs import OFFSET_BITS
@@ -620,6 +621,33 @@ def test_a_write_that_fails_is_not_counted(tmp_path: Path):
         assert limiter.stats()["inserts"] == 0
 
 
+def test_a_trajectory_that_is_taken_back_is_not_counted(tmp_path: Path):
+    """Its first pieces were written when the disk was full."""
+
+    class Full(Files):
+        left = 10**9
+
+        def write_all(self, fd: int, buffers: Any, offset: int) -> None:
+            self.left -= sum(b.nbytes for b in buffers)
+            if self.left < 0:
+                raise DiskFullError("no room left")
+            super().write_all(fd, buffers, offset)
+
+    files = Full()
+    with new_log(tmp_path, segment_bytes=8_000, files=files) as log:
+        limiter = MinSize(1)
+        sampler = log.all().sampler(limiter=limiter)
+        write(log, numbers(0, 3))
+        files.left = 20_000
+        with pytest.raises(DiskFullError):
+            log.add(trajectory([numbers(100, 40)]))
+        files.left = 10**9
+        assert (limiter.stats()["inserts"], limiter.stats()["deletes"]) == (3, 0)
+        assert len(log) == 3 == len(sampler) == log.stats()["inserted"]
+        log.add(trajectory([numbers(100, 40)]))
+        assert (limiter.stats()["inserts"], limiter.stats()["size"]) == (43, 43)
+
+
 def test_a_limiter_goes_on_where_it_was(tmp_path: Path):
     with new_log(tmp_path, capacity_steps=30) as log:
         limiter = SampleToInsertRatio(2.0, 3, (0.0, 40.0))
@@ -637,6 +665,11 @@ def test_a_limiter_goes_on_where_it_was(tmp_path: Path):
         assert again.stats()["size"] == len(sampler) == 13
         log.delete(0)  # 12 steps, 4 of them counted before
         assert again.stats()["size"] == len(sampler) == 5
+    with Log.open(tmp_path / "log") as log:  # the same, deleted before the state is loaded
+        last = SampleToInsertRatio(2.0, 3, (0.0, 40.0))
+        sampler = log.all().sampler("fifo", max_times_sampled=2, limiter=last)
+        sampler.load_state(state)
+        assert last.stats()["size"] == len(sampler) == 5
 
 
 def test_a_view_without_a_rule_cannot_be_limited(log: Log):

@@ -249,6 +249,14 @@ def test_relabelled_steps_are_checked(log: Log):
     assert rewards(log.all())[5:8] == [10, 11, 12]
 
 
+def test_the_newest_value_counts(log: Log):
+    for value in (100, 200, 300):
+        log.relabel(1, "rewards", [value], first=1)
+        assert rewards(log.all())[5:8] == [10, value, 12]
+    with Log.open(log.path, "r") as reader:
+        assert rewards(reader.all())[5:8] == [10, 300, 12]
+
+
 def test_relabelled_steps_where_the_schema_forbids_nan(tmp_path: Path):
     spec = Spec({**dict(SCHEMA.columns), "rewards": ArraySpec(np.dtype(np.float32), finite=True)})
     with new_log(tmp_path, Schema.declare(spec)) as log:
