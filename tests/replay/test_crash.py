@@ -19,7 +19,7 @@ from hilt.core.errors import FormatError, StorageError
 from hilt.replay import Log
 from hilt.replay.runs import key_of
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
-from tests.replay.writers import DEADLINE_S, PLACES, Writer, write_forever, write_once
+from tests.replay.writers import DEADLINE_S, PLACES, Writer, add_forever, write_forever, write_once
 
 KILLS = 120
 
@@ -109,6 +109,31 @@ def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], No
         outcome["segments"] = len(log.segments)
     counted(f"{KILLS} kills, {len(promises.steps)} steps and {len(promises.facts)} facts promised, none lost; {dict(outcome)}")
     assert outcome["killed while writing"] >= 80
+
+
+def test_killed_at_random_moments_while_old_trajectories_go(memory_path: Path, counted: Callable[[str], None]):
+    """Only the oldest are gone, whole trajectories of them, and no more than the capacity asks for."""
+    folder, rng, promises, capacity = memory_path / "log", np.random.default_rng(11), Promises(), 200
+    make_log(folder, compression={IMAGE: "zlib"}, capacity_steps=capacity, durability="never").close()
+    for kill in range(KILLS // 4):
+        writer = Writer(add_forever, folder, kill * 10**6 * SPACING, kill)
+        writer.listen(DEADLINE_S, "opened")
+        writer.listen(rng.uniform(0, 0.1))
+        writer.kill()
+        assert not writer.failures()
+        promises.take(writer.reports)
+        for mode in ("r", "a"):
+            with Log.open(folder, mode) as log:  # type: ignore[arg-type]
+                present = set(check_contents(log))
+                if present:
+                    lost = [key for key in promises.steps if key >= min(present) and key not in present]
+                    assert not lost, f"{describe(lost[0])} is gone, and older ones are there"
+                gone = sum(key not in present for key in promises.steps)
+                assert len(present) > capacity - 16 or not gone, f"{gone} steps are gone, only {len(present)} are left"
+                assert len(present) <= capacity + (16 if mode == "r" else 0)
+                promises.steps.update({key: (0, 0) for key in present - set(promises.steps)})
+    counted(f"{KILLS // 4} kills, {len(promises.steps)} steps written, {len(present)} left; nothing lost but the oldest")
+    assert gone > 100
 
 
 def unpromised(log: Log, promises: Promises) -> set[int]:
@@ -224,6 +249,8 @@ def check_survivor(place: str, folder: Path, promises: Promises) -> None:
         assert len(extra) in (0, 1, 4, 8, 30)
         assert log.recovery.corrupt_steps == 0
         assert not list(folder.rglob("*.new")) and not list(folder.rglob("*.trash")), "leftovers stay on the disk"
+        for path in folder.rglob("*.zlib"):
+            assert not path.with_suffix("").exists(), "frames stay on the disk twice"
         promises.settle(log, extra)
         promises.take(go_on(log))
         present = promises.check(log, evicted=evicted)

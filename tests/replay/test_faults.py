@@ -236,6 +236,74 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path):
         assert log.recovery.torn_steps == 0
 
 
+# Disks that fail
+
+
+class Failing(Files):
+    """Its disk refuses the next sync, and then works as if nothing had been: what it could not write, it has forgotten."""
+
+    def __init__(self) -> None:
+        self.fail = False
+
+    def sync(self, fd: int) -> None:
+        if self.fail:
+            self.fail = False
+            raise StorageError("rows: Input/output error. The disk reports a fault")
+        super().sync(fd)
+
+
+def test_a_sync_that_failed_promises_nothing_any_more(tmp_path: Path):
+    """A second sync would succeed, for the system has dropped the bytes that it could not write."""
+    files = Failing()
+    log = make_log(tmp_path / "log", files, durability="every step")
+    episode = log.episode()
+    episode.append(columns(10 * SPACING, 0))
+    files.fail = True
+    for t in range(1, 3):
+        with pytest.raises(StorageError, match="The disk reports a fault"):
+            episode.append(columns(10 * SPACING, t))
+        assert log.synced == 1
+    with pytest.raises(StorageError, match="The disk reports a fault"):
+        log.close()
+    with Log.open(tmp_path / "log") as log:  # the lock is free, and the steps are process-safe
+        assert len(check_contents(log)) == 3
+
+
+def test_a_sync_in_the_background_that_failed_stops_the_next_write(tmp_path: Path):
+    files = Failing()
+    log = make_log(tmp_path / "log", files, durability="at most 5 ms")
+    log.add(trajectory(0, 2, 1))
+    log.sync()
+    files.fail = True
+    log.add(trajectory(SPACING, 2, 1))
+    end = time.monotonic() + DEADLINE_S
+    while files.fail and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    for action in (lambda: log.add(trajectory(2 * SPACING, 2, 1)), lambda: log.annotate(0, success=True), log.episode):
+        with pytest.raises(StorageError, match="The disk reports a fault"):
+            action()
+    assert len(log) == 4, "what was refused was not kept"
+    with pytest.raises(StorageError, match="The disk reports a fault"):
+        log.close()
+    with Log.open(tmp_path / "log") as log:
+        assert len(check_contents(log)) == 4
+
+
+def test_at_most_so_many_milliseconds(tmp_path: Path):
+    """Alone, each step is power-safe soon after; the fastest of ten tries, for the machine may be busy."""
+    with make_log(tmp_path / "log", durability="at most 20 ms") as log, log.episode() as episode:
+        waits = []
+        for t in range(10):
+            episode.append(columns(10 * SPACING, t))
+            started = time.monotonic()
+            while log.synced <= t and time.monotonic() < started + DEADLINE_S:
+                time.sleep(0.001)
+            waits.append(time.monotonic() - started)
+        assert log.stats()["power_safe"] == 10
+        assert min(waits) < 0.020, f"{sorted(waits)} seconds"
+
+
 # Folders that cannot be used
 
 
@@ -476,6 +544,23 @@ def test_a_reader_follows_everything_a_writer_does(tmp_path: Path):
     reader.refresh()
     assert all_keys(reader) == all_keys(writer)
     check_contents(reader)
+    writer.close()
+    reader.close()
+
+
+def test_a_reader_keeps_its_places_when_a_segment_is_sealed_and_compressed(tmp_path: Path):
+    """Nothing leaves a view and comes back: priorities and counts of samples stay."""
+    writer = make_log(tmp_path / "log", compression={IMAGE: "zlib"})
+    for i in range(3):
+        writer.add(trajectory(i * SPACING, 2, 2))
+    reader = Log.open(tmp_path / "log", "r")
+    view = reader.all()
+    for i in range(3, 9):
+        writer.add(trajectory(i * SPACING, 2, 2))
+        writer.compress()
+        reader.refresh()
+        assert view.selection is not None and view.selection.left == 0
+        assert len(check_contents(reader)) == 4 * (i + 1)
     writer.close()
     reader.close()
 

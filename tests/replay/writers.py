@@ -101,6 +101,20 @@ def write_forever(pipe: Connection, folder: Path, first_seed: int, seed: int) ->
         raise
 
 
+def add_forever(pipe: Connection, folder: Path, first_seed: int, seed: int) -> None:
+    """Adds whole trajectories, until it is killed."""
+    try:
+        rng = np.random.default_rng(seed)
+        log = Log.open(folder)
+        pipe.send(("opened",))
+        for episode in range(first_seed, first_seed + 10**9, SPACING):
+            steps, width = rng.integers(1, 5, size=2).tolist()
+            pipe.send(("trajectory", log.add(trajectory(episode, steps, width)), episode, steps, width))
+    except Exception as error:
+        pipe.send(("failed", repr(error)))
+        raise
+
+
 class Announcing(Files):
     """Counts system calls, says before one of them which it is, and waits there to be killed. A write is made in two halves.
 

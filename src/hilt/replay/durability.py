@@ -63,10 +63,13 @@ class Syncer:
         self._thread.start()
 
     def notify(self) -> None:
-        """Something was written. Raises what the last sync failed with, if it did."""
+        """Something was written."""
+        self._dirty.set()
+
+    def check(self) -> None:
+        """Raises what a sync failed with, if one did: from then on nothing can be promised."""
         if self.error is not None:
             raise self.error
-        self._dirty.set()
 
     def close(self) -> None:
         self._stop.set()

@@ -54,7 +54,6 @@ class Log(Store):
         self.synced = 0
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
-        self._syncer: Syncer | None = None
         self._compressing: list[threading.Thread] = []
         self._temporary = False
         self._started = time.monotonic()

@@ -20,9 +20,9 @@ from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.salvage import Salvage
-from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, without_rows
+from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, scan_rows, without_rows
 from hilt.replay.schema import Schema
-from hilt.replay.segment import EXTENT, Segment
+from hilt.replay.segment import CODECS, EXTENT, Segment
 
 _TRIES = 4
 _AGAIN_SECONDS = 0.01
@@ -88,6 +88,18 @@ class Opener:
             time.sleep(_AGAIN_SECONDS * again)
         return self._save(folder)
 
+    def look_again(self, segment: Segment, seen: int) -> Array:
+        """Where the whole steps lie that a writer appended to a segment since a reader saw so many rows of it."""
+        rows = segment.read_rows(seen, os.fstat(segment.fd("rows")).st_size // segment.layout.row.itemsize)
+        scan = scan_rows(segment, rows, growing=True)
+        rows = rows[: scan.rows]
+        frames = committed_frames(segment.layout, rows, scan.bad_rows())
+        segment.set_counts(seen + scan.rows, {name: max(count, segment.frames[name]) for name, count in frames.items()})
+        scan.damage += scan_frames(segment, rows, scan.bad_rows())
+        extents = build_extents(rows, scan.bad_rows())
+        extents["row"] += seen
+        return extents
+
     def count_set_aside(self) -> int:
         """Looks into the folder of segments that were set aside; returns the first number that none of them has."""
         folders = [path for path in self._log.glob("damaged/*") if path.is_dir() and path.name.partition(".")[0].isdigit()]
@@ -102,10 +114,8 @@ class Opener:
         if segment.sealed is None:
             return segment, self._scan(segment)
         bad = self._quarantine.rows(segment.number)
-        if self._write:  # raw files that were compressed just before the last writer ended
-            for column in segment.layout.frames:
-                if column.name in segment.codecs:
-                    self._files.remove(folder / column.file)
+        if self._write:
+            self._remove_unused(segment)
         for name in ["rows", *(column.name for column in segment.layout.frames if column.name not in segment.codecs)]:
             segment.check_size(name)
         if self._quarantine.lost or not segment.trusted:
@@ -116,6 +126,15 @@ class Opener:
             segment.vouch()
         extents = segment.extents()
         return segment, without_rows(extents, bad) if len(bad) else extents
+
+    def _remove_unused(self, segment: Segment) -> None:
+        """Raw or compressed frames that are of no use, since the last writer ended between writing the one and removing the other."""
+        for column in segment.layout.frames:
+            made = segment.codecs.get(column.name)
+            used = f"{column.file}.{made['codec']}" if made else column.file
+            for name in {column.file, *(f"{column.file}.{codec}" for codec in CODECS)} - {used}:
+                if (segment.folder / name).exists():
+                    self._files.remove(segment.folder / name)
 
     def _scan(self, segment: Segment) -> Array:
         """What a segment that was not sealed holds: its writer is at work, or was killed."""

@@ -85,6 +85,7 @@ class Segment:
         """Whether something was written that a power cut would take away."""
         self._loose = False  # whether files and names, too, may not be on the disk yet
         self._syncing = threading.Lock()
+        self._sync_error: StorageError | None = None
 
     @classmethod
     def create(cls, folder: Path, schema: Schema, room: int, files: Files = DISK, durable: bool = True) -> Segment:
@@ -179,13 +180,15 @@ class Segment:
         with self._syncing:
             if not self.unsynced:
                 return
+            if self._sync_error is not None:  # the system may have dropped what it could not write, and would not say so again
+                raise self._sync_error
             loose, self.unsynced, self._loose = self._loose, False, False  # before the sync: what comes meanwhile needs the next one
             try:
                 _sync_together(self.files, list(self._fds.values()))
                 if loose:
                     self._sync_names()
-            except StorageError:
-                self.unsynced, self._loose = True, loose
+            except StorageError as error:
+                self.unsynced, self._loose, self._sync_error = True, loose, error
                 raise
 
     def _sync_names(self) -> None:

@@ -20,13 +20,14 @@ import numpy as np
 from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError
 from hilt.core.files import DISK, Files, allow_open_files, leftovers, storage_errors
 from hilt.core.tree import Array
+from hilt.replay.durability import Syncer
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
 from hilt.replay.opening import Opener
 from hilt.replay.pool import BufferPool
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.runs import OFFSET_BITS, key_of
-from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, scan_file, scan_frames
+from hilt.replay.scan import Damage, scan_file, scan_frames
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.segment import EXTENT, Segment
 from hilt.replay.snapshot import Snapshot
@@ -65,6 +66,7 @@ class Store:
         self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "rejected", "corrupt", "segments_deleted"), 0)
         self.live_steps = self.live_bytes = 0
         self.appended = 0
+        self._syncer: Syncer | None = None
         self.closed = False
         self.process = os.getpid()
         self._files, self._write, self._cache_bytes = files, write, cache_bytes
@@ -172,16 +174,12 @@ class Store:
 
     def _load_grown(self, number: int) -> Array:
         """What the writer appended to a segment that this reader has open."""
-        segment, seen = self._segments[number], self._scanned[number]
-        scan, rows = scan_file(segment, growing=True)
-        if (segment.folder / "seal.json").exists():
-            self._forget_segment(number)
-            return self._load_segment(segment.folder)
-        fresh = rows[: scan.rows]
-        segment.set_counts(scan.rows, committed_frames(segment.layout, fresh, scan.bad_rows()))
-        self._scanned[number] = scan.rows
-        old = np.union1d(np.union1d(scan.bad_rows(), self.quarantine.rows(number)), np.arange(seen))
-        extents = build_extents(fresh, np.union1d(old, Scan(0, scan_frames(segment, fresh, old)).bad_rows()))
+        segment = self._segments[number]
+        complete = (segment.folder / "seal.json").exists()  # before the look: then nothing comes after what it shows
+        extents = self._opener.look_again(segment, self._scanned[number])
+        self._scanned[number] = segment.rows
+        if complete:
+            del self._scanned[number]
         return self._entries(segment, extents)
 
     def _entries(self, segment: Segment, extents: Array) -> Array:
@@ -572,6 +570,8 @@ class Store:
             raise ClosedError(f"{self.path}: this log is closed; open it again.")
         if not self._write:
             raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
+        if self._syncer is not None:
+            self._syncer.check()
         if self.process != os.getpid():
             who = f"process {self.process} writes to this log, and this one was forked from it"
             raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
