@@ -526,6 +526,7 @@ def test_what_is_known_about_evicted_trajectories_is_forgotten(tmp_path: Path):
                 log.relabel(episode.trajectory, "rewards", [n + 0.5])
         assert log.facts.lines < 12_000
         assert len(log.facts.deleted) < 12_000
+        assert len(log.facts.relabelled["rewards"]) < 1_200
         wanted = [n + 0.5 * (n % 5 == 0) for n in range(11_800, 12_000)]
         assert log.read(log.all().keys())["rewards"].tolist() == wanted
         assert len(log.successes()) == sum(n % 3 == 0 for n in range(11_800, 12_000))
