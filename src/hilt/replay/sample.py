@@ -18,6 +18,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.assemble import Episodes, assembly, check_out, put_into
+from hilt.replay.drawing import Drawing
 from hilt.replay.limiter import RateLimiter
 from hilt.replay.runs import OFFSET_BITS, Runs
 from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
@@ -100,6 +101,7 @@ class Sampler:
         self._seen, self._seen_version = Runs(), -1
         self._times: dict[int, int] = {}  # how often steps were drawn that may be drawn again
         self._top_priority = 1.0
+        self._drawing = Drawing()
         self._pass: Array = np.zeros(0, np.int64)
         self._counts = {"sampled": 0, "batches": 0, "stale_priorities": 0}
         self.limiter = limiter
@@ -234,9 +236,8 @@ class Sampler:
             first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]  # of each, the first step in the view
             return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
-            drawn, run = runs.draw_runs(self._places(n, size))
-            if self.view.runs_are_extents:
-                steps.expect(drawn, run, len(runs.starts))
+            places = self._places(n, size)
+            drawn = self._drawing.draw(runs, places, steps) if self.view.runs_are_extents else runs.draw(places)
             return drawn, _filled(n, 1 / size), size
         return self._draw_pass(runs, n), np.full(n, 1 / size), size
 

@@ -513,6 +513,7 @@ class Store:
         entries = self.index.entries
         mine = entries["segment"] == number
         entries["at"][mine] += (lane.slot - slot) * self._tables[table].rows_per_slot
+        self.index.version += 1
 
     def _retire(self, number: int) -> None:
         table, slot = self._slots.pop(number)
