@@ -11,7 +11,7 @@ import numpy as np
 from bench.lab import Group, Lab, remove
 from bench.limits import touch_memory
 from bench.report import Row
-from bench.timing import Rates, in_turns, seconds_each
+from bench.timing import Rates, in_turns, seconds_each, seconds_of
 from bench.workloads import BATCH, W1, for_peers, steps_of
 from hilt.replay import MemoryEfficientReplayBufferDataStore, Trajectory, TrajectoryReplayBuffer
 
@@ -125,6 +125,46 @@ def disk_reads(lab: Lab) -> list[Row]:
     return rows
 
 
+def auto_save(lab: Lab) -> list[Row]:
+    """RLinf's buffer: what writing its own files besides costs the one who adds."""
+    name, full = "rlinf_add_auto_save", 60
+    try:
+        import torch
+    except ImportError as error:
+        why = f"{error}; install it: pip install 'hilt[torch]'"
+        return [Row(name=name, ours=None, unit="trajectories/s", what="not measured", note=why)]
+    count = lab.pick(full, 12)
+    generator = torch.Generator().manual_seed(0)
+    trajectories = [_rlinf_trajectory(torch, generator) for _ in range(count)]
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(lab.rounds):
+        for saved in rates:
+            folder = lab.new("rlinf")
+            options = {"auto_save": True, "auto_save_path": str(folder)} if saved else {}
+            buffer = TrajectoryReplayBuffer(seed=0, **options)
+            rates[saved].append(count / seconds_of(_add_and_flush, buffer, trajectories))
+            buffer.close()
+            remove(folder)
+    with_files, without = Rates(rates[True]), Rates(rates[False])
+    return [
+        Row(
+            name=name,
+            ours=with_files.median,
+            spread=with_files.spread,
+            unit="trajectories/s",
+            what="add_trajectories with auto_save=True until every file is power-safe; trajectories [16, 4] of 32x32 images",
+            size=lab.size(count, full, "trajectories"),
+            note=f"with auto_save=False {without.median:.0f} trajectories/s, {without.median / with_files.median:.1f}x as many",
+        )
+    ]
+
+
+def _add_and_flush(buffer: TrajectoryReplayBuffer, trajectories: list[Trajectory]) -> None:
+    for trajectory in trajectories:
+        buffer.add_trajectories([trajectory])
+    buffer.flush()
+
+
 def _no_reads(window: int, cache: int, why: str) -> Row:
     return Row(name=f"disk_reads_window_{window}_cache_{cache}", ours=None, unit="reads/sample", what="not measured", note=why)
 
@@ -143,5 +183,6 @@ def _rlinf_trajectory(torch: Any, generator: Any) -> Trajectory:
 
 FACE_GROUPS = {
     "hilserl": Group(("hilserl_insert", "hilserl_sample", "hilserl_sample_packed"), hilserl),
+    "auto_save": Group(("rlinf_add_auto_save",), auto_save),
     "disk_reads": Group(tuple(f"disk_reads_window_{w}_cache_{c}" for w in (0, 10, 100) for c in (0, 5, 50)), disk_reads),
 }
