@@ -18,7 +18,7 @@ import pytest
 from hilt.core.errors import FormatError, StorageError
 from hilt.replay import Log
 from hilt.replay.runs import key_of
-from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
+from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
 from tests.replay.writers import DEADLINE_S, PLACES, Writer, add_forever, write_forever, write_once
 
 KILLS = 120
@@ -79,7 +79,7 @@ class Promises:
 
 def test_killed_at_random_moments(memory_path: Path, counted: Callable[[str], None]):
     folder, rng, promises = memory_path / "log", np.random.default_rng(7), Promises()
-    make_log(folder, compression={IMAGE: "zlib"}).close()
+    make_log(folder, compression={IMAGE: "zlib"}, segment_bytes=4 * SEGMENT_BYTES).close()
     outcome: Counter[str] = Counter()
     for kill in range(KILLS):
         writer = Writer(write_forever, folder, kill * 10**6 * SPACING, kill)

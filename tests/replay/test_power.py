@@ -7,6 +7,7 @@ what was not synced (the model is in `power.py`).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import FormatError, StorageError
+from hilt.core.files import Files
 from hilt.replay import Log
 from hilt.replay.runs import key_of
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, length, make_log, trajectory
@@ -156,6 +158,35 @@ def test_power_cuts(durability: str, compression: str, memory_path: Path, counte
         promised += check(found / "log", disk.promises, f"cut {number} after {moment} events")
     shown = len(events)
     counted(f"{CUTS} cuts in a record of {shown} operations, {promised} promises checked, none broken")
+
+
+def test_what_is_appended_during_a_sync_needs_the_next_one(tmp_path: Path):
+    """A sync in another thread does not vouch for what came after it began, and a second one does not return before it."""
+    inside, go_on, syncs = threading.Event(), threading.Event(), list[int]()
+
+    class Slow(Files):
+        def sync(self, fd: int) -> None:
+            inside.set()
+            assert go_on.wait(60)
+            syncs.append(fd)
+
+    with make_log(tmp_path / "log", durability="never") as log:
+        log.add(trajectory(0, 2, 1))
+    with Log.open(tmp_path / "log", files=Slow()) as log:
+        first = threading.Thread(target=log.sync)
+        first.start()
+        assert inside.wait(60)
+        log.add(trajectory(SPACING, 2, 1))
+        second = threading.Thread(target=log.sync)
+        second.start()
+        second.join(0.05)
+        assert second.is_alive() and log.synced == 0
+        go_on.set()
+        first.join(60)
+        second.join(60)
+        rows = log.segments[0].fd("rows")
+        assert syncs.count(rows) == 2
+        assert log.synced == 2
 
 
 def check(folder: Path, promises: list[Any], when: str) -> int:
