@@ -35,7 +35,7 @@ class WriterLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(holder).encode(), 0)
         self._fd = fd
-        _HELD.add(self)
+        after_fork(self, "__exit__")  # it stays with the parent, and goes when that ends, whoever else lives on
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,16 +44,13 @@ class WriterLock:
             self._fd = -1
 
 
-_HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+def after_fork(owner: object, method: str) -> None:
+    """Calls this method in every process that is forked from this one, as long as the object lives."""
+    _FORKED[owner] = method
 
 
-def _leave_to_parent() -> None:
-    """In a forked process: the lock stays with the parent, and goes when that ends, whoever else lives on."""
-    for lock in list(_HELD):
-        lock.__exit__()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
+_FORKED: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+os.register_at_fork(after_in_child=lambda: [getattr(owner, method)() for owner, method in list(_FORKED.items())])
 
 _TRIES = 5
 

@@ -23,6 +23,7 @@ from hilt.core.tree import Array
 from hilt.replay.durability import Syncer
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
+from hilt.replay.lock import after_fork
 from hilt.replay.opening import Opener
 from hilt.replay.pool import BufferPool
 from hilt.replay.quarantine import Quarantine
@@ -69,6 +70,7 @@ class Store:
         self._syncer: Syncer | None = None
         self.closed = False
         self.process = os.getpid()
+        after_fork(self, "stop_writing")
         self._files, self._write, self._cache_bytes = files, write, cache_bytes
         self._tables: list[Table] = []
         self._segments: dict[int, Segment] = {}
@@ -566,16 +568,20 @@ class Store:
         lane.segment.read_frame(column, number, frame)
         return frame
 
+    def stop_writing(self) -> None:
+        """In a forked process: its parent goes on writing."""
+        self._write = False
+
     def require_writable(self) -> None:
         if self.closed:
             raise ClosedError(f"{self.path}: this log is closed; open it again.")
+        if not self._write and self.process != os.getpid():
+            who = f"process {self.process} writes to this log, and this one was forked from it"
+            raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
         if not self._write:
             raise ReadOnlyError(f"{self.path}: opened for reading; open it with mode='a' to write.")
         if self._syncer is not None:
             self._syncer.check()
-        if self.process != os.getpid():
-            who = f"process {self.process} writes to this log, and this one was forked from it"
-            raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
 
     @property
     def segments(self) -> list[Segment]:

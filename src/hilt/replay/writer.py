@@ -71,7 +71,8 @@ class Episode:
 
         `timeout` is how long a rate limiter may hold the step back, in seconds.
         """
-        self._log.require_writable()
+        if self._log.closed:
+            self._log.require_writable()
         leaves = self._log.check(step)
         return self._log.commit_step(self, leaves, self.continues(leaves), sequence, timeout)
 
