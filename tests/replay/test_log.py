@@ -16,7 +16,8 @@ import pytest
 
 from hilt.core.errors import ConfigError, FormatError, LockedError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.replay import Log, Schema
+from hilt.replay import Log, Schema, store
+from hilt.replay.scan import scan_file
 from hilt.replay.segment import Segment
 from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, observation, step, trajectory, write
 
@@ -165,6 +166,32 @@ def test_compressing_waits_for_nobody_and_nobody_waits_for_it(tmp_path: Path, mo
         for i, key in enumerate(keys.tolist()):
             number = 10 * (key >> 32) + (key & 0xFFFFFFFF)
             assert np.array_equal(batch[i], observation(number)["image"])
+        check_all(log)
+
+
+def test_looking_for_damage_while_segments_are_compressed_and_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    may_begin, real, looked = threading.Event(), Segment.compress, []
+
+    def later(self: Segment, codecs: Any) -> Any:
+        assert may_begin.wait(60)
+        return real(self, codecs)
+
+    def look(segment: Segment, *rest: Any) -> Any:
+        if not looked:  # all that can happen to segments happens behind the first look
+            may_begin.set()
+            log.compress()
+            log.delete(log.trajectories()[-1])
+            log.delete(log.trajectories()[-1])
+        looked.append(segment.number)
+        return scan_file(segment, *rest)
+
+    monkeypatch.setattr(Segment, "compress", later)
+    monkeypatch.setattr(store, "scan_file", look)
+    with new_log(tmp_path, compression={"observations/image": "zlib"}, segment_bytes=30_000) as log:
+        for first in range(0, 80, 20):
+            write(log, numbers(first, 20))
+        assert log.damage() == []
+        assert len(looked) >= 4
         check_all(log)
 
 

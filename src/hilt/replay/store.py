@@ -590,9 +590,11 @@ class Store:
     def damage(self) -> list[Damage]:
         """Reads every byte and lists what is not as it was written."""
         found = []
-        for segment in self.segments:
-            scan, rows = scan_file(segment)
-            rows = rows[: scan.rows]
-            found += scan.damage + scan_frames(segment, rows, scan.bad_rows())
-            found += [Damage(segment.number, f"{file}: does not have its checksum or is missing", 0, 0) for file in segment.damaged_names()]
+        with self.reading():  # so that no segment is closed meanwhile
+            for segment in self.segments:
+                scan, rows = scan_file(segment)
+                bad = scan.damage + scan_frames(segment, rows[: scan.rows], scan.bad_rows())
+                names = segment.damaged_names()
+                bad += [Damage(segment.number, f"{name}: does not have its checksum or is missing", 0, 0) for name in names]
+                found += bad if segment.number in self._segments else []  # one that was deleted meanwhile has no files
         return found
