@@ -139,7 +139,7 @@ class Examination:
         for _ in range(_LOOKS):
             try:
                 segment, checked = self._open(folder)
-            except OSError:  # a file was renamed or removed while we looked
+            except (OSError, CorruptError):  # a file was renamed or removed while we looked
                 if not folder.exists():
                     return None
                 time.sleep(_AGAIN_SECONDS)
