@@ -55,6 +55,14 @@ class ClosedError(HiltError, RuntimeError):
     """Raised when a closed log, spool or iterator is used."""
 
 
+class RefusedError(HiltError, RuntimeError):
+    """Raised when the other side of a connection refuses this one; the message says what differs."""
+
+
+class RequestError(HiltError, RuntimeError):
+    """Raised when a request reached the other side and failed there; the message has the error's type and text."""
+
+
 class LockedError(HiltError, RuntimeError):
     """Raised when a second writer opens a log that already has one."""
 

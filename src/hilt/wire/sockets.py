@@ -1,0 +1,87 @@
+"""ZeroMQ sockets as both sides use them: bounded, keyed beyond loopback, and never lingering."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from hilt.core.errors import ConfigError
+from hilt.wire.config import TrainerConfig, is_loopback
+
+if TYPE_CHECKING:
+    from hilt.wire.keys import ClientKeys, ServerKeys
+
+Socket = zmq.Socket[bytes]
+HEARTBEAT_MS = 1_000
+SILENCE_MS = 5_000
+"""A peer that is silent for so long is taken for gone: a pulled cable sends no goodbye."""
+
+
+def context_for(config: TrainerConfig) -> zmq.Context[Any]:
+    """The in-process transport needs one context for both sides; others have one each."""
+    return zmq.Context.instance() if config.transport == "in-process" else zmq.Context()
+
+
+def bind(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> Socket:
+    """A ROUTER socket that listens on a port of the config."""
+    socket = _socket(context, zmq.ROUTER, config)
+    socket.set(zmq.ROUTER_HANDOVER, 1)
+    if keys is not None:
+        keys.secure(socket)
+    try:
+        socket.bind(bind_address(config, port))
+    except zmq.ZMQError as error:
+        socket.close(0)
+        cure = "Another program uses this port: stop it, or choose another one." if error.errno == errno.EADDRINUSE else "Check bind_ip."
+        raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno)}). {cure}") from None
+    return socket
+
+
+def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
+    """A DEALER socket to a server. It tries again by itself, at growing intervals."""
+    socket = _socket(context, zmq.DEALER, config)
+    socket.set(zmq.RECONNECT_IVL, 100)
+    socket.set(zmq.RECONNECT_IVL_MAX, 2_000)
+    socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a server that is not there
+    if keys is not None:
+        keys.secure(socket)
+    socket.connect(f"inproc://hilt-{port}" if config.transport == "in-process" else f"tcp://{_bracketed(host)}:{port}")
+    return socket
+
+
+def bind_address(config: TrainerConfig, port: int) -> str:
+    if config.transport == "in-process":
+        return f"inproc://hilt-{port}"
+    host = config.bind_ip or ("*" if config.keys is not None else "127.0.0.1")
+    return f"tcp://{_bracketed(host)}:{port}"
+
+
+def require_keys(config: TrainerConfig, host: str | None, doing: str) -> None:
+    """Refuses to leave this machine without keys."""
+    if config.transport == "tcp" and config.keys is None and host is not None and not is_loopback(host):
+        raise ConfigError(
+            f"{doing} {host} without keys: anybody there could send steps or take the weights. "
+            "Make keys with: hilt keys new learner ACTOR, and give keys='keys' to make_trainer_config on both sides."
+        )
+
+
+def _socket(context: zmq.Context[Any], kind: int, config: TrainerConfig) -> Socket:
+    socket: Socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.MAXMSGSIZE, config.max_message_bytes)
+    socket.set(zmq.SNDHWM, 1_000)
+    socket.set(zmq.RCVHWM, 1_000)
+    if config.transport == "tcp":
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        socket.set(zmq.HEARTBEAT_TTL, SILENCE_MS)
+        socket.set(zmq.HANDSHAKE_IVL, SILENCE_MS)
+    return socket
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
