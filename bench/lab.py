@@ -70,3 +70,13 @@ def disk_usage(folder: Path) -> int:
 def available_memory() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def resident(process: int | str = "self") -> dict[str, int]:
+    """Bytes of a process in memory, by kind."""
+    found = dict.fromkeys(("RssAnon", "RssShmem", "RssFile"), 0)
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key in found:
+            found[key] = int(value.split()[0]) * 1024
+    return found

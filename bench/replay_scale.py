@@ -9,12 +9,11 @@ import sys
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from bench.lab import Group, Lab, remove
+from bench.lab import Group, Lab, remove, resident
 from bench.limits import touch_memory
 from bench.report import ROOT, Row, at_most, below
 from bench.timing import seconds_each, seconds_of
@@ -52,14 +51,14 @@ def memory(lab: Lab) -> list[Row]:
 
 def sampling_memory(path: str, cache_bytes: int, batches: int) -> dict[str, float]:
     """Runs in a process of its own."""
-    start = _resident()
+    start = resident()
     log = Log.open(path, "r", cache_bytes=cache_bytes)
     sampler = log.all().sampler(seed=0)
     private = files = together = 0
     clock = time.perf_counter()
     for _ in range(batches):
         sampler.sample(BATCH)
-        now = _resident()
+        now = resident()
         private = max(private, now["RssAnon"] + now["RssShmem"])
         files = max(files, now["RssFile"])
         together = max(together, sum(now.values()))
@@ -224,16 +223,6 @@ def _learn(sampler: Any, seconds: float) -> float:
         sampler.sample(BATCH)
         batches += 1
     return batches / (now - start)
-
-
-def _resident() -> dict[str, int]:
-    """Bytes of this process in memory, by kind."""
-    found = dict.fromkeys(("RssAnon", "RssShmem", "RssFile"), 0)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key in found:
-            found[key] = int(value.split()[0]) * 1024
-    return found
 
 
 def _in_subprocess(function: str, **arguments: Any) -> dict[str, float]:
