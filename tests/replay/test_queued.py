@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.tree import flatten
 from hilt.replay import QueuedDataStore
+from hilt.replay.packed import unpack
 from tests.replay.test_buffers import make, transition
 
 
@@ -156,21 +159,107 @@ def test_dropping_the_oldest_is_counted():
 # -- on disk -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_was_used_before_gives_back_what_was_spilled(tmp_path: Path):
+def test_a_path_that_was_used_before_gives_back_what_was_not_acknowledged(tmp_path: Path):
     store = QueuedDataStore(2, path=tmp_path / "spool")
     store.batch_insert(transition(t) for t in range(9))
     store.acknowledge(2)
     store.close()
     again = QueuedDataStore(2, path=tmp_path / "spool")
     pending = [i for i, _ in again.get_since(-1)]
-    assert pending[-4:] == [3, 4, 5, 6]  # 7 and 8 were in memory only
+    assert pending[-6:] == [3, 4, 5, 6, 7, 8]
     assert all(number(t) == i for i, t in again.get_since(-1))
-    assert again.insert(transition(50)) == 7
+    assert again.insert(transition(50)) == 9
     again.batch_insert(transition(t) for t in (51, 52, 53))
-    assert [number(t) for t in again.get_latest_data(6)] == [50, 51, 52, 53]
-    again.acknowledge(10)
+    assert [number(t) for t in again.get_latest_data(8)] == [50, 51, 52, 53]
+    again.acknowledge(12)
     assert len(again) == 0
     again.close()
+
+
+def test_a_transition_keeps_the_boot_of_the_process_that_inserted_it(tmp_path: Path):
+    """So that the learner knows it again, whoever sends it."""
+    boots, sent = [], []
+    for first in (0, 3):
+        store = QueuedDataStore(2, path=tmp_path / "spool")
+        boots.append(store.boot)
+        store.batch_insert(transition(first + t) for t in range(3))
+        store.close()
+    store = QueuedDataStore(10, path=tmp_path / "spool")
+    store.insert(transition(6))
+    after = -1
+    while (parcel := store.parcel(after)) is not None:
+        assert parcel.packed is not None
+        steps = [int(step["rewards"]) for step in unpack(parcel.packed)]
+        sent += [(parcel.boot, first, value) for first, value in zip(range(parcel.first, parcel.last + 1), steps, strict=True)]
+        after = parcel.last
+    assert boots[0] != boots[1]
+    assert sent == [(boots[0], i, i) for i in range(3)] + [(boots[1], i, i) for i in range(3, 6)] + [(store.boot, 6, 6)]
+    store.close()
+
+
+def test_a_killed_process_leaves_all_that_insert_returned(tmp_path: Path):
+    script = "\n".join(
+        [
+            "import sys, numpy as np",
+            "from hilt.replay import QueuedDataStore",
+            "store = QueuedDataStore(4, path=sys.argv[1])",
+            "for t in range(10**9):",
+            "    store.insert({'rewards': t, 'picture': np.full(3000, t % 251, np.uint8)})",
+            "    print(t, flush=True)",
+        ]
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "spool")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    last = -1
+    while last < 150:
+        last = int(process.stdout.readline())
+    process.kill()
+    last = max([last, *(int(line) for line in process.stdout.read().splitlines() if line)])
+    process.wait(30)
+    again = QueuedDataStore(4, path=tmp_path / "spool")
+    found = again.get_latest_data(-1)
+    assert last + 1 <= len(found) <= last + 2
+    assert all(number(t) == i and (t["picture"] == i % 251).all() for i, t in enumerate(found))
+    again.close()
+
+
+def test_what_is_inserted_is_copied():
+    store, picture = QueuedDataStore(10), np.zeros(5000, np.uint8)
+    for t in range(3):
+        picture[:] = t  # as an environment that uses its buffers again
+        store.insert({"rewards": t, "picture": picture})
+    assert [int(t["picture"][0]) for t in store.get_latest_data(-1)] == [0, 1, 2]
+
+
+def test_a_frame_is_packed_once():
+    """The observation that equals the next observation before it is not kept again."""
+    store = QueuedDataStore(100)
+    store.batch_insert(transition(t) for t in range(10))
+    parcel = store.parcel(-1)
+    assert parcel is not None and parcel.packed is not None
+    for name, frames in parcel.packed["frames"].items():
+        assert len(frames) == 11, name
+    later = store.parcel(4)
+    assert later is not None and later.packed is not None and (later.first, later.last) == (5, 9)
+    assert [int(step["rewards"]) for step in unpack(later.packed)] == [5, 6, 7, 8, 9]
+
+
+def test_the_version_that_acts_is_noted():
+    store = QueuedDataStore(10)
+    store.insert(transition(0))
+    store.policy_version = 7
+    store.insert(transition(1))
+    store.insert(transition(2) | {"policy_version": 3})
+    assert [int(t.get("policy_version", -1)) for t in store.get_latest_data(-1)] == [-1, 7, 3]
+
+
+def test_what_is_not_arrays_is_kept_as_it_is():
+    """agentlace's own tests insert plain numbers."""
+    store = QueuedDataStore(3, full="drop_oldest")
+    store.batch_insert([1, 2, "three", {"infos": None}])
+    assert store.get_latest_data(-1) == [2, "three", {"infos": None}]
+    parcel = store.parcel(1)
+    assert parcel is not None and parcel.items == ["three", {"infos": None}] and parcel.first == 2
 
 
 def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -202,6 +291,7 @@ def test_a_transition_that_cannot_be_spilled_is_named_and_kept():
     [
         (0, {}, "capacity: expected at least 1 transition, got 0"),
         (1, {"full": "wait"}, "full='wait': expected one of spill, block, drop_oldest"),
+        (1, {"durability": "every step"}, "durability='every step' is for transitions on disk; give a path= too"),
         (1, {"full": "block", "path": "x"}, "path= is where full='spill' keeps transitions; with full='block' nothing is written"),
     ],
 )

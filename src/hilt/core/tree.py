@@ -159,6 +159,27 @@ class Spec(Mapping[str, ArraySpec]):
             raise
         return out
 
+    def match(self, tree: Tree) -> list[Array] | None:
+        """The leaves of a tree that has exactly these names, types and shapes; None for any other tree."""
+        out: list[Any] = [None] * len(self._leaves)
+        try:
+            for parents, size, leaves in self._nodes:
+                node: Any = tree
+                for key in parents:
+                    node = node[key]
+                if len(node) != size:
+                    return None
+                for name, place, _, _, dtype, shape in leaves:
+                    value = node[name]
+                    if not isinstance(value, _ARRAYS):
+                        value = np.asarray(value)
+                    if value.dtype != dtype or value.shape != shape:
+                        return None
+                    out[place] = value
+        except (KeyError, TypeError, IndexError, ValueError):
+            return None
+        return out
+
     def check_batch(self, tree: Tree, leading: int, cast: bool = False) -> tuple[tuple[int, ...], list[Array]]:
         """As `check`, for leaves that all have the same `leading` first axes; those axes are returned too."""
         axes: tuple[int, ...] | None = None

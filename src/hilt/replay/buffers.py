@@ -77,31 +77,38 @@ class ReplayBufferDataStore:
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
         self._open_chains = max(1, min(OPEN_CHAINS, capacity // 4))  # a running one cannot be evicted as a whole
-        self._chains: dict[str, list[Episode]] = {}
+        self._chains: dict[tuple[str, str, str], list[Episode]] = {}
         self._lock = threading.RLock()
         self.view: View = self.log.all()
         self._inserted = len(self.view)
         self._newest = deque(self.view.keys().tolist(), maxlen=capacity)  # keys in the order they were inserted
         self.seed(seed)
 
-    def insert(self, transition: Tree, actor: str = "", sequence: int = -1, timeout: float | None = None) -> int:
+    def insert(
+        self, transition: Tree, actor: str = "", sequence: int = -1, timeout: float | None = None, *, boot: str = "", store: str = ""
+    ) -> int:
         """Stores one transition, process-safe when it returns; returns the step's key.
 
         Transitions of several actors may come in any order. Name the `actor`, or let the buffer tell unnamed ones apart
-        by their frames.
+        by their frames. With `boot`, `store` and `sequence` the row says which transition of which sender it is.
         """
-        leaves = self.log.check(self._with_ends(transition), cast=True)
+        leaves = self.check(transition)
         with self._lock:
-            episode = self._chain(actor, leaves)
+            sender = (actor, boot, store)
+            episode = self._chain(sender, leaves)
             follows = episode is not None
             if episode is None:
-                episode = self._begin(actor)
+                episode = self._begin(sender)
             key = self.log.commit_step(episode, leaves, follows, sequence, timeout)
             if episode.lane is None:
-                self._chains[actor].remove(episode)
+                self._chains[sender].remove(episode)
             self._inserted += 1
             self._newest.append(key)
             return key
+
+    def check(self, transition: Tree) -> list[Array]:
+        """What `insert` would store, or its error; nothing is stored."""
+        return self.log.check(self._with_ends(transition), cast=True)
 
     def batch_insert(self, transitions: Iterable[Tree], actor: str = "") -> None:
         """Stores transitions one after the other."""
@@ -176,21 +183,29 @@ class ReplayBufferDataStore:
                 given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given
 
-    def _chain(self, actor: str, leaves: Sequence[Array]) -> Episode | None:
+    def _chain(self, sender: tuple[str, str, str], leaves: Sequence[Array]) -> Episode | None:
         """The running episode that this step goes on with, the latest one first."""
-        for episode in reversed(self._chains.get(actor, [])):
+        chains = self._chains.get(sender, [])
+        for episode in reversed(chains):
             if episode.continues(leaves):
-                self._chains[actor].remove(episode)
-                self._chains[actor].append(episode)
+                if episode is not chains[-1]:
+                    chains.remove(episode)
+                    chains.append(episode)
                 return episode
         return None
 
-    def _begin(self, actor: str) -> Episode:
-        chains = self._chains.setdefault(actor, [])
-        while len(chains) >= (1 if actor else self._open_chains):
+    def _begin(self, sender: tuple[str, str, str]) -> Episode:
+        chains = self._chains.setdefault(sender, [])
+        while len(chains) >= (1 if sender[0] else self._open_chains):
             chains.pop(0).end()
-        chains.append(self.log.episode(actor=actor))
+        chains.append(self.log.episode(*sender))
         return chains[-1]
+
+    def forget(self, actor: str, boot: str, store: str) -> None:
+        """This sender will send no more: what it left running is ended."""
+        with self._lock:
+            for episode in self._chains.pop((actor, boot, store), []):
+                episode.end()
 
 
 class _Upstream(Sampler):

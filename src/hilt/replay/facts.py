@@ -35,6 +35,8 @@ class Facts:
         self._relabelling = threading.Lock()  # of these two: batches are made while facts are written
         self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
         self.used = {"trajectory": -1, "segment": -1, "origin": 0}  # the highest numbers ever given, which are not given again
+        self.seen: dict[int, int] = {}  # origin -> the highest of its numbers among the steps that are gone
+        self._noted: dict[int, int] = {}  # what of this is in the file
 
     @property
     def torn_bytes(self) -> int:
@@ -74,8 +76,17 @@ class Facts:
             self._write({"origin": self.used["origin"] + 1, "actor": actor, "boot": boot, "store": store})
         return self._origins[name]
 
+    def known_origin(self, actor: str, boot: str, store: str) -> int | None:
+        """The same, of a sender that has sent something."""
+        return self._origins.get((actor, boot, store))
+
     def origins(self) -> dict[int, tuple[str, str, str]]:
         return {number: name for name, number in self._origins.items()}
+
+    def saw(self, origin: int, sequence: int) -> None:
+        """A step is gone, and its sender need not send it again. This is written when its rows are deleted."""
+        if sequence > self.seen.get(origin, -1):
+            self.seen[origin] = sequence
 
     def annotate(self, trajectory: int, facts: Mapping[str, Any]) -> None:
         self._write({"trajectory": trajectory, "facts": _plain(facts)})
@@ -111,7 +122,7 @@ class Facts:
         dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabelled)
         if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
             facts = [fact for fact in self._journal.read_all() if "origin" in fact or _is_kept(fact, live, on_disk)]
-            self._journal.rewrite([{"used": dict(self.used)}, *facts])
+            self._journal.rewrite([{"used": dict(self.used), "seen": self._unnoted({})}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
             self._about = {trajectory: about for trajectory, about in self._about.items() if trajectory in live}
             with self._relabelling:
@@ -145,13 +156,19 @@ class Facts:
 
     def segment_gone(self, number: int) -> None:
         """A segment's files were deleted."""
-        self._write({"used": {**self.used, "segment": max(number, self.used["segment"])}})
+        self._write({"used": {**self.used, "segment": max(number, self.used["segment"])}, "seen": self._unnoted(self._noted)})
+
+    def _unnoted(self, noted: Mapping[int, int]) -> dict[str, int]:
+        return {str(origin): number for origin, number in self.seen.items() if noted.get(origin, -1) < number}
 
     def _take(self, fact: Mapping[str, Any]) -> None:
         if "trajectory" in fact:
             self.used["trajectory"] = max(self.used["trajectory"], int(fact["trajectory"]))
         if "used" in fact:
             self.used = {name: max(number, int(fact["used"].get(name, -1))) for name, number in self.used.items()}
+            for origin, number in fact.get("seen", {}).items():
+                self._noted[int(origin)] = int(number)
+                self.saw(int(origin), int(number))
         elif "origin" in fact:
             self.used["origin"] = max(self.used["origin"], int(fact["origin"]))
             self._origins[(fact["actor"], fact["boot"], fact["store"])] = int(fact["origin"])

@@ -55,7 +55,8 @@ class Log(Store):
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
         self._compressing: list[threading.Thread] = []
-        self._temporary = False
+        self.temporary = False
+        """Whether it is removed when it is closed."""
         self._started = time.monotonic()
 
     # Making and opening
@@ -149,7 +150,7 @@ class Log(Store):
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        log._temporary = True
+        log.temporary = True
         logger.info("no path was given: steps are kept in %s until the log is closed; give a path to keep them", folder)
         return log
 
@@ -414,7 +415,7 @@ class Log(Store):
             self.facts.close()
             if self._writer_lock is not None:
                 self._writer_lock.__exit__()
-        if self._temporary:
+        if self.temporary:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def __enter__(self) -> Log:
@@ -424,7 +425,7 @@ class Log(Store):
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_temporary", False) and not self.closed:
+        if getattr(self, "temporary", False) and not self.closed:
             self.close()
 
     def __len__(self) -> int:

@@ -161,10 +161,10 @@ class Layout:
     @classmethod
     def of(cls, schema: Schema) -> Layout:
         columns = schema.columns
-        pairs = [(path, mate) for path in columns if (mate := _mate(path)) in columns]
-        for path, mate in pairs:
-            if (columns[path].dtype, columns[path].shape) != (columns[mate].dtype, columns[mate].shape):
-                raise SchemaError(f"{mate}: expected {columns[path]} as {path} has, got {columns[mate]}.")
+        pairs = [(path, mate(path)) for path in columns if mate(path) in columns]
+        for path, after in pairs:
+            if (columns[path].dtype, columns[path].shape) != (columns[after].dtype, columns[after].shape):
+                raise SchemaError(f"{after}: expected {columns[path]} as {path} has, got {columns[after]}.")
         mates = dict(pairs)
         frames: dict[str, FrameColumn] = {}
         for path, spec in columns.items():
@@ -220,7 +220,8 @@ _PLAIN = {"|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I"
 """Types whose numbers go through Python unchanged, and their codes in `struct`."""
 
 
-def _mate(path: str) -> str:
+def mate(path: str) -> str:
+    """The next observation of this column; empty when it has none."""
     head, _, tail = path.partition("/")
     return f"{PAIRS[head]}/{tail}" if head in PAIRS and tail else PAIRS.get(path, "")
 

@@ -84,9 +84,8 @@ class Store:
         self._settings_bytes = len(json.dumps(settings, indent=1)) + 512  # with its checksum, and the lock beside it
         self._idle: list[Lane] = []
         self._busy: set[int] = set()  # segments of lanes in use
-        self._next_trajectory = self._next_segment = 0
+        self._next_trajectory = self._next_segment = self._epoch = 0
         self._readers: dict[int, int] = {}
-        self._epoch = 0
         self._retired: list[tuple[int, Callable[[], None]]] = []
 
     # Opening
@@ -419,6 +418,7 @@ class Store:
     def _dropped(self, entry: Any) -> int:
         number, steps = int(entry["segment"]), int(entry["steps"])
         self.live_steps -= steps
+        self.facts.saw(int(entry["origin"]), int(entry["sequence"]))
         for selection in self.selections():
             selection.removed(int(entry["key"]), steps)
         self._extents_in[number] -= 1

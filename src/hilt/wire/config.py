@@ -56,7 +56,7 @@ class TrainerConfig:
         if self.max_message_bytes < 1 << 16:
             raise ConfigError(f"max_message_bytes={self.max_message_bytes}: expected at least 65536.")
         if self.experimental_pipeline_port is not None:
-            raise ConfigError("experimental_pipeline_port: there is no second way to send here; inserts are sent by themselves. Leave it out.")
+            raise ConfigError("experimental_pipeline_port: there is one way to send here, and it needs no port of its own. Leave it out.")
 
     def agreement(self) -> dict[str, Any]:
         """What both sides must have alike."""

@@ -27,17 +27,26 @@ def context_for(config: TrainerConfig) -> zmq.Context[Any]:
 
 def bind(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> Socket:
     """A ROUTER socket that listens on a port of the config."""
+    socket = router(context, config, keys)
+    listen(socket, config, port)
+    return socket
+
+
+def router(context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None) -> Socket:
+    """The same, before it listens."""
     socket = _socket(context, zmq.ROUTER, config)
-    socket.set(zmq.ROUTER_HANDOVER, 1)
     if keys is not None:
         keys.secure(socket)
+    return socket
+
+
+def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
     try:
         socket.bind(bind_address(config, port))
     except zmq.ZMQError as error:
         socket.close(0)
         cure = "Another program uses this port: stop it, or choose another one." if error.errno == errno.EADDRINUSE else "Check bind_ip."
         raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno)}). {cure}") from None
-    return socket
 
 
 def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:

@@ -1,0 +1,238 @@
+"""Where steps arrive: a data store behind the server, which takes every step once and knows when it is safe."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
+from hilt.core.tree import Tree, unflatten
+from hilt.replay.log import Log
+from hilt.replay.packed import unpack
+from hilt.replay.received import Received, received_by
+from hilt.replay.writer import Episode
+
+logger = logging.getLogger("hilt.wire")
+
+LIMITER_RETRY_S = 0.05
+TROUBLE_RETRY_S = 1.0
+REFUSALS_KEPT = 256
+
+
+@dataclass
+class Outcome:
+    """What became of one message of steps."""
+
+    stored: int = 0
+    duplicates: int = 0
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """(number, why): never stored, and not to be sent again."""
+    held: str = ""
+    """Why the rest was not taken; it is to be sent again after `retry` seconds."""
+    retry: float = 0.0
+    version: int | None = None
+    """The policy version of the last step, if it has one."""
+    transitions: list[Any] = field(default_factory=list)
+    """What was stored, for those who asked to see it."""
+
+
+class Stream:
+    """The steps of one sender into one store."""
+
+    def __init__(self, actor: str, boot: str, received: Received):
+        self.actor, self.boot, self.received = actor, boot, received
+        self.power_safe = received.high
+        self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
+        self.refusals: dict[int, str] = {}
+
+    @property
+    def process_safe(self) -> int:
+        return self.received.high
+
+    def note(self, number: int, appended: int) -> None:
+        self.received.note(number)
+        if self._awaiting and self._awaiting[-1][0] == appended:
+            self._awaiting.pop()
+        self._awaiting.append((appended, number))
+
+    def synced(self, count: int) -> bool:
+        """So many steps of the log are power-safe now; returns whether that is news for this sender."""
+        before = self.power_safe
+        while self._awaiting and self._awaiting[0][0] <= count:
+            self.power_safe = self._awaiting.popleft()[1]
+        return self.power_safe > before
+
+    @property
+    def awaits_sync(self) -> bool:
+        return bool(self._awaiting)
+
+    def refuse(self, number: int, why: str) -> None:
+        if len(self.refusals) >= REFUSALS_KEPT:
+            self.refusals.pop(next(iter(self.refusals)))
+        self.refusals[number] = why
+
+
+class Sink:
+    """One registered data store."""
+
+    def __init__(self, name: str, store: Any):
+        self.name, self.store = name, store
+        self.log: Log | None = store if isinstance(store, Log) else _log_of(store)
+        self._insert = _inserter(store, name)
+        self._streams: dict[tuple[str, str], Stream] = {}
+
+    @property
+    def promises_power(self) -> bool:
+        """Whether steps become power-safe by themselves here."""
+        return self.log is not None and self.log.durability.words != "never"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether steps are still here when the learner comes back."""
+        return self.log is not None and not self.log.temporary
+
+    def stream(self, actor: str, boot: str, first: int) -> Stream:
+        """What is known of a sender whose oldest step is number `first`."""
+        name = (actor, boot)
+        if name not in self._streams:
+            received = Received(first - 1)
+            if self.log is not None:
+                received = received_by(self.log, actor, boot, self.name, first)
+                if self.promises_power and received.high >= first:
+                    self.log.sync()  # found on disk, perhaps written by a process that was killed
+            self._streams[name] = Stream(actor, boot, received)
+        return self._streams[name]
+
+    def misfit(self, example: Mapping[str, Any] | None) -> str:
+        """What is wrong with a packed example of what a client is going to send; empty when it fits."""
+        check = getattr(self.store, "check", None)
+        if example is None or check is None or self.log is None:
+            return ""
+        try:
+            for step in unpack(example):
+                check(unflatten(step), True) if isinstance(self.store, Log) else check(unflatten(step))
+        except SchemaError as error:
+            return str(error)
+        return ""
+
+    def take(
+        self, stream: Stream, first: int, packed: Mapping[str, Any] | None, items: list[Any] | None, collect: bool = False
+    ) -> Outcome:
+        """Stores the steps of a message whose numbers begin at `first`, in order, as far as it goes."""
+        outcome, stored = Outcome(), 0
+        for number, step in enumerate(_steps(packed, items), first):
+            if number in stream.received:
+                outcome.duplicates += 1
+                if number in stream.refusals:
+                    outcome.refused.append((number, stream.refusals[number]))
+                continue
+            if not self._take_one(stream, number, step, outcome):
+                break
+            if collect and outcome.stored > stored:
+                outcome.transitions.append(step)
+                stored = outcome.stored
+        return outcome
+
+    def _take_one(self, stream: Stream, number: int, step: Any, outcome: Outcome) -> bool:
+        before = self.log.appended if self.log is not None else 0
+        try:
+            self._insert(step, stream.actor, stream.boot, number)
+        except DeadlineError as error:
+            outcome.held, outcome.retry = f"a rate limiter holds it back: {error}", LIMITER_RETRY_S
+            return False
+        except (ClosedError, LockedError, ReadOnlyError, StorageError) as error:
+            if self.log is None or self.log.appended == before:  # else it is stored, and only its sync failed
+                outcome.held, outcome.retry = f"the learner cannot store it: {error}", TROUBLE_RETRY_S
+                return False
+        except HiltError as error:
+            self._refuse(stream, number, str(error), outcome)
+            return True
+        except Exception as error:  # the store may be anybody's: its error goes to the sender, and the learner lives on
+            logger.exception("%s: its insert failed on step %d of %s", self.name, number, stream.actor)
+            self._refuse(stream, number, f"{type(error).__name__}: {error}", outcome)
+            return True
+        stream.note(number, self.log.appended if self.log is not None else 0)
+        outcome.stored += 1
+        if isinstance(step, Mapping) and (version := step.get("policy_version")) is not None:
+            outcome.version = int(version)
+        return True
+
+    def _refuse(self, stream: Stream, number: int, why: str, outcome: Outcome) -> None:
+        stream.refuse(number, why)
+        stream.note(number, self.log.appended if self.log is not None else 0)
+        outcome.refused.append((number, why))
+
+    def tell_synced(self) -> list[Stream]:
+        """The senders to whom it is news that their steps are power-safe."""
+        if not self.promises_power or self.log is None:
+            return []
+        count = self.log.synced
+        return [stream for stream in self._streams.values() if stream.awaits_sync and stream.synced(count)]
+
+    @property
+    def awaits_sync(self) -> bool:
+        return self.promises_power and any(stream.awaits_sync for stream in self._streams.values())
+
+    def forget(self, actor: str, boot: str) -> None:
+        """This sender is gone: what it left running is ended. What came from it is known from the log."""
+        if self.log is not None and self._streams.pop((actor, boot), None) is not None and hasattr(self._insert, "forget"):
+            self._insert.forget(actor, boot)
+
+
+def _steps(packed: Mapping[str, Any] | None, items: list[Any] | None) -> Iterable[Any]:
+    if packed is not None:
+        return map(unflatten, unpack(packed))
+    if items is None:
+        raise FormatError("a message of steps has none in it.")
+    return items
+
+
+def _log_of(store: Any) -> Log | None:
+    log = getattr(store, "log", None)
+    return log if isinstance(log, Log) else None
+
+
+def _inserter(store: Any, name: str) -> Callable[[Any, str, str, int], Any]:
+    if isinstance(store, Log):
+        return _IntoLog(store, name)
+    if "boot" in inspect.signature(store.insert).parameters:
+        return _IntoBuffer(store, name)
+    return lambda step, actor, boot, number: store.insert(step)
+
+
+class _IntoBuffer:
+    """Steps of every sender into one of our replay buffers."""
+
+    def __init__(self, buffer: Any, name: str):
+        self._buffer, self._name = buffer, name
+
+    def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
+        self._buffer.insert(step, actor, number, 0, boot=boot, store=self._name)
+
+    def forget(self, actor: str, boot: str) -> None:
+        self._buffer.forget(actor, boot, self._name)
+
+
+class _IntoLog:
+    """Steps of every sender into a plain log, each sender in episodes of its own."""
+
+    def __init__(self, log: Log, name: str):
+        self._log, self._name = log, name
+        self._episodes: dict[tuple[str, str], Episode] = {}
+
+    def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
+        leaves = self._log.check(step, cast=True)
+        episode = self._episodes.get((actor, boot))
+        follows = episode is not None and episode.continues(leaves)
+        if not follows or episode is None:
+            self.forget(actor, boot)
+            episode = self._episodes[(actor, boot)] = self._log.episode(actor, boot, self._name)
+        self._log.commit_step(episode, leaves, follows, number, 0)
+
+    def forget(self, actor: str, boot: str) -> None:
+        if (episode := self._episodes.pop((actor, boot), None)) is not None:
+            episode.end()

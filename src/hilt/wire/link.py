@@ -1,0 +1,368 @@
+"""The actor's connection: a thread that sends what is inserted, until it is acknowledged.
+
+It numbers what it sends, begins again where the learner acknowledged when something is lost, makes a new connection when
+the learner falls silent, and sends less at a time when the network is slow. The actor's own thread never waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from hilt.core.errors import ClosedError, FormatError, RefusedError
+from hilt.replay.queued import QueuedDataStore
+from hilt.wire.codec import decode, encode
+from hilt.wire.config import TrainerConfig
+from hilt.wire.keys import ClientKeys
+from hilt.wire.remote import GRACE_S, no_answer
+from hilt.wire.requests import raise_error
+from hilt.wire.sockets import connect, context_for
+
+logger = logging.getLogger("hilt.wire")
+
+PING_S = 1.0
+LEAST_SILENCE_S = 3.0
+"""A learner that is silent for so long, or for the client's timeout if that is longer, is asked on a new connection."""
+MOST_PATIENCE = 20.0
+"""How many times longer at most, on a network that turns out to be slow."""
+SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
+"""Bytes that are on their way at a time, per store."""
+PARCEL_BYTES = 2 << 20
+REFUSED_AGAIN_S = 10.0
+
+
+@dataclass
+class Cursor:
+    """How far one store has been sent and acknowledged."""
+
+    store: QueuedDataStore
+    sent: int = -1
+    process_safe: int = -1
+    power_safe: int = -1
+    promises_power: bool = False
+    epoch: int = 0
+    n: int = 0
+    window: int = SMALLEST_WINDOW
+    on_their_way: deque[tuple[int, int]] = field(default_factory=deque)
+    """(last number, bytes) of messages that are not acknowledged."""
+    wait_until: float = 0.0
+    trouble: str = ""
+    """Why the learner does not take more."""
+    refused: int = 0
+    marks: deque[tuple[int, float]] = field(default_factory=deque)
+    """(number, when it was first seen), to know how long the oldest has been waiting."""
+
+    def begin_again(self) -> None:
+        """From what is acknowledged: the rest did not arrive in order."""
+        self.sent, self.n = max(self.process_safe, self.store.stats()["acknowledged"]), 0
+        self.epoch += 1
+        self.on_their_way.clear()
+
+    def acknowledged(self, process: int, power: int | None) -> None:
+        self.process_safe = max(self.process_safe, process)
+        self.sent = max(self.sent, self.process_safe)
+        self.power_safe = max(self.power_safe, -1 if power is None else power)
+        while self.on_their_way and self.on_their_way[0][0] <= process:
+            self.on_their_way.popleft()
+            self.window = min(LARGEST_WINDOW, self.window * 2)
+        while self.marks and self.marks[0][0] <= process:
+            self.marks.popleft()
+        self.store.acknowledge(self.power_safe if self.promises_power else self.process_safe)
+
+    def see(self, now: float) -> None:
+        """Notes when the newest step appeared."""
+        newest = self.store.latest_data_id()
+        if newest > max(self.process_safe, self.marks[-1][0] if self.marks else -1) and len(self.marks) < 4096:
+            self.marks.append((newest, now))
+
+
+@dataclass
+class _Asked:
+    message: dict[str, Any]
+    sent_at: float = 0.0
+    reply: dict[str, Any] | None = None
+
+
+class Link:
+    """Owns the socket to the learner."""
+
+    def __init__(
+        self, actor: str, host: str, config: TrainerConfig, keys: ClientKeys | None, stores: Mapping[str, QueuedDataStore], silence_s: float
+    ):
+        self.actor, self.boot = actor, secrets.token_hex(8)
+        self.address = "this process" if config.transport == "in-process" else f"{host}:{config.port_number}"
+        self.cursors = {name: Cursor(store) for name, store in stores.items()}
+        self.seen_version = -1
+        self.refusal = ""
+        """Why the learner does not let this client in; empty when it does."""
+        self.reconnects = 0
+        self.context = context_for(config)
+        self._host, self._config, self._keys = host, config, keys
+        self._silence_s = max(silence_s, LEAST_SILENCE_S)
+        self._patience = 1.0
+        self._changed = threading.Condition()
+        self._instance: str | None = None
+        self._numbers = itertools.count()
+        self._asked: dict[int, _Asked] = {}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._awake = False
+        self._stopping = threading.Event()
+        self._socket = connect(self.context, config, host, config.port_number, keys)
+        for store in stores.values():
+            store.on_insert = self._inserted
+        self._thread = threading.Thread(target=self._run, name="hilt-wire-client", daemon=True)
+        self._thread.start()
+
+    # For the client's threads
+
+    def wait(self, ready: Any, seconds: float) -> bool:
+        """Waits until something holds that depends on what the learner says; False when it does not within so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: ready() or self._stopping.is_set(), max(0.0, seconds)) and ready()
+
+    @property
+    def is_open(self) -> bool:
+        return self._instance is not None
+
+    def new_number(self) -> int:
+        return next(self._numbers)
+
+    def ask(self, name: str, payload: Any, seconds: float, number: int | None = None) -> Any:
+        """The learner's answer to a request; asked again with the same number it is the same request."""
+        if self._stopping.is_set():
+            raise ClosedError("this client was stopped; make another one.")
+        encode({"payload": payload})  # what cannot be sent is said here, to whoever made it
+        number = self.new_number() if number is None else number
+        with self._changed:
+            asked = self._asked.get(number)
+            if asked is None:
+                asked = self._asked[number] = _Asked({"kind": "request", "number": number, "type": name, "payload": payload})
+            asked.message["seconds"] = float(seconds)
+        self._awaken()
+        if not self.wait(lambda: asked.reply is not None, seconds + GRACE_S):
+            raise self._unanswered(name, seconds)
+        with self._changed:
+            del self._asked[number]
+        assert asked.reply is not None
+        if "error" in asked.reply:
+            raise_error(asked.reply)
+        return asked.reply.get("payload")
+
+    def give_up(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        with self._changed:
+            self._asked.pop(number, None)
+
+    def close(self) -> None:
+        """Ends the thread. What was not acknowledged stays in the stores."""
+        self._stopping.set()
+        self._awaken()
+        self._thread.join(10)
+        for cursor in self.cursors.values():
+            cursor.store.on_insert = None
+        with self._changed:
+            self._changed.notify_all()
+
+    def _unanswered(self, name: str, seconds: float) -> Exception:
+        if self.refusal:
+            return RefusedError(self.refusal)
+        return no_answer(name, seconds, self.address)
+
+    def _inserted(self) -> None:
+        if not self._awake:  # once it is awake it looks at the stores before it sleeps again
+            self._awaken()
+
+    def _awaken(self) -> None:
+        self._awake = True
+        os.eventfd_write(self._wake, 1)
+
+    # The thread that owns the socket
+
+    def _run(self) -> None:
+        self._heard = self._pinged = self._greeted = time.monotonic()
+        self._say_hello()
+        try:
+            while not self._stopping.is_set():
+                poller = zmq.Poller()
+                poller.register(self._socket, zmq.POLLIN)
+                poller.register(self._wake, zmq.POLLIN)
+                if not self._awake:
+                    poller.poll(self._pause_ms())
+                self._sleep_soon()
+                self._receive()
+                self._look_after_the_connection()
+                if self.is_open:
+                    self._send_requests()
+                    self._send_steps()
+        finally:
+            if self.is_open:
+                self._send({"kind": "bye"})
+                self._socket.close(200)  # ms for the goodbye
+            else:
+                self._socket.close(0)
+
+    def _sleep_soon(self) -> None:
+        """From here on an insert wakes this thread again."""
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass
+        self._awake = False
+
+    def _pause_ms(self) -> int:
+        waits = [cursor.wait_until - time.monotonic() for cursor in self.cursors.values() if cursor.wait_until]
+        return max(1, int(1000 * min([0.2, *waits])))
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode(frames)
+                self._heard = time.monotonic()
+                with self._changed:
+                    self._take(message)
+                    self._changed.notify_all()
+            except (FormatError, KeyError, TypeError, ValueError) as error:
+                logger.warning("a message from %s that cannot be read was dropped: %s", self.address, error)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "ack":
+            self._acknowledged(message)
+        elif kind == "welcome":
+            self._welcome(message)
+        elif kind == "reply":
+            if (asked := self._asked.get(message["number"])) is not None:
+                asked.reply = message
+        elif kind == "refuse":
+            if message["why"] != self.refusal:
+                logger.error("the learner at %s refuses %s: %s", self.address, self.actor, message["why"])
+            self.refusal, self._instance = message["why"], None
+        elif kind == "stranger":
+            self._instance = None
+            self._say_hello()
+
+    def _welcome(self, message: dict[str, Any]) -> None:
+        self.refusal, self._instance = "", message["instance"]
+        for name, said in message["stores"].items():
+            cursor = self.cursors[name]
+            cursor.promises_power = said["promises_power"]
+            if not said["keeps"]:
+                logger.warning("the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name)
+            cursor.process_safe = said.get("have", -1)  # of this learner: the one before it may have had more
+            cursor.begin_again()
+            cursor.trouble, cursor.wait_until = "", 0.0
+        for asked in self._asked.values():
+            asked.sent_at = 0.0
+
+    def _acknowledged(self, message: dict[str, Any]) -> None:
+        cursor = self.cursors[message["store"]]
+        for number, why in message.get("refused", ()):
+            if number > cursor.process_safe:
+                cursor.refused += 1
+                logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
+        before = cursor.process_safe
+        cursor.acknowledged(message["process"], message["power"])
+        if cursor.process_safe > before:
+            self._patience = 1.0
+        if held := message.get("held"):
+            if cursor.trouble != held and "rate limiter" not in held:
+                logger.warning("the learner takes no steps for %r now: %s", message["store"], held)
+            cursor.trouble, cursor.wait_until = held, time.monotonic() + float(message["retry"])
+        elif cursor.process_safe > before:
+            cursor.trouble = ""
+
+    def _look_after_the_connection(self) -> None:
+        now = time.monotonic()
+        silence = self._silence_s * self._patience
+        if self.refusal:
+            if now - self._greeted > REFUSED_AGAIN_S:
+                self._connect_again(now)
+        elif now - max(self._heard, self._greeted) > silence:
+            self._patience = min(MOST_PATIENCE, self._patience * 1.5)
+            for cursor in self.cursors.values():
+                cursor.window = max(SMALLEST_WINDOW, cursor.window // 4)
+            self._connect_again(now)
+        elif not self.is_open and not self._greeting_sent:
+            self._say_hello()
+        elif self.is_open and now - self._pinged > PING_S:
+            self._pinged = now
+            self._send({"kind": "ping", **self._load(now)})
+
+    def _connect_again(self, now: float) -> None:
+        with self._changed:
+            self._instance = None
+            self._changed.notify_all()
+        self.reconnects += 1
+        self._socket.close(0)
+        self._socket = connect(self.context, self._config, self._host, self._config.port_number, self._keys)
+        self._greeted = now
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        stores: dict[str, Any] = {}
+        for name, cursor in self.cursors.items():
+            parcel = cursor.store.parcel(cursor.store.stats()["acknowledged"], 1)
+            stores[name] = parcel and {"boot": parcel.boot, "first": parcel.first, "example": parcel.packed}
+        hello = {"kind": "hello", "actor": self.actor, "boot": self.boot, "seen_version": self.seen_version}
+        self._greeting_sent = self._send({**hello, "agreement": self._config.agreement(), "stores": stores})
+        if self._greeting_sent:
+            self._greeted = time.monotonic()
+
+    def _send_requests(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._patience]
+            oldest = min((n for n, asked in self._asked.items()), default=0)
+        for asked in due:
+            if self._send({**asked.message, "oldest": oldest}):
+                asked.sent_at = now
+
+    def _send_steps(self) -> None:
+        now = time.monotonic()
+        for name, cursor in self.cursors.items():
+            cursor.see(now)
+            if cursor.wait_until:
+                if now < cursor.wait_until:
+                    continue
+                cursor.wait_until = 0.0
+                cursor.begin_again()
+            while (flying := sum(size for _, size in cursor.on_their_way)) < cursor.window:
+                parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying))
+                if parcel is None or not self._send_parcel(name, cursor, parcel, now):
+                    break
+
+    def _send_parcel(self, name: str, cursor: Cursor, parcel: Any, now: float) -> bool:
+        message = {"kind": "data", "store": name, "boot": parcel.boot, "first": parcel.first, "epoch": cursor.epoch, "n": cursor.n}
+        message |= {"packed": parcel.packed, "items": parcel.items, **self._load(now)}
+        size = self._send(message)
+        if size:
+            cursor.sent, cursor.n = parcel.last, cursor.n + 1
+            cursor.on_their_way.append((parcel.last, size))
+        return size > 0
+
+    def _load(self, now: float) -> dict[str, Any]:
+        waiting = [now - cursor.marks[0][1] for cursor in self.cursors.values() if cursor.marks]
+        return {"depth": sum(len(cursor.store) for cursor in self.cursors.values()), "lag": max(waiting, default=0.0)}
+
+    def _send(self, message: dict[str, Any]) -> int:
+        """Bytes sent; 0 when there is no connection, or too much waits in it."""
+        frames = encode({**message, "instance": self._instance})
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return 0
+        return sum(memoryview(frame).nbytes for frame in frames)

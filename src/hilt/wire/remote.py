@@ -1,0 +1,163 @@
+"""A learner's views and channels from another machine: batches, priorities, and hand-over, with deadlines.
+
+    sampler = client.sampler("actor_env", "prioritized", sources=["human"], seed=0)
+    batch = sampler.sample(256)
+    sampler.update_priorities(batch.steps, td_error)
+    client.channel("trajectories").put(trajectory, timeout=10)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, DeadlineError, FormatError, UnknownNameError
+from hilt.core.tree import Array
+from hilt.replay.channel import DEADLINE_S, Channel
+from hilt.replay.sample import Batch, Sampler
+from hilt.replay.view import View
+from hilt.wire.requests import Handler
+
+if TYPE_CHECKING:
+    from hilt.wire.ingest import Sink
+
+SAMPLERS = 256
+"""Samplers that a server keeps for its clients; the one that was not used longest goes first."""
+GRACE_S = 2.0
+"""What a client waits longer than it lets the server wait, so that the server's own answer arrives."""
+
+Ask = Callable[[str, Any, float, "int | None"], Any]
+
+
+class RemoteSampler:
+    """Batches from a view of a learner's store, as `View.sampler` gives them there."""
+
+    def __init__(self, ask: Ask, name: str, selection: Mapping[str, Any]):
+        self._ask, self._what = ask, {"name": name, "id": np.random.default_rng().bytes(8).hex(), **selection}
+
+    def sample(self, batch_size: int, keys: Sequence[str] | None = None, timeout: float | None = None) -> Batch:
+        """A batch. Waits at most `timeout` seconds, rate limiters included."""
+        seconds = DEADLINE_S if timeout is None else timeout
+        asked = {**self._what, "batch_size": batch_size, "keys": None if keys is None else list(keys)}
+        got = self._ask("hilt/sample", asked, seconds, None)
+        batch = Batch(got["batch"])
+        batch.steps, batch.probabilities, batch.weights = got["steps"], got["probabilities"], got["weights"]
+        return batch
+
+    def update_priorities(self, steps: Array, priorities: Array, timeout: float | None = None) -> int:
+        """New priorities of steps by key; returns how many of them were still there."""
+        asked = {**self._what, "steps": np.asarray(steps, np.int64), "priorities": np.asarray(priorities, np.float64)}
+        return int(self._ask("hilt/priorities", asked, DEADLINE_S if timeout is None else timeout, None))
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+        return int(self._ask("hilt/size", self._what, DEADLINE_S, None))
+
+
+class RemoteChannel:
+    """A channel of the learner. An item is handed over exactly once, whatever happens on the way."""
+
+    def __init__(self, ask: Ask, new_number: Callable[[], int], name: str):
+        self.name = name
+        self._ask, self._new_number = ask, new_number
+        self._putting: tuple[int, Any] | None = None
+        self._getting: int | None = None
+        self._lock = threading.Lock()
+
+    def put(self, item: Any, *, timeout: float | None = None) -> None:
+        """Hands an item over. After a `DeadlineError` because of the network, putting the same item again goes on with the same put."""
+        seconds = DEADLINE_S if timeout is None else timeout
+        with self._lock:
+            if self._putting is None or self._putting[1] is not item:
+                self._putting = (self._new_number(), item)
+            self._ask("hilt/put", {"name": self.name, "item": item}, seconds, self._putting[0])
+            self._putting = None
+
+    def get(self, *, timeout: float | None = None) -> Any:
+        """The oldest item. One that was taken from the channel and did not arrive in time is what the next `get` returns."""
+        seconds = DEADLINE_S if timeout is None else timeout
+        with self._lock:
+            if self._getting is None:
+                self._getting = self._new_number()
+            item = self._ask("hilt/get", {"name": self.name}, seconds, self._getting)
+            self._getting = None
+            return item
+
+
+class Samplers:
+    """The server's side of `RemoteSampler`."""
+
+    def __init__(self, sinks: Mapping[str, Sink]):
+        self._sinks = sinks
+        self._given: dict[str, Sampler] = {}
+        self._made: OrderedDict[str, Sampler] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def register(self, name: str, sampler: Sampler) -> None:
+        self._given[name] = sampler
+
+    def handlers(self) -> dict[str, Handler]:
+        return {"hilt/sample": self._sample, "hilt/priorities": self._priorities, "hilt/size": lambda asked, _: len(self._of(asked))}
+
+    def _sample(self, asked: Any, seconds: float) -> dict[str, Any]:
+        batch = self._of(asked).sample(asked["batch_size"], asked["keys"], timeout=max(0.0, seconds))
+        return {"batch": dict(batch), "steps": batch.steps, "probabilities": batch.probabilities, "weights": batch.weights}
+
+    def _priorities(self, asked: Any, _: float) -> int:
+        return self._of(asked).update_priorities(asked["steps"], asked["priorities"])
+
+    def _of(self, asked: Any) -> Sampler:
+        if not isinstance(asked, dict) or not isinstance(asked.get("name"), str) or not isinstance(asked.get("id"), str):
+            raise FormatError("a request for a batch without a name.")
+        name = asked["name"]
+        if name in self._given:
+            return self._given[name]
+        with self._lock:
+            if asked["id"] not in self._made:
+                self._made[asked["id"]] = self._make(name, asked)
+            self._made.move_to_end(asked["id"])
+            while len(self._made) > SAMPLERS:
+                self._made.popitem(last=False)
+            return self._made[asked["id"]]
+
+    def _make(self, name: str, asked: Mapping[str, Any]) -> Sampler:
+        log = self._sinks[name].log if name in self._sinks else None
+        if name not in self._sinks:
+            raise UnknownNameError("data store or sampler at the learner", name, [*self._sinks, *self._given])
+        if log is None:
+            raise ConfigError(f"{name}: this store keeps no log, so there is no view to draw from. Register one of hilt.replay's buffers.")
+        view: View = log.by_source(*asked["sources"]) if asked.get("sources") else log.all()
+        if asked.get("successes"):
+            view = view & log.successes()
+        if asked.get("last") is not None:
+            view = view.last(asked["last"])
+        return view.sampler(asked.get("how", "uniform"), **asked.get("options", {}))
+
+
+def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]:
+    """The server's side of `RemoteChannel`."""
+
+    def of(asked: Any) -> Channel[Any]:
+        name = asked.get("name") if isinstance(asked, dict) else None
+        if name not in channels:
+            raise UnknownNameError("channel at the learner", str(name), channels)
+        return channels[name]
+
+    def put(asked: Any, seconds: float) -> None:
+        of(asked).put(asked["item"], timeout=max(0.0, seconds))
+
+    def get(asked: Any, seconds: float) -> Any:
+        return of(asked).get(timeout=max(0.0, seconds))
+
+    return {"hilt/put": put, "hilt/get": get}
+
+
+def no_answer(what: str, seconds: float, server: str) -> DeadlineError:
+    return DeadlineError(
+        f"{what}: no answer from the learner at {server} within {seconds:g} s. "
+        "Check that it runs and that the network between lets its ports through."
+    )

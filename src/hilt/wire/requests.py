@@ -1,0 +1,133 @@
+"""Requests with deadlines, each carried out at most once.
+
+A client numbers its requests and asks again when an answer does not come. The server keeps an answer until the client
+says that it has it, so asking again never does the work again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hilt.core import errors
+from hilt.core.errors import FormatError, HiltError, RequestError, UnknownNameError
+
+logger = logging.getLogger("hilt.wire")
+
+Handler = Callable[[Any, float], Any]
+"""Takes the payload and how many seconds there are; returns the answer."""
+AT_ONCE = 64
+"""Requests that are being carried out; one more is refused."""
+CLIENTS = 256
+ANSWERS = 64
+"""Answers that are kept for one client."""
+LONGEST_S = 3_600.0
+
+
+class Requests:
+    """Carries out requests in threads of their own, so that a slow one holds nobody up."""
+
+    def __init__(
+        self,
+        types: Sequence[str],
+        callback: Callable[[str, Any], Any] | None,
+        handlers: Mapping[str, Handler],
+        answer: Callable[[bytes, dict[str, Any]], None],
+    ):
+        self._types, self._callback, self._handlers, self._answer = types, callback, handlers, answer
+        self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._lock = threading.Lock()
+        self._running = 0
+        self._closed = False
+
+    def take(self, sender: bytes, boot: str, message: Mapping[str, Any]) -> None:
+        """Answers a request from memory, or begins to carry it out."""
+        number, oldest, name, seconds = (message.get(key) for key in ("number", "oldest", "type", "seconds"))
+        if not isinstance(number, int) or not isinstance(oldest, int) or not isinstance(name, str) or not isinstance(seconds, (int, float)):
+            raise FormatError("a request without a number, a type and a deadline.")
+        with self._lock:
+            client = self._clients.setdefault(boot, _Client())
+            self._clients.move_to_end(boot)
+            while len(self._clients) > CLIENTS:
+                self._clients.popitem(last=False)
+            known = client.look(number, oldest, sender)
+            if known == "new" and self._running >= AT_ONCE:
+                known = {"kind": "reply", "number": number, "error": f"{AT_ONCE} requests are being carried out already; ask again later."}
+            if known == "new":
+                self._running += 1
+        if isinstance(known, dict):
+            self._answer(sender, known)
+        elif known == "new":
+            until = time.monotonic() + min(float(seconds), LONGEST_S)
+            arguments = (client, number, name, message.get("payload"), until)
+            threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _carry_out(self, client: _Client, number: int, name: str, payload: Any, until: float) -> None:
+        reply: dict[str, Any] = {"kind": "reply", "number": number}
+        try:
+            reply["payload"] = self._call(name, payload, until - time.monotonic())
+        except HiltError as error:
+            reply |= {"error": str(error), "error_kind": type(error).__name__}
+        except Exception as error:  # whatever the learner's callback raises goes to the client that asked
+            logger.exception("the request %r failed", name)
+            reply |= {"error": f"{name}: {type(error).__name__}: {error}", "error_kind": "RequestError"}
+        with self._lock:
+            self._running -= 1
+            sender = client.done(number, reply)
+        if sender is not None and not self._closed:
+            self._answer(sender, reply)
+
+    def _call(self, name: str, payload: Any, seconds: float) -> Any:
+        if name in self._handlers:
+            return self._handlers[name](payload, seconds)
+        if name not in self._types:
+            raise UnknownNameError("request type", name, self._types)
+        return self._callback(name, payload) if self._callback is not None else {}
+
+
+class _Client:
+    """The requests of one client: being carried out, or answered and not confirmed."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, bytes] = {}
+        self._answers: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._oldest = 0
+
+    def look(self, number: int, oldest: int, sender: bytes) -> dict[str, Any] | str:
+        """An answer that is known, or ``running``, ``new``, or ``old`` for one that was confirmed before."""
+        if oldest > self._oldest:
+            self._oldest = oldest
+            for answered in [n for n in self._answers if n < oldest]:
+                del self._answers[answered]
+        if number in self._answers:
+            return self._answers[number]
+        if number in self._running:
+            self._running[number] = sender  # it may have come back on another connection
+            return "running"
+        if number < self._oldest:
+            return "old"
+        self._running[number] = sender
+        return "new"
+
+    def done(self, number: int, reply: dict[str, Any]) -> bytes | None:
+        sender = self._running.pop(number, None)
+        if number >= self._oldest:
+            self._answers[number] = reply
+            while len(self._answers) > ANSWERS:
+                self._answers.popitem(last=False)
+        return sender
+
+
+def raise_error(reply: Mapping[str, Any]) -> None:
+    """At the client: raises what a request failed with, as the same kind of error where it is one of ours."""
+    text = str(reply["error"])
+    kind = getattr(errors, str(reply.get("error_kind", "")), None)
+    simple = isinstance(kind, type) and issubclass(kind, HiltError) and "__init__" not in vars(kind)
+    raise kind(text) if simple else RequestError(text)

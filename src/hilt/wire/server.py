@@ -1,0 +1,451 @@
+"""The learner's side: steps arrive exactly once, weights go out, requests are answered.
+
+    server = TrainerServer(make_trainer_config(), request_callback=answer)
+    server.register_data_store("actor_env", replay_buffer)
+    server.start(threaded=True)
+    server.publish_network(params)
+
+One thread owns the socket. It never waits: a store that is held back by a rate limiter or by a full disk takes nothing,
+and the steps stay where they are, with their senders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+
+from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, UnknownNameError
+from hilt.replay.channel import Channel
+from hilt.replay.sample import Sampler
+from hilt.wire.codec import decode, encode
+from hilt.wire.config import TrainerConfig
+from hilt.wire.door import Door
+from hilt.wire.ingest import Sink, Stream
+from hilt.wire.keys import Gatekeeper, ServerKeys
+from hilt.wire.metrics import Metrics, serve
+from hilt.wire.remote import Samplers, channel_requests
+from hilt.wire.requests import Requests
+from hilt.wire.sockets import context_for, listen, require_keys, router
+from hilt.wire.weights import Publisher
+
+logger = logging.getLogger("hilt.wire")
+
+SESSIONS = 1_024
+"""Connections that are remembered; the one that was silent longest is forgotten first."""
+SILENT_S = 600.0
+"""A client that was silent for so long is gone: what it left running is ended."""
+AT_ONCE = 32
+"""Messages that are taken in a row before the rest gets its turn."""
+SYNC_POLL_MS = 2
+IDLE_POLL_MS = 250
+
+
+class TrainerServer:
+    """A learner's end of the wire. `data_callback(store_name, {"data": ..., "last_id": ...})` is told of steps that
+    were stored; `request_callback(type, payload)` answers custom requests. Both run beside the learner's own thread."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        data_callback: Callable[[str, dict[str, Any]], Any] | None = None,
+        request_callback: Callable[[str, Any], Any] | None = None,
+        log_level: int = logging.INFO,
+    ):
+        logger.setLevel(log_level)
+        require_keys(config, config.bind_ip, "listening on")
+        self.config, self.metrics = config, Metrics()
+        self.instance = secrets.token_hex(8)
+        """Tells this learner from the one before it."""
+        self._data_callback = data_callback
+        self._keys = ServerKeys.load(config.keys, config.key_name) if config.keys is not None else None
+        self._context = context_for(config)
+        self._gatekeeper = Gatekeeper(self._context, self._keys) if self._keys is not None else None
+        self._sinks: dict[str, Sink] = {}
+        self._channels: dict[str, Channel[Any]] = {}
+        self._sessions: dict[bytes, _Session] = {}
+        self._counters = _Counters(self.metrics)
+        self._stopping, self._stopped = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._replies: deque[tuple[bytes, dict[str, Any]]] = deque()
+        self._samplers = Samplers(self._sinks)
+        handlers = {**self._samplers.handlers(), **channel_requests(self._channels)}
+        self._requests = Requests(config.request_types, request_callback, handlers, self._answer)
+        self._socket = router(self._context, config, self._keys)
+        self._door = Door(self._socket, f"port {config.port_number}") if config.transport == "tcp" else None
+        try:
+            listen(self._socket, config, config.port_number)
+            self._publisher = Publisher(self._context, config, self._keys)
+            self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
+        except BaseException:
+            self._close_socket()
+            self._context_gone()
+            raise
+
+    # What a learner calls
+
+    def register_data_store(self, name: str, data_store: Any) -> None:
+        """Steps that actors send under this name go into this store: a replay buffer, a `Log`, or anything with
+        ``insert(transition)``. One that keeps a log knows after a restart what it has of whom."""
+        if not name or not isinstance(name, str):
+            raise ConfigError(f"the name of a data store is {name!r}; give a non-empty text.")
+        if not callable(getattr(data_store, "insert", None)) and not hasattr(data_store, "commit_step"):
+            raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
+        self._sinks[name] = Sink(name, data_store)
+
+    def register_sampler(self, name: str, sampler: Sampler) -> None:
+        """Clients may draw from this very sampler with ``client.sampler(name)``."""
+        self._samplers.register(name, sampler)
+
+    def register_channel(self, name: str, channel: Channel[Any]) -> None:
+        """Clients may put into and get from this channel with ``client.channel(name)``."""
+        self._channels[name] = channel
+
+    def data_store(self, name: str) -> Any:
+        """A registered store; None when there is none of this name."""
+        return self._sinks[name].store if name in self._sinks else None
+
+    def store_names(self) -> set[str]:
+        return set(self._sinks)
+
+    def publish_network(self, payload: Any, version: int | None = None) -> int:
+        """Gives actors new weights, as nested arrays; returns their version, which is above every one before it.
+
+        The arrays may be changed as soon as this returns. An actor that is busy gets the newest ones when it is ready,
+        never an older one after a newer one.
+        """
+        published = self._publisher.publish(payload, version)
+        self._counters.version.set(published)
+        return published
+
+    def start(self, threaded: bool = False) -> None:
+        """Begins to serve: in a thread, or here until `stop` is called from elsewhere."""
+        if self._stopping.is_set():
+            raise ClosedError("this server was stopped; make another one.")
+        if self._thread is not None:
+            raise ConfigError("this server was started already.")
+        self._thread = threading.Thread(target=self._run, name="hilt-wire-server", daemon=True)
+        self._go_on_above_known_versions()
+        if threaded:
+            self._thread.start()
+        else:
+            self._run()
+
+    def stop(self) -> None:
+        """Ends serving and frees the ports. What was not acknowledged stays with its senders."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._awaken()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._stopped.wait(10)
+        self._requests.close()
+        self._publisher.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._thread is None:
+            self._close_socket()
+        self._context_gone()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters so far, and what is known of each actor."""
+        now = time.monotonic()
+        actors = {
+            f"{session.actor}/{session.boot[:6]}": {"silent_s": round(now - session.heard, 1), "depth": session.depth, "lag_s": session.lag}
+            for session in list(self._sessions.values())
+        }
+        return {**self._counters.totals(), "weights": self._publisher.stats(), "actors": actors}
+
+    def __enter__(self) -> TrainerServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # The thread that owns the socket
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake, zmq.POLLIN)
+        if self._door is not None:
+            poller.register(self._door.monitor, zmq.POLLIN)
+        tidy_at = 0.0
+        try:
+            while not self._stopping.is_set():
+                awaiting = any(sink.awaits_sync for sink in self._sinks.values())
+                poller.poll(SYNC_POLL_MS if awaiting else IDLE_POLL_MS)
+                self._take_messages()
+                self._send_replies()
+                self._tell_power_safe()
+                if self._door is not None:
+                    self._door.tick()
+                if time.monotonic() > tidy_at:
+                    tidy_at = time.monotonic() + 5
+                    self._forget_silent()
+        finally:
+            self._close_socket()
+            self._stopped.set()
+
+    def _take_messages(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._counters.bytes_received.add(sum(len(frame) for frame in frames))
+            try:
+                self._handle(frames, decode(frames[1:]))
+            except FormatError as error:
+                self._counters.malformed.add(1)
+                logger.debug("a message that cannot be read was dropped: %s", error)
+
+    def _handle(self, frames: list[zmq.Frame], message: dict[str, Any]) -> None:
+        sender, kind = frames[0].bytes, message.get("kind")
+        session = self._sessions.get(sender)
+        if kind == "hello":
+            if self._hello(sender, message) and self._door is not None:
+                self._door.know(frames[1].get("Peer-Address"))
+        elif session is None or message.get("instance") != self.instance:
+            self._send(sender, {"kind": "stranger", "instance": self.instance})  # it spoke to the learner before this one
+        elif kind == "data":
+            session.hears(message)
+            self._data(sender, session, message)
+        elif kind == "ping":
+            session.hears(message)
+            self._counters.hears(session)
+            self._send(sender, {"kind": "pong"})
+        elif kind == "request":
+            session.hears({})
+            self._requests.take(sender, session.boot, message)
+        elif kind == "bye":
+            self._forget(sender)
+        else:
+            raise FormatError(f"a message of kind {str(kind)[:40]!r} is not known.")
+
+    def _hello(self, sender: bytes, message: dict[str, Any]) -> bool:
+        text, number = _field(message, "actor", str), _field(message, "seen_version", int)
+        if why := self._refusal(message):
+            self._counters.refused_clients.add(1)
+            self._send(sender, {"kind": "refuse", "why": why})
+            return False
+        session = _Session(text, _field(message, "boot", str))
+        self._publisher.raise_to(number)
+        stores: dict[str, Any] = {}
+        for name, asked in _field(message, "stores", dict).items():
+            sink = self._sinks[name]
+            stores[name] = {"keeps": sink.keeps, "promises_power": sink.promises_power}
+            if asked:
+                boot, first = _field(asked, "boot", str), _field(asked, "first", int)
+                stream = session.streams[name, boot] = sink.stream(session.actor, boot, first)
+                stores[name]["have"] = stream.process_safe
+        while len(self._sessions) >= SESSIONS:
+            self._forget(min(self._sessions, key=lambda known: self._sessions[known].heard))
+        self._sessions[sender] = session
+        self._send(sender, {"kind": "welcome", "instance": self.instance, "stores": stores})
+        return True
+
+    def _refusal(self, message: dict[str, Any]) -> str:
+        """What differs between this side and the one that says hello; empty when it may come in."""
+        ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
+        differ = [
+            f"{name} is {theirs.get(name)!r} there and {value!r} at the learner" for name, value in ours.items() if theirs.get(name) != value
+        ]
+        if differ:
+            return f"the settings differ: {'; '.join(differ)}. Use the same make_trainer_config and version of Hilt on both sides."
+        for name, asked in _field(message, "stores", dict).items():
+            if name not in self._sinks:
+                return str(UnknownNameError("data store at the learner", str(name), self._sinks))
+            if asked and (why := self._sinks[name].misfit(asked.get("example"))):
+                return f"the steps for {name!r} do not fit the learner's schema: {why}"
+        return ""
+
+    def _data(self, sender: bytes, session: _Session, message: dict[str, Any]) -> None:
+        name, boot, first = _field(message, "store", str), _field(message, "boot", str), _field(message, "first", int)
+        if name not in self._sinks:
+            raise FormatError(f"steps for {name[:40]!r}, which is not registered.")
+        if not session.in_step(name, _field(message, "epoch", int), _field(message, "n", int)):
+            return  # something before it was lost or held back: the sender begins again where it was acknowledged
+        sink = self._sinks[name]
+        stream = session.streams.get((name, boot))
+        if stream is None:
+            stream = session.streams[name, boot] = sink.stream(session.actor, boot, first)
+        outcome = sink.take(stream, first, message.get("packed"), message.get("items"), collect=self._data_callback is not None)
+        if outcome.held:
+            session.out_of_step(name)
+        self._counters.took(session, name, outcome)
+        self._acknowledge(sender, sink, stream, refused=outcome.refused, held=outcome.held, retry=outcome.retry)
+        if outcome.transitions:
+            self._call_back(sink, stream, outcome.transitions)
+
+    def _acknowledge(self, sender: bytes, sink: Sink, stream: Stream, **more: Any) -> None:
+        power = stream.power_safe if sink.promises_power else None
+        self._send(sender, {"kind": "ack", "store": sink.name, "process": stream.process_safe, "power": power, **more})
+
+    def _call_back(self, sink: Sink, stream: Stream, transitions: list[Any]) -> None:
+        assert self._data_callback is not None
+        try:
+            self._data_callback(sink.name, {"data": transitions, "last_id": stream.process_safe})
+        except Exception:  # the steps are stored; what the learner's own function makes of them is no reason to stop serving
+            logger.exception("data_callback failed on steps for %s", sink.name)
+
+    def _tell_power_safe(self) -> None:
+        for sink in self._sinks.values():
+            for stream in sink.tell_synced():
+                for sender, session in self._sessions.items():
+                    if session.streams.get((sink.name, stream.boot)) is stream:
+                        self._acknowledge(sender, sink, stream)
+
+    def _answer(self, sender: bytes, reply: dict[str, Any]) -> None:
+        """Called by the threads that answer requests."""
+        self._replies.append((sender, reply))
+        self._awaken()
+
+    def _send_replies(self) -> None:
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return
+        while self._replies:
+            self._send(*self._replies.popleft())
+
+    def _send(self, receiver: bytes, message: Mapping[str, Any]) -> None:
+        try:
+            frames = encode(message)
+        except HiltError as error:  # an answer that cannot be sent is an error of whoever made it
+            frames = encode({"kind": "reply", "number": message.get("number", -1), "error": str(error)})
+        self._counters.bytes_sent.add(sum(memoryview(frame).nbytes for frame in frames))
+        try:
+            self._socket.send_multipart([receiver, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            logger.debug("an answer was dropped: its receiver does not take any; it will ask again")
+
+    def _forget_silent(self) -> None:
+        old = time.monotonic() - SILENT_S
+        for sender in [sender for sender, session in self._sessions.items() if session.heard < old]:
+            self._forget(sender)
+
+    def _forget(self, sender: bytes) -> None:
+        """Of a client that is gone; its episodes are ended unless it is connected in another way, too."""
+        session = self._sessions.pop(sender)
+        in_use = {stream for other in self._sessions.values() for stream in other.streams.values()}
+        for (name, boot), stream in session.streams.items():
+            if stream not in in_use and name in self._sinks:
+                self._sinks[name].forget(session.actor, boot)
+        self._counters.gone(session)
+
+    # Beginning and end
+
+    def _go_on_above_known_versions(self) -> None:
+        """So that no version means two sets of weights: numbers go on above those that the steps in the stores carry."""
+        for sink in self._sinks.values():
+            if sink.log is not None and len(sink.log):
+                versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
+                self._publisher.raise_to(int(versions.max()))
+
+    def _awaken(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _close_socket(self) -> None:
+        if self._door is not None:
+            self._door.close()
+        self._socket.close(0)
+
+    def _context_gone(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
+        if self.config.transport == "tcp":
+            self._context.destroy(0)
+
+
+class _Session:
+    """One connection of one client."""
+
+    def __init__(self, actor: str, boot: str):
+        self.actor, self.boot = actor, boot
+        self.streams: dict[tuple[str, str], Stream] = {}
+        self.heard = time.monotonic()
+        self.depth, self.lag, self.version = 0, 0.0, -1
+        self._expected: dict[str, tuple[int, int]] = {}
+
+    def hears(self, message: Mapping[str, Any]) -> None:
+        self.heard = time.monotonic()
+        if "depth" in message:
+            self.depth, self.lag = _field(message, "depth", int), float(_field(message, "lag", float))
+
+    def in_step(self, store: str, epoch: int, n: int) -> bool:
+        """Whether this message follows the one before it. An epoch begins wherever the client was acknowledged."""
+        at, expected = self._expected.get(store, (-1, 0))
+        if not (n == 0 if epoch > at else (epoch, n) == (at, expected)):
+            return False
+        self._expected[store] = (epoch, n + 1)
+        return True
+
+    def out_of_step(self, store: str) -> None:
+        """Nothing more counts in this epoch."""
+        epoch, _ = self._expected[store]
+        self._expected[store] = (epoch, -1)
+
+
+class _Counters:
+    """What Prometheus sees."""
+
+    def __init__(self, metrics: Metrics):
+        of = ("actor", "store")
+        self.received = metrics.counter("hilt_wire_steps_received_total", "Steps that were stored.", of)
+        self.duplicate = metrics.counter("hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
+        self.refused = metrics.counter("hilt_wire_steps_refused_total", "Steps that do not fit, told to their sender.", of)
+        self.held = metrics.counter("hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of)
+        self.malformed = metrics.counter("hilt_wire_messages_malformed_total", "Messages that could not be read.")
+        self.refused_clients = metrics.counter("hilt_wire_clients_refused_total", "Handshakes refused because something differs.")
+        self.bytes_received = metrics.counter("hilt_wire_bytes_received_total", "Bytes received on the data port.")
+        self.bytes_sent = metrics.counter("hilt_wire_bytes_sent_total", "Bytes sent on the data port.")
+        self.version = metrics.gauge("hilt_wire_policy_version", "The newest version of the weights.")
+        self.actor_version = metrics.gauge("hilt_wire_actor_version", "The version that made an actor's last step.", ("actor",))
+        self.staleness = metrics.gauge("hilt_wire_staleness_versions", "How many versions behind an actor's last step was.", ("actor",))
+        self.depth = metrics.gauge("hilt_wire_queue_depth", "Steps that wait at an actor.", ("actor",))
+        self.lag = metrics.gauge("hilt_wire_lag_seconds", "How long the oldest of them has been waiting.", ("actor",))
+        self._of_actor = (self.actor_version, self.staleness, self.depth, self.lag)
+
+    def took(self, session: _Session, store: str, outcome: Any) -> None:
+        labels = {"actor": session.actor, "store": store}
+        self.received.add(outcome.stored, **labels)
+        if outcome.duplicates:
+            self.duplicate.add(outcome.duplicates, **labels)
+        if outcome.refused:
+            self.refused.add(len(outcome.refused), **labels)
+        if outcome.held:
+            self.held.add(1, **labels)
+        if outcome.version is not None:
+            session.version = outcome.version
+            self.actor_version.set(outcome.version, actor=session.actor)
+            self.staleness.set(max(0, self.version.value() - outcome.version), actor=session.actor)
+        self.hears(session)
+
+    def hears(self, session: _Session) -> None:
+        self.depth.set(session.depth, actor=session.actor)
+        self.lag.set(session.lag, actor=session.actor)
+
+    def gone(self, session: _Session) -> None:
+        for gauge in self._of_actor:
+            gauge.remove(actor=session.actor)
+
+    def totals(self) -> dict[str, float]:
+        names = ("received", "duplicate", "refused", "held", "malformed", "refused_clients", "bytes_received", "bytes_sent")
+        return {name: getattr(self, name).total() for name in names}
+
+
+def _field(message: Mapping[str, Any], name: str, kind: type) -> Any:
+    """A field of a message, which anybody may have sent."""
+    value = message.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise FormatError(f"a message has {name}={str(value)[:40]!r} where a {kind.__name__} belongs.")
+    return value
