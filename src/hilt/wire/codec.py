@@ -93,7 +93,7 @@ def decode(frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS) -> dict[str, 
     view = _view(frames[0])
     if view.nbytes > limits.header_bytes:
         raise FormatError(f"a header of {view.nbytes:,} bytes; at most {limits.header_bytes:,} are read.")
-    header = bytes(view)
+    header = frames[0] if isinstance(frames[0], bytes) else bytes(view)
     if header[: len(MAGIC)] != MAGIC or len(header) <= len(_PREFIX):
         raise FormatError(f"the message begins with {header[:5]!r}; expected {_PREFIX!r}. The other side is no Hilt program.")
     if header[len(MAGIC)] != VERSION:
@@ -137,9 +137,9 @@ class _Encoder:
         for key, value in tree.items():
             if type(key) is not str:
                 key = _text_key(key)
+            if not key.isascii():
+                _check_text(key)
             try:
-                if not key.isascii():
-                    _check_text(key)
                 made[key] = self.value(value, depth)
             except _RefusedError as error:
                 error.path.append(key)
@@ -198,10 +198,12 @@ class _Encoder:
         return self._array(_as_array(value))
 
     def _array(self, array: np.ndarray[Any, DType]) -> Any:
-        shape = array.shape
+        dtype, shape = array.dtype, array.shape
+        if dtype.names:  # as a whole: copied by its fields, it would have something else in its gaps
+            array = array.view(np.dtype((np.void, dtype.itemsize)))
         if array.nbytes <= INLINE_BYTES:
-            return _extension_type(_INLINE, array.tobytes() + _suffix(array.dtype, shape))
-        description = _describe(array.dtype, shape)
+            return _extension_type(_INLINE, array.tobytes() + _suffix(dtype, shape))
+        description = _describe(dtype, shape)
         # ravel copies just what is not in order already; as bytes, for some types have no buffers of their own
         self.buffers.append(array.ravel().view(np.uint8).data)
         return _extension_type(_BUFFER, description)
@@ -340,7 +342,7 @@ def _parse(description: bytes) -> tuple[DType, tuple[int, ...], int]:
     if len(description) > _DESCRIPTION_BYTES:
         raise FormatError(f"an array described in {len(description):,} bytes; at most {_DESCRIPTION_BYTES:,} are read.")
     given = _unpack(description, 0, DEFAULT_LIMITS, _no_extension)
-    if not isinstance(given, list) or not given or any(type(n) is not int or n < 0 for n in given[1:]):
+    if not isinstance(given, list) or not 0 < len(given) <= 65 or any(type(n) is not int or n < 0 for n in given[1:]):
         raise FormatError(f"an array described as {_short(given)}; expected its type and the lengths of its axes.")
     shape = tuple(given[1:])
     try:
@@ -379,7 +381,7 @@ def _extension(buffers: Iterator[Any], code: int, data: bytes) -> Any:
         if code == _BYTES:
             if data:
                 raise FormatError("the header has a malformed entry for bytes.")
-            return bytes(frame if isinstance(frame, bytes) else view)
+            return frame if isinstance(frame, bytes) else bytes(view)
         return _array(data, view, view.nbytes)
     described = int.from_bytes(data[-2:], "little")
     size = len(data) - 2 - described
@@ -396,9 +398,10 @@ def _extension(buffers: Iterator[Any], code: int, data: bytes) -> Any:
 def _array(description: bytes, buffer: Buffer, size: int) -> np.ndarray[Any, DType]:
     dtype, shape, needed = (_parse_again if len(description) <= _CACHED_BYTES else _parse)(description)
     if needed != size:
-        raise FormatError(f"an array of {_short(shape)} {dtype} with {size:,} bytes; expected {needed:,}.")
+        raise FormatError(f"an array of {_short(shape)} {dtype} with {size:,} bytes; expected {_short(needed)}.")
     try:
-        array: np.ndarray[Any, DType] = np.ndarray(shape, dtype, buffer)
+        flat = np.frombuffer(buffer, dtype, size // dtype.itemsize) if size else np.ndarray(shape, dtype, b"")
+        array = flat.reshape(shape)
     except (ValueError, TypeError) as error:  # too many axes, or sizes beyond all memory beside an axis of length 0
         raise FormatError(f"an array of shape {_short(shape)} ({_short(str(error))}).") from None
     if not array.flags.aligned:  # a small buffer that zmq received amid others

@@ -216,16 +216,17 @@ class ServerKeys:
         socket.set(zmq.ZAP_DOMAIN, DOMAIN)
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
-    def allowed(self) -> dict[bytes, str]:
-        """The public keys that may come in, with their names: every ``.pub`` of the folder but its own."""
+    def allowed(self) -> tuple[dict[bytes, str], list[str]]:
+        """The public keys that may come in, with their names: every ``.pub`` but its own; and what is wrong with damaged ones."""
         found: dict[bytes, str] = {}
+        problems = []
         for path in self._others():
             try:
                 found.setdefault(read_key(path).public, path.stem)
             except HiltError as error:  # one bad file must not keep the others out
-                _log.warning("%s", error)
+                problems.append(str(error))
         found.pop(self.public, None)
-        return found
+        return found, problems
 
     def _others(self) -> list[Path]:
         return [path for path in _files(self.folder, ".pub") if path.stem != self.name]
@@ -253,12 +254,12 @@ class ClientKeys:
                     f"Copy ACTOR.key here from where it was made, or make it with: {_make(home, 'ACTOR')}"
                 )
             if len(names) > 1:
-                raise ConfigError(f"{home}: keys of several actors are here ({', '.join(names)}). Say which is yours: key_name={names[0]!r}.")
+                raise ConfigError(f"{home}: several actors' keys are here ({', '.join(names)}). Say which is used: key_name={names[0]!r}.")
             name = names[0]
         public, secret = _secret(home, name)
         path = home / f"{server}.pub"
         if not path.is_file():
-            raise ConfigError(f"{path}: no such file, and without it the {server} cannot be recognised. Copy it from the {server}'s machine.")
+            raise ConfigError(f"{path}: no such file, without which the {server} cannot be recognised. Copy it from the {server}'s machine.")
         return cls(name, public, secret, read_key(path).public)
 
     def secure(self, socket: zmq.Socket[Any]) -> None:
@@ -278,6 +279,7 @@ class Gatekeeper:
         """How many were not."""
         self._keys = keys
         self._allowed: dict[bytes, str] = {}
+        self._problems: list[str] = []
         self._changed_at: int | None = None
         self._read_at = -float("inf")
         self._warned_at = -float("inf")
@@ -330,11 +332,14 @@ class Gatekeeper:
             if changed_at == self._changed_at and now - self._read_at < LOOK_AGAIN_S:
                 return
             fresh = abs(time.time() - changed_at / 1e9) < CLOCK_TICK_S  # before reading: a change from here on must be seen
-            self._allowed = self._keys.allowed()
+            self._allowed, problems = self._keys.allowed()
         except (OSError, HiltError) as error:
-            _log.warning("%s: the folder of keys cannot be read (%s); nobody new gets in.", self._keys.folder, error)
             self._allowed, changed_at, fresh = {}, 0, False
-        self._changed_at, self._read_at = None if fresh else changed_at, now
+            problems = [f"{self._keys.folder}: the keys cannot be read, so nobody new gets in ({error})"]
+        for problem in problems:
+            if problem not in self._problems:
+                _log.warning("%s", problem)
+        self._problems, self._changed_at, self._read_at = problems, None if fresh else changed_at, now
 
     def _warn(self, public: bytes, address: bytes) -> None:
         """Rarely, so that a stranger who comes often costs nothing."""
@@ -342,5 +347,5 @@ class Gatekeeper:
         if now - self._warned_at > WARN_EVERY_S:
             self._warned_at = now
             where = ascii(address.decode("latin-1"))[1:60].rstrip("'")
-            mark, total = fingerprint(public), self.refused
-            _log.warning("a key not on the list (%s, from %s) was refused; %d so far. To let it in, put its .pub file into %s.", mark, where, total, self._keys.folder)  # fmt: skip
+            text = "the key %s, from %s, is not on the list and was refused (%d refused so far). To let it in, put its .pub file into %s."
+            _log.warning(text, fingerprint(public), where, self.refused, self._keys.folder)
