@@ -266,8 +266,7 @@ def actors(lab: Lab) -> list[Row]:
     remove(lab.folder / "log-actors")
     assert received == lags.size, f"{received} steps were received, {lags.size} were acknowledged"
     grown = {name: (np.median(found[-len(found) // 4 :]) - np.median(found[: len(found) // 4])) / 1e6 for name, found in memory.items()}
-    largest = max(grown, key=grown.__getitem__)
-    steps = lags.size * (1 - warm / seconds)
+    most = max((name for name in grown if name != "learner"), key=grown.__getitem__)
     size = lab.size(seconds, 600, "seconds")
     return [
         Row(
@@ -290,8 +289,8 @@ def actors(lab: Lab) -> list[Row]:
             "its second, after eviction has begun",
             targets=[at_most(2)],
             size=size,
-            note=f"it is {largest}, {1e6 * grown[largest] / steps:.2g} bytes per step; the learner grew by {grown['learner']:.2g} MB from "
-            f"{memory['learner'][0] / 1e6:.0f} MB",
+            note=f"the learner by {grown['learner']:.2g} MB from {memory['learner'][0] / 1e6:.0f}, of the actors at most {most} by "
+            f"{grown[most]:.2g} MB from {memory[most][0] / 1e6:.0f}",
         ),
     ]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
 from bench.report import KEYS, Report, Row, at_least, at_most
+from bench.sides import Side
 from bench.timing import in_turns
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,3 +122,49 @@ def test_contenders_take_turns():
 def test_a_size_is_said_only_when_it_differs(tmp_path: Path):
     lab = Lab(tmp_path, quick=True)
     assert lab.size(20_000, 20_000, "transitions") == "" and lab.size(2_000, 20_000, "transitions") == "2,000 transitions instead of 20,000"
+
+
+def test_the_wire_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
+    assert main(["wire", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "stream: w1_stream, w1_stream_disk_spool",
+        "latency: w1_latency_process_p50, w1_latency_process_p99, w1_latency_power_p50, w1_latency_power_p99",
+        "weights: weights_50mb, weights_50mb_4",
+        "actors: actors_8_lag_p99, actors_8_memory",
+    ]
+
+
+def test_the_wire_suite_runs(tmp_path: Path):
+    assert main(["wire", "--quick", "--only", "latency", "--json", str(tmp_path / "rows.json"), "--dir", str(tmp_path)]) == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "rows.json"], "the data is removed at the end"
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["name"] for row in rows] == list(load_groups("wire")["latency"].rows)
+    for row in rows:
+        assert set(KEYS) <= set(row) and row["low"] <= row["ours"] <= row["high"] and row["limit"] > 0, row["name"]
+        assert row["met"] is (False if row["target"] else None) and "200 transitions instead of 1,800" in row["note"], row["name"]
+
+
+def test_without_reverb_the_row_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from bench import wire
+
+    monkeypatch.setattr(wire, "REVERB", tmp_path / "nowhere")
+    with pytest.raises(OSError, match=r"there is no \.venv-reverb"), ExitStack() as stack:
+        wire._reverb(stack, 100)
+
+
+def test_a_side_answers_and_tells_what_went_wrong():
+    with Side("bench.wire_sides", "socket") as one, Side("bench.wire_sides", "socket") as other:
+        one.ask("connect", kind="PUSH", ports=[other.ask("bind", kind="PULL")])
+        other.tell("receive", nbytes=1000, count=3)
+        start = one.ask("send", nbytes=1000, count=3)
+        assert other.answer() > start
+        with pytest.raises(RuntimeError, match="has no attribute 'sing'"):
+            one.ask("sing")
+        other.tell("receive", nbytes=1000, count=1)
+        with pytest.raises(RuntimeError, match=r"gave no answer within 0\.1 s"):
+            other.answer(timeout=0.1)
+        one.ask("send", nbytes=999, count=1)
+        with pytest.raises(RuntimeError, match="999 bytes came, 1000 were sent"):
+            other.answer()
+    with Side("bench.wire_sides", "nobody") as gone, pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
+        gone.answer()
