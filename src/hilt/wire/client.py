@@ -86,6 +86,7 @@ class TrainerClient:
         self._updater: threading.Thread | None = None
         self._stopped = threading.Event()
         self._told = dict.fromkeys(("refused", "dropped"), 0)
+        self._before = {name: store.stats() for name, store in stores.items()}
         self._next_request = 0.0
         try:
             self._wait_for_server(LONGEST_WAIT_S if wait_for_server is True else max(self.timeout_s, float(wait_for_server)))
@@ -106,11 +107,11 @@ class TrainerClient:
 
         self._link.wait(safe, seconds)
         waiting = sum(self._waiting(name, target) for name, target in targets.items())
-        now = {"refused": sum(c.refused for c in cursors.values()), "dropped": sum(s.stats()["dropped"] for s in self._stores.values())}
+        taken, now = self._taken(), {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")}
         since = {what: now[what] - self._told[what] for what in now}
         self._told = now
         return Update(
-            acknowledged=sum(cursor.process_safe + 1 for cursor in cursors.values()) - now["refused"],
+            acknowledged=taken - sum(now.values()) - sum(self._waiting(name, store.latest_data_id()) for name, store in self._stores.items()),
             waiting=waiting,
             power_safe=all(cursor.power_safe >= targets[name] for name, cursor in cursors.items()),
             problem=self._problem(waiting, seconds, since),
@@ -195,8 +196,8 @@ class TrainerClient:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        if self._link.is_open:
-            self.update()
+        if self._link.is_open and self.update().waiting == 0:
+            self._link.wait(lambda: not any(map(len, self._stores.values())), self.timeout_s)  # until they are power-safe, too
         if self._subscriber is not None:
             self._subscriber.close()
         self._link.close()
@@ -211,7 +212,8 @@ class TrainerClient:
             name: {**cursor.store.stats(), "process_safe": cursor.process_safe, "power_safe": cursor.power_safe, "refused": cursor.refused}
             for name, cursor in self._link.cursors.items()
         }
-        return {"connected": self._link.is_open, "reconnects": self._link.reconnects, "policy_version": self.policy_version, "stores": stores}
+        link = {"connected": self._link.is_open, "reconnects": self._link.reconnects}
+        return {**link, "policy_version": self.policy_version, "stores": stores}
 
     def __enter__(self) -> TrainerClient:
         return self
@@ -236,6 +238,13 @@ class TrainerClient:
         newer = stats["latest"] - target
         unsafe = stats["latest"] - max(cursor.process_safe, stats["acknowledged"])
         return max(0, min(unsafe, stats["kept"]) - newer)
+
+    def _taken(self) -> int:
+        """Steps that this client was given: found in the stores, or inserted since."""
+        return sum(before["kept"] for before in self._before.values()) + self._grown("inserted")
+
+    def _grown(self, what: str) -> int:
+        return sum(store.stats()[what] - self._before[name][what] for name, store in self._stores.items())
 
     def _problem(self, waiting: int, seconds: float, since: Mapping[str, int]) -> str:
         parts = [f"{count} steps were {what}" for what, count in since.items() if count]

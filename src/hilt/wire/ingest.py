@@ -43,9 +43,8 @@ class Outcome:
 class Stream:
     """The steps of one sender into one store."""
 
-    def __init__(self, actor: str, boot: str, received: Received):
-        self.actor, self.boot, self.received = actor, boot, received
-        self.power_safe = received.high
+    def __init__(self, actor: str, boot: str, received: Received, power_safe: int = -1):
+        self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
         self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
         self.refusals: dict[int, str] = {}
 
@@ -99,12 +98,13 @@ class Sink:
         """What is known of a sender whose oldest step is number `first`."""
         name = (actor, boot)
         if name not in self._streams:
-            received = Received(first - 1)
+            received, power_safe = Received(first - 1), -1  # what is below `first` may be another boot's, and on its way to the disk
             if self.log is not None:
                 received = received_by(self.log, actor, boot, self.name, first)
                 if self.promises_power and received.high >= first:
                     self.log.sync()  # found on disk, perhaps written by a process that was killed
-            self._streams[name] = Stream(actor, boot, received)
+                    power_safe = received.high
+            self._streams[name] = Stream(actor, boot, received, power_safe)
         return self._streams[name]
 
     def misfit(self, example: Mapping[str, Any] | None) -> str:

@@ -6,6 +6,7 @@ the learner falls silent, and sends less at a time when the network is slow. The
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -115,7 +116,7 @@ class Link:
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._awake = False
+        self._awake, self._caught_up = False, True
         self._stopping = threading.Event()
         self._socket = connect(self.context, config, host, config.port_number, keys)
         for store in stores.values():
@@ -179,7 +180,7 @@ class Link:
         return no_answer(name, seconds, self.address)
 
     def _inserted(self) -> None:
-        if not self._awake:  # once it is awake it looks at the stores before it sleeps again
+        if self._caught_up and not self._awake:  # else it looks at the stores anyway before it sleeps again
             self._awaken()
 
     def _awaken(self) -> None:
@@ -213,10 +214,8 @@ class Link:
 
     def _sleep_soon(self) -> None:
         """From here on an insert wakes this thread again."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        except BlockingIOError:
-            pass
         self._awake = False
 
     def _pause_ms(self) -> int:
@@ -241,7 +240,8 @@ class Link:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "ack":
-            self._acknowledged(message)
+            if message["instance"] == self._instance:  # not a late word of the learner before this one
+                self._acknowledged(message)
         elif kind == "welcome":
             self._welcome(message)
         elif kind == "reply":
@@ -251,7 +251,7 @@ class Link:
             if message["why"] != self.refusal:
                 logger.error("the learner at %s refuses %s: %s", self.address, self.actor, message["why"])
             self.refusal, self._instance = message["why"], None
-        elif kind == "stranger":
+        elif kind == "stranger" and self.is_open:
             self._instance = None
             self._say_hello()
 
@@ -262,7 +262,8 @@ class Link:
             cursor.promises_power = said["promises_power"]
             if not said["keeps"]:
                 logger.warning("the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name)
-            cursor.process_safe = said.get("have", -1)  # of this learner: the one before it may have had more
+            # of this learner: the one before it may have had more
+            cursor.process_safe = said.get("have", cursor.store.stats()["acknowledged"])
             cursor.begin_again()
             cursor.trouble, cursor.wait_until = "", 0.0
         for asked in self._asked.values():
@@ -332,18 +333,24 @@ class Link:
                 asked.sent_at = now
 
     def _send_steps(self) -> None:
-        now = time.monotonic()
+        now, self._caught_up = time.monotonic(), True
         for name, cursor in self.cursors.items():
             cursor.see(now)
-            if cursor.wait_until:
-                if now < cursor.wait_until:
-                    continue
+            if cursor.wait_until and now >= cursor.wait_until:
                 cursor.wait_until = 0.0
                 cursor.begin_again()
-            while (flying := sum(size for _, size in cursor.on_their_way)) < cursor.window:
-                parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying))
-                if parcel is None or not self._send_parcel(name, cursor, parcel, now):
-                    break
+            if cursor.wait_until or not self._fill_window(name, cursor, now):
+                self._caught_up = False  # what is inserted now waits for an acknowledgement or for its time
+
+    def _fill_window(self, name: str, cursor: Cursor, now: float) -> bool:
+        """Sends as much as may be on its way; returns whether that was all there is."""
+        while (flying := sum(size for _, size in cursor.on_their_way)) < cursor.window:
+            parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying))
+            if parcel is None:
+                return True
+            if not self._send_parcel(name, cursor, parcel, now):
+                break
+        return False
 
     def _send_parcel(self, name: str, cursor: Cursor, parcel: Any, now: float) -> bool:
         message = {"kind": "data", "store": name, "boot": parcel.boot, "first": parcel.first, "epoch": cursor.epoch, "n": cursor.n}

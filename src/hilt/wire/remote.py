@@ -142,9 +142,9 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
     """The server's side of `RemoteChannel`."""
 
     def of(asked: Any) -> Channel[Any]:
-        name = asked.get("name") if isinstance(asked, dict) else None
+        name = str(asked.get("name") if isinstance(asked, dict) else None)
         if name not in channels:
-            raise UnknownNameError("channel at the learner", str(name), channels)
+            raise UnknownNameError("channel at the learner", name, channels)
         return channels[name]
 
     def put(asked: Any, seconds: float) -> None:

@@ -129,5 +129,6 @@ def raise_error(reply: Mapping[str, Any]) -> None:
     """At the client: raises what a request failed with, as the same kind of error where it is one of ours."""
     text = str(reply["error"])
     kind = getattr(errors, str(reply.get("error_kind", "")), None)
-    simple = isinstance(kind, type) and issubclass(kind, HiltError) and "__init__" not in vars(kind)
-    raise kind(text) if simple else RequestError(text)
+    if isinstance(kind, type) and issubclass(kind, HiltError) and "__init__" not in vars(kind):
+        raise kind(text)
+    raise RequestError(text)

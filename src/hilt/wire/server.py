@@ -213,7 +213,7 @@ class TrainerServer:
         session = self._sessions.get(sender)
         if kind == "hello":
             if self._hello(sender, message) and self._door is not None:
-                self._door.know(frames[1].get("Peer-Address"))
+                self._door.know(str(frames[1].get("Peer-Address")))
         elif session is None or message.get("instance") != self.instance:
             self._send(sender, {"kind": "stranger", "instance": self.instance})  # it spoke to the learner before this one
         elif kind == "data":
@@ -256,9 +256,7 @@ class TrainerServer:
     def _refusal(self, message: dict[str, Any]) -> str:
         """What differs between this side and the one that says hello; empty when it may come in."""
         ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
-        differ = [
-            f"{name} is {theirs.get(name)!r} there and {value!r} at the learner" for name, value in ours.items() if theirs.get(name) != value
-        ]
+        differ = [f"{name} is {theirs.get(name)!r} there and {ours[name]!r} at the learner" for name in ours if theirs.get(name) != ours[name]]
         if differ:
             return f"the settings differ: {'; '.join(differ)}. Use the same make_trainer_config and version of Hilt on both sides."
         for name, asked in _field(message, "stores", dict).items():
@@ -288,7 +286,8 @@ class TrainerServer:
 
     def _acknowledge(self, sender: bytes, sink: Sink, stream: Stream, **more: Any) -> None:
         power = stream.power_safe if sink.promises_power else None
-        self._send(sender, {"kind": "ack", "store": sink.name, "process": stream.process_safe, "power": power, **more})
+        safe = {"process": stream.process_safe, "power": power}
+        self._send(sender, {"kind": "ack", "instance": self.instance, "store": sink.name, **safe, **more})
 
     def _call_back(self, sink: Sink, stream: Stream, transitions: list[Any]) -> None:
         assert self._data_callback is not None

@@ -46,7 +46,7 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
     except zmq.ZMQError as error:
         socket.close(0)
         cure = "Another program uses this port: stop it, or choose another one." if error.errno == errno.EADDRINUSE else "Check bind_ip."
-        raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno)}). {cure}") from None
+        raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno or 0)}). {cure}") from None
 
 
 def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
