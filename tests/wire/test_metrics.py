@@ -211,13 +211,13 @@ def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(under_test, "REQUEST_SECONDS", 1.0)
     endpoint = serve(Metrics(), 0)
     try:
+        trickling = socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
         silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) for _ in range(3 * MAX_CONNECTIONS)]
-        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as trickling:
-            deadline = time.monotonic() + 20
-            with pytest.raises(ConnectionError):  # a byte now and then does not help
-                while time.monotonic() < deadline:
-                    trickling.sendall(b"G")
-                    time.sleep(0.05)
+        deadline = time.monotonic() + 20
+        with pytest.raises(ConnectionError), trickling:  # a byte now and then does not help
+            while time.monotonic() < deadline:
+                trickling.sendall(b"G")
+                time.sleep(0.05)
         for connection in silent:  # the first few had their time, the others none
             assert connection.recv(1) == b""
             connection.close()

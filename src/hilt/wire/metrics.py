@@ -187,6 +187,7 @@ def serve(metrics: Metrics, port: int) -> Endpoint:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
+    request_queue_size = 64
     allow_reuse_address = True  # a restarted learner need not wait for old connections to time out
     allow_reuse_port = False  # but two may not share it
 
