@@ -20,6 +20,7 @@ from hilt.core.errors import HiltError
 COMMANDS = {
     "demo": ("hilt.cli.demo", "See Hilt at work: a log that records, is killed, recovers and is sampled."),
     "data": ("hilt.cli.data", "Look into logs of experience, check them, mend them, merge and split them."),
+    "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
 }
 

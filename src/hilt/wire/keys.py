@@ -259,7 +259,7 @@ class ClientKeys:
         public, secret = _secret(home, name)
         path = home / f"{server}.pub"
         if not path.is_file():
-            raise ConfigError(f"{path}: no such file, without which the {server} cannot be recognised. Copy it from the {server}'s machine.")
+            raise ConfigError(f"{path}: no such file, without which the {server} cannot be known. Copy it from the {server}'s machine.")
         return cls(name, public, secret, read_key(path).public)
 
     def secure(self, socket: zmq.Socket[Any]) -> None:
