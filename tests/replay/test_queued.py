@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.core.tree import flatten
 from hilt.replay import QueuedDataStore
-from hilt.replay.packed import unpack
+from hilt.replay.packed import Block
 from tests.replay.test_buffers import make, transition
 
 
@@ -189,7 +189,7 @@ def test_a_transition_keeps_the_boot_of_the_process_that_inserted_it(tmp_path: P
     after = -1
     while (parcel := store.parcel(after)) is not None:
         assert parcel.packed is not None
-        steps = [int(step["rewards"]) for step in unpack(parcel.packed)]
+        steps = [int(step["rewards"]) for step in Block(parcel.packed)]
         sent += [(parcel.boot, first, value) for first, value in zip(range(parcel.first, parcel.last + 1), steps, strict=True)]
         after = parcel.last
     assert boots[0] != boots[1]
@@ -241,7 +241,7 @@ def test_a_frame_is_packed_once():
         assert len(frames) == 11, name
     later = store.parcel(4)
     assert later is not None and later.packed is not None and (later.first, later.last) == (5, 9)
-    assert [int(step["rewards"]) for step in unpack(later.packed)] == [5, 6, 7, 8, 9]
+    assert [int(step["rewards"]) for step in Block(later.packed)] == [5, 6, 7, 8, 9]
 
 
 def test_the_version_that_acts_is_noted():

@@ -92,6 +92,14 @@ class ArraySpec:
     def nbytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
+    def check_column(self, path: str, values: Array) -> Array:
+        """``[n, ...]`` values of this leaf, converted from another width of the same kind; what does not fit is named by path."""
+        if values.dtype != self.dtype or values.shape[1:] != self.shape:
+            values = _coerce(path, values, self, (*values.shape[:1], *self.shape), cast=True)
+        if self.finite:
+            _check_finite(path, values)
+        return values
+
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 

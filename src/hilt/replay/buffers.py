@@ -18,11 +18,12 @@ import numpy as np
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
+from hilt.replay.chains import Chains
 from hilt.replay.log import Log
+from hilt.replay.packed import Block
 from hilt.replay.sample import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.view import View
-from hilt.replay.writer import Episode
 
 _NUMBERS = (bool, int, float, np.generic)
 OPEN_CHAINS = 8
@@ -76,8 +77,7 @@ class ReplayBufferDataStore:
         settings = {"capacity_steps": capacity, **settings}
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
-        self._open_chains = max(1, min(OPEN_CHAINS, capacity // 4))  # a running one cannot be evicted as a whole
-        self._chains: dict[tuple[str, str, str], list[Episode]] = {}
+        self._chains = Chains(self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4)))  # a running one cannot be evicted as a whole
         self._lock = threading.RLock()
         self.view: View = self.log.all()
         self._inserted = len(self.view)
@@ -94,17 +94,18 @@ class ReplayBufferDataStore:
         """
         leaves = self.check(transition)
         with self._lock:
-            sender = (actor, boot, store)
-            episode = self._chain(sender, leaves)
-            follows = episode is not None
-            if episode is None:
-                episode = self._begin(sender)
-            key = self.log.commit_step(episode, leaves, follows, sequence, timeout)
-            if episode.lane is None:
-                self._chains[sender].remove(episode)
+            key = self._chains.insert((actor, boot, store), leaves, sequence, timeout)
             self._inserted += 1
             self._newest.append(key)
             return key
+
+    def insert_block(self, block: Block, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int:
+        """Stores packed transitions whose numbers begin at `sequence`; returns how many. The rest must be inserted one by one."""
+        with self._lock:
+            keys = self._chains.insert_block((actor, boot, store), self._block_with_ends(block), sequence, timeout)
+            self._inserted += len(keys)
+            self._newest.extend(keys)
+            return len(keys)
 
     def check(self, transition: Tree) -> list[Array]:
         """What `insert` would store, or its error; nothing is stored."""
@@ -148,6 +149,11 @@ class ReplayBufferDataStore:
         """How many transitions can be sampled."""
         return len(self.view)
 
+    def forget(self, actor: str, boot: str, store: str) -> None:
+        """This sender will send no more: what it left running is ended."""
+        with self._lock:
+            self._chains.forget((actor, boot, store))
+
     def stats(self) -> dict[str, Any]:
         return self.log.stats()
 
@@ -183,29 +189,15 @@ class ReplayBufferDataStore:
                 given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given
 
-    def _chain(self, sender: tuple[str, str, str], leaves: Sequence[Array]) -> Episode | None:
-        """The running episode that this step goes on with, the latest one first."""
-        chains = self._chains.get(sender, [])
-        for episode in reversed(chains):
-            if episode.continues(leaves):
-                if episode is not chains[-1]:
-                    chains.remove(episode)
-                    chains.append(episode)
-                return episode
-        return None
-
-    def _begin(self, sender: tuple[str, str, str]) -> Episode:
-        chains = self._chains.setdefault(sender, [])
-        while len(chains) >= (1 if sender[0] else self._open_chains):
-            chains.pop(0).end()
-        chains.append(self.log.episode(*sender))
-        return chains[-1]
-
-    def forget(self, actor: str, boot: str, store: str) -> None:
-        """This sender will send no more: what it left running is ended."""
-        with self._lock:
-            for episode in self._chains.pop((actor, boot, store), []):
-                episode.end()
+    def _block_with_ends(self, block: Block) -> Block:
+        """As `_with_ends`, for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
+        columns = {path: column for path, column in block.columns.items() if not path.startswith("infos/")}
+        if "grasp_penalty" in self.log.schema.columns and "infos/grasp_penalty" in block.columns:
+            columns.setdefault("grasp_penalty", block.columns["infos/grasp_penalty"])
+        done, mask = columns.get("dones"), columns.get("masks")
+        if "terminated" not in columns and "truncated" not in columns and done is not None and mask is not None:
+            columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
+        return block.with_columns(columns)
 
 
 class _Upstream(Sampler):

@@ -35,7 +35,7 @@ from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
 from hilt.replay.segment import FORMAT, Segment, check_format
 from hilt.replay.settings import check_new, check_settings
-from hilt.replay.store import Store
+from hilt.replay.store import Lane, Store
 from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
 
@@ -55,8 +55,7 @@ class Log(Store):
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
         self._compressing: list[threading.Thread] = []
-        self.temporary = False
-        """Whether it is removed when it is closed."""
+        self.temporary = False  # whether it is removed when it is closed
         self._started = time.monotonic()
 
     # Making and opening
@@ -126,9 +125,8 @@ class Log(Store):
         settings = read_json(folder / "log.json")
         check_format(settings.get("format"), folder)
         known = [name for name in settings if name not in ("format", "schemas")]
-        for name in changes:
-            if name not in known:
-                raise UnknownNameError("setting", name, known)
+        if unknown := [name for name in changes if name not in known]:
+            raise UnknownNameError("setting", unknown[0], known)
         if changes and mode == "r":
             raise ConfigError(f"{', '.join(changes)}: a log that is opened for reading keeps its settings; open it with mode='a'.")
         changed = {**settings, **changes}
@@ -205,16 +203,20 @@ class Log(Store):
             episode.place_version = self.index.version
             key = (episode.trajectory << OFFSET_BITS) | episode.steps
             episode.committed(leaves, encoded)
-            if self.durability.every_step:
-                self._sync_written([lane.segment])
-            elif self._syncer is not None:
-                self._syncer.notify()
-            if encoded.ended:
-                self.end_episode(episode)
-            elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
-                self.enforce_capacity()
-            self.tell_limiters()
+            self.settle(episode, lane, encoded.ended)
             return key
+
+    def settle(self, episode: Episode, lane: Lane, ended: bool) -> None:
+        """After steps were committed: makes them as safe as promised, and room for them."""
+        if self.durability.every_step:
+            self._sync_written([lane.segment])
+        elif self._syncer is not None:
+            self._syncer.notify()
+        if ended:
+            self.end_episode(episode)
+        elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
+            self.enforce_capacity()
+        self.tell_limiters()
 
     def end_episode(self, episode: Episode) -> None:
         """See `Episode.end`."""

@@ -6,6 +6,7 @@ frame. An observation that equals the next observation of the step before, compa
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ class PackedSteps:
         self.count += 1
 
     def slice(self, start: int, stop: int) -> dict[str, Any]:
-        """Some of the steps as plain arrays, without a copy; `unpack` reads them."""
+        """Some of the steps as plain arrays, without a copy; `Block` reads them."""
         frames, numbers = {}, {}
         for stream in self._streams:
             first, last = stream.span(start, stop)
@@ -59,7 +60,7 @@ class PackedSteps:
 
     def steps(self, start: int, stop: int) -> list[dict[str, Any]]:
         """Copies of some of the steps, as they were given."""
-        return [unflatten({path: value.copy() for path, value in step.items()}) for step in unpack(self.slice(start, stop))]
+        return [unflatten({path: value.copy() for path, value in step.items()}) for step in Block(self.slice(start, stop))]
 
 
 class _Frames:
@@ -98,25 +99,49 @@ class _Frames:
         return self._stored - 1
 
 
-def unpack(packed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The steps of a slice, each as leaves by path, which are views. What does not fit together is a `FormatError`."""
-    columns, frames, numbers = _mapping(packed, "columns"), _mapping(packed, "frames"), _mapping(packed, "numbers")
-    lengths = {len(value) if isinstance(value, np.ndarray) and value.ndim else -1 for value in [*columns.values(), *numbers.values()]}
-    if len(lengths) != 1 or -1 in lengths:
-        raise FormatError("a block of steps has columns of different lengths or none; it was not made by this version of Hilt.")
-    images: dict[str, tuple[Array, list[int]]] = {}
-    for path, of_step in numbers.items():
-        stream = frames.get(path, frames.get(_owner(path)))
-        if not isinstance(stream, np.ndarray) or not stream.ndim or of_step.dtype.kind != "i" or of_step.ndim != 1:
-            raise FormatError(f"{path}: a block of steps refers to frames that it does not have.")
-        if len(of_step) and (of_step.min() < 0 or of_step.max() >= len(stream)):
-            raise FormatError(f"{path}: a block of steps refers to frames that it does not have.")
-        images[path] = stream, of_step.tolist()
-    for i in range(lengths.pop()):
-        step = {path: column[i] for path, column in columns.items()}
-        for path, (stream, of_step) in images.items():
-            step[path] = stream[of_step[i]]
-        yield step
+class Block:
+    """A slice of packed steps, read with suspicion: what does not fit together is a `FormatError`."""
+
+    def __init__(self, packed: Mapping[str, Any]):
+        columns, frames, numbers = _mapping(packed, "columns"), _mapping(packed, "frames"), _mapping(packed, "numbers")
+        arrays = [*columns.values(), *numbers.values()]
+        lengths = {len(value) if isinstance(value, np.ndarray) and value.ndim else -1 for value in arrays}
+        if len(lengths) != 1 or -1 in lengths:
+            raise FormatError("a block of steps has columns of different lengths or none; it was not made by this version of Hilt.")
+        self.steps = lengths.pop()
+        self.columns = dict(columns)
+        """``[n, ...]`` per small column."""
+        self.images: dict[str, tuple[Array, Array]] = {}
+        """Per image column its frames, and ``[n]`` which of them each step has."""
+        for path, of_step in numbers.items():
+            stream = frames.get(path, frames.get(_owner(path)))
+            if not isinstance(stream, np.ndarray) or not stream.ndim or of_step.dtype.kind != "i" or of_step.ndim != 1:
+                raise FormatError(f"{path}: a block of steps refers to frames that it does not have.")
+            if len(of_step) and (of_step.min() < 0 or of_step.max() >= len(stream)):
+                raise FormatError(f"{path}: a block of steps refers to frames that it does not have.")
+            self.images[path] = stream, of_step
+
+    def with_columns(self, columns: Mapping[str, Array]) -> Block:
+        """The same steps with other small columns."""
+        other = copy.copy(self)
+        other.columns = dict(columns)
+        return other
+
+    def without(self, first: int) -> Block:
+        """The steps from `first` on."""
+        other = self.with_columns({path: column[first:] for path, column in self.columns.items()})
+        other.images = {path: (stream, of_step[first:]) for path, (stream, of_step) in self.images.items()}
+        other.steps -= first
+        return other
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The steps, each as leaves by path, which are views."""
+        images = {path: (stream, of_step.tolist()) for path, (stream, of_step) in self.images.items()}
+        for i in range(self.steps):
+            step = {path: column[i] for path, column in self.columns.items()}
+            for path, (stream, of_step) in images.items():
+                step[path] = stream[of_step[i]]
+            yield step
 
 
 def _mapping(packed: Mapping[str, Any], name: str) -> Mapping[str, Any]:

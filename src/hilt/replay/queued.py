@@ -34,7 +34,7 @@ class Parcel:
     first: int
     last: int
     packed: dict[str, Any] | None
-    """Arrays, for `hilt.replay.packed.unpack`."""
+    """Arrays, for `hilt.replay.packed.Block`."""
     items: list[Any] | None
     """Or what was inserted, where it is not arrays."""
 

@@ -19,6 +19,10 @@ class Received:
         self._above = {number for number in above if number > high}  # after a power cut: what survived beyond a gap
         self._close_up()
 
+    @property
+    def has_gaps(self) -> bool:
+        return bool(self._above)
+
     def __contains__(self, number: int) -> bool:
         return number <= self.high or number in self._above
 

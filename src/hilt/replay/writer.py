@@ -134,6 +134,17 @@ class Episode:
         self._tail_state = [leaves[after].tobytes() for _, after in self._state_pairs]
         self._tail = step.tail
 
+    def committed_many(self, count: int, last: Sequence[Array], tail: dict[str, list[Reference]]) -> None:
+        """The same of a block of steps that ends with this one."""
+        self.steps += count
+        self.steps_in_lane += count
+        self._tail_state = [last[after].tobytes() for _, after in self._state_pairs]
+        self._tail = tail
+
+    def tail_of(self, column: str) -> list[Reference] | None:
+        """The frames of one column that the last step ended with, as far as they lie in the segment that is being written."""
+        return self._tail.get(column)
+
     def lane_for_append(self) -> Lane:
         if self.lane is None:
             raise ClosedError(f"trajectory {self.trajectory} has ended; begin another one with log.episode().")
@@ -227,7 +238,7 @@ class TrajectoryRows:
 
 def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> list[Reference]:
     """Puts the frames of one column of a step behind those that are fresh, whose numbers begin at `base`."""
-    return [_store_one(frame, base, fresh) for frame in (value if column.stack else [value])]
+    return [reference_to(frame, base, fresh) for frame in (value if column.stack else [value])]
 
 
 def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]) -> list[Reference]:
@@ -239,11 +250,12 @@ def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Refere
         if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
             out.append(refs[i + 1])
         else:
-            out.append(_store_one(after[i], base, fresh))
+            out.append(reference_to(after[i], base, fresh))
     return out
 
 
-def _store_one(frame: Array, base: int, fresh: list[Array]) -> Reference:
+def reference_to(frame: Array, base: int, fresh: list[Array]) -> Reference:
+    """Puts one frame behind those that are fresh, and refers to it."""
     flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
     fresh.append(flat)
     return base + len(fresh) - 1, checksum(flat)

@@ -111,7 +111,7 @@ class TrainerClient:
         since = {what: now[what] - self._told[what] for what in now}
         self._told = now
         return Update(
-            acknowledged=taken - sum(now.values()) - sum(self._waiting(name, store.latest_data_id()) for name, store in self._stores.items()),
+            acknowledged=taken - sum(now.values()) - sum(self._waiting(name) for name in self._stores),
             waiting=waiting,
             power_safe=all(cursor.power_safe >= targets[name] for name, cursor in cursors.items()),
             problem=self._problem(waiting, seconds, since),
@@ -232,10 +232,10 @@ class TrainerClient:
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
 
-    def _waiting(self, name: str, target: int) -> int:
-        """Steps up to a number that are kept here and not acknowledged."""
+    def _waiting(self, name: str, target: int | None = None) -> int:
+        """Steps, up to a number, that are kept here and not acknowledged."""
         cursor, stats = self._link.cursors[name], self._stores[name].stats()
-        newer = stats["latest"] - target
+        newer = 0 if target is None else stats["latest"] - target
         unsafe = stats["latest"] - max(cursor.process_safe, stats["acknowledged"])
         return max(0, min(unsafe, stats["kept"]) - newer)
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
 from hilt.core.tree import Tree, unflatten
+from hilt.replay.chains import Chains
 from hilt.replay.log import Log
-from hilt.replay.packed import unpack
+from hilt.replay.packed import Block
 from hilt.replay.received import Received, received_by
-from hilt.replay.writer import Episode
 
 logger = logging.getLogger("hilt.wire")
 
@@ -113,7 +113,7 @@ class Sink:
         if example is None or check is None or self.log is None:
             return ""
         try:
-            for step in unpack(example):
+            for step in Block(example):
                 check(unflatten(step), True) if isinstance(self.store, Log) else check(unflatten(step))
         except SchemaError as error:
             return str(error)
@@ -123,19 +123,43 @@ class Sink:
         self, stream: Stream, first: int, packed: Mapping[str, Any] | None, items: list[Any] | None, collect: bool = False
     ) -> Outcome:
         """Stores the steps of a message whose numbers begin at `first`, in order, as far as it goes."""
-        outcome, stored = Outcome(), 0
-        for number, step in enumerate(_steps(packed, items), first):
-            if number in stream.received:
+        outcome, steps = Outcome(), items
+        if packed is not None:
+            block = Block(packed)
+            self._take_block(stream, first, block, outcome)
+            if outcome.stored == block.steps and not collect:
+                return outcome
+            steps = [unflatten(step) for step in block]
+        if steps is None:
+            raise FormatError("a message of steps has none in it.")
+        in_block = range(stream.received.high + 1 - outcome.stored, stream.received.high + 1)
+        for number, step in enumerate(steps, first):
+            new = number in in_block
+            if not new and number in stream.received:
                 outcome.duplicates += 1
                 if number in stream.refusals:
                     outcome.refused.append((number, stream.refusals[number]))
-                continue
-            if not self._take_one(stream, number, step, outcome):
-                break
-            if collect and outcome.stored > stored:
+            elif not new:
+                before = outcome.stored
+                if not self._take_one(stream, number, step, outcome):
+                    break
+                new = outcome.stored > before
+            if new and collect:
                 outcome.transitions.append(step)
-                stored = outcome.stored
         return outcome
+
+    def _take_block(self, stream: Stream, first: int, block: Block, outcome: Outcome) -> None:
+        """Stores the new steps of a block at once, if the store can do that; the others are taken one by one."""
+        known = max(0, stream.received.high + 1 - first)
+        insert_block = getattr(self._insert, "block", None)
+        if insert_block is None or known >= block.steps or stream.received.has_gaps:
+            return
+        outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
+        if outcome.stored:
+            assert self.log is not None
+            stream.note(first + known + outcome.stored - 1, self.log.appended)
+            if (versions := block.columns.get("policy_version")) is not None:
+                outcome.version = int(versions[known + outcome.stored - 1])
 
     def _take_one(self, stream: Stream, number: int, step: Any, outcome: Outcome) -> bool:
         before = self.log.appended if self.log is not None else 0
@@ -183,14 +207,6 @@ class Sink:
             self._insert.forget(actor, boot)
 
 
-def _steps(packed: Mapping[str, Any] | None, items: list[Any] | None) -> Iterable[Any]:
-    if packed is not None:
-        return map(unflatten, unpack(packed))
-    if items is None:
-        raise FormatError("a message of steps has none in it.")
-    return items
-
-
 def _log_of(store: Any) -> Log | None:
     log = getattr(store, "log", None)
     return log if isinstance(log, Log) else None
@@ -213,26 +229,24 @@ class _IntoBuffer:
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
         self._buffer.insert(step, actor, number, 0, boot=boot, store=self._name)
 
+    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
+        return self._buffer.insert_block(block, actor, number, 0, boot=boot, store=self._name)  # type: ignore[no-any-return]
+
     def forget(self, actor: str, boot: str) -> None:
         self._buffer.forget(actor, boot, self._name)
 
 
 class _IntoLog:
-    """Steps of every sender into a plain log, each sender in episodes of its own."""
+    """Steps of every sender into a plain log."""
 
     def __init__(self, log: Log, name: str):
-        self._log, self._name = log, name
-        self._episodes: dict[tuple[str, str], Episode] = {}
+        self._log, self._name, self._chains = log, name, Chains(log)
 
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
-        leaves = self._log.check(step, cast=True)
-        episode = self._episodes.get((actor, boot))
-        follows = episode is not None and episode.continues(leaves)
-        if not follows or episode is None:
-            self.forget(actor, boot)
-            episode = self._episodes[(actor, boot)] = self._log.episode(actor, boot, self._name)
-        self._log.commit_step(episode, leaves, follows, number, 0)
+        self._chains.insert((actor, boot, self._name), self._log.check(step, cast=True), number, 0)
+
+    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
+        return len(self._chains.insert_block((actor, boot, self._name), block, number, 0))
 
     def forget(self, actor: str, boot: str) -> None:
-        if (episode := self._episodes.pop((actor, boot), None)) is not None:
-            episode.end()
+        self._chains.forget((actor, boot, self._name))

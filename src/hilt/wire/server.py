@@ -256,9 +256,10 @@ class TrainerServer:
     def _refusal(self, message: dict[str, Any]) -> str:
         """What differs between this side and the one that says hello; empty when it may come in."""
         ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
-        differ = [f"{name} is {theirs.get(name)!r} there and {ours[name]!r} at the learner" for name in ours if theirs.get(name) != ours[name]]
+        differ = [name for name, mine in ours.items() if theirs.get(name) != mine]
         if differ:
-            return f"the settings differ: {'; '.join(differ)}. Use the same make_trainer_config and version of Hilt on both sides."
+            said = "; ".join(f"{name} is {theirs.get(name)!r} there and {ours[name]!r} at the learner" for name in differ)
+            return f"the settings differ: {said}. Use the same make_trainer_config and version of Hilt on both sides."
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
                 return str(UnknownNameError("data store at the learner", str(name), self._sinks))

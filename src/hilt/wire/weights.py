@@ -30,6 +30,7 @@ from hilt.core.errors import ClosedError, ConfigError, FormatError
 from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
+from hilt.wire.door import Door
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
@@ -62,8 +63,15 @@ class Publisher:
 
     def __init__(self, context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None = None):
         self._config = config
-        self._socket = sockets.bind(context, config, config.broadcast_port, keys)
+        self._socket = sockets.router(context, config, keys)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # an actor that is gone is an error, and forgotten
+        self._door = Door(self._socket, f"port {config.broadcast_port}") if config.transport == "tcp" else None
+        try:
+            sockets.listen(self._socket, config, config.broadcast_port)
+        except ConfigError:
+            if self._door is not None:
+                self._door.monitor.close(0)
+            raise
         self.instance = secrets.token_hex(8)
         """Who numbered these versions: a restarted learner is another one, and its newest counts whatever its number."""
         self._blocks = _Blocks()
@@ -137,7 +145,7 @@ class Publisher:
         return {"version": self._version, "published": self._published, **counters, "subscribers": list(subscribers.values())}
 
     def close(self) -> None:
-        """Stop answering. What is under way to an actor is cut off."""
+        """Stop answering; call it before the context ends. What is under way to an actor is cut off."""
         with self._publishing:
             self._closed = True
         self._bell.ring()
@@ -161,9 +169,13 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._bell.fileno(), zmq.POLLIN)
+        if self._door is not None:
+            poller.register(self._door.monitor, zmq.POLLIN)
         try:
             while not self._closed:
-                happened = dict(poller.poll(1_000))
+                happened = dict(poller.poll(100))
+                if self._door is not None:
+                    self._door.tick()
                 if self._bell.fileno() in happened:
                     self._bell.quiet()
                     for row in list(self._rows.values()):
@@ -173,6 +185,9 @@ class Publisher:
         except zmq.ContextTerminated:
             pass
         finally:
+            if self._door is not None:
+                with suppress(zmq.ZMQError):  # the context is gone
+                    self._door.close()
             self._socket.close(0)
             self._bell.close()
 
@@ -188,6 +203,8 @@ class Publisher:
                 with self._lock:
                     self._malformed += 1
                 continue
+            if self._door is not None:
+                self._door.know(str(frames[0].get("Peer-Address")))
             if not self._answer(row):
                 self._send(row, {"kind": "none", "seq": row.seq, "sent": row.answered})
 
@@ -269,6 +286,7 @@ class Subscriber:
         self._closing = self._calling = False
         self._lock = threading.Lock()
         self._bell = _Bell()
+        _keep_freed_memory()
         self._socket = self._connect()
         self._thread = threading.Thread(target=self._run, name=f"hilt-weights-{name}", daemon=True)
         self._thread.start()
@@ -518,29 +536,33 @@ class _Bell:
     """Wakes a thread that waits in poll."""
 
     def __init__(self) -> None:
-        self._out, self._in = os.pipe()
-        os.set_blocking(self._out, False)
-        os.set_blocking(self._in, False)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._closed = False
 
     def fileno(self) -> int:
-        return self._out
+        return self._event
 
     def ring(self) -> None:
         with self._lock:
             if not self._closed:
-                with suppress(BlockingIOError):  # it has rung often enough
-                    os.write(self._in, b"!")
+                os.eventfd_write(self._event, 1)
 
     def quiet(self) -> None:
-        os.read(self._out, 1 << 16)
+        os.eventfd_read(self._event)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            os.close(self._out)
-            os.close(self._in)
+            os.close(self._event)
+
+
+def _keep_freed_memory() -> None:
+    """Every part comes in memory that zmq asks of malloc and gives back, which is fresh each time if malloc hands it on to the system.
+
+    glibc learns what it had better keep from the largest block that was freed; this one is never touched, and costs nothing.
+    """
+    np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
 def _places(sizes: list[int]) -> tuple[list[int], int]:
