@@ -37,6 +37,8 @@ class Parcel:
     """Arrays, for `hilt.replay.packed.Block`."""
     items: list[Any] | None
     """Or what was inserted, where it is not arrays."""
+    nbytes: int = 0
+    """About how large it is."""
 
 
 class QueuedDataStore:
@@ -255,5 +257,6 @@ class _Block:
         start, stop = first - self._base, self.last + 1 - self._base
         if self._packed is None:
             return Parcel(boot, first, self.last, None, self._plain[start:stop])
-        stop = min(stop, start + max(1, max_bytes * self._packed.room // max(1, self.nbytes)))
-        return Parcel(boot, first, self._base + stop - 1, self._packed.slice(start, stop), None)
+        step_bytes = max(1, self.nbytes // self._packed.room)
+        stop = min(stop, start + max(1, max_bytes // step_bytes))
+        return Parcel(boot, first, self._base + stop - 1, self._packed.slice(start, stop), None, (stop - start) * step_bytes)

@@ -39,6 +39,8 @@ MOST_PATIENCE = 20.0
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
 """Bytes that are on their way at a time, per store."""
 PARCEL_BYTES = 2 << 20
+WORTH_SENDING = 512 << 10
+"""Less than this goes at once only when nothing else is on its way."""
 REFUSED_AGAIN_S = 10.0
 
 
@@ -348,6 +350,8 @@ class Link:
             parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying))
             if parcel is None:
                 return True
+            if cursor.on_their_way and parcel.nbytes < WORTH_SENDING:
+                break  # more will have gathered when the next acknowledgement comes
             if not self._send_parcel(name, cursor, parcel, now):
                 break
         return False
