@@ -145,39 +145,33 @@ class Network:
         for leaf in self.leaves:
             leaf.flat[0] = leaf.flat[-1] = version
 
-    def load(self, tree: Any) -> None:
-        for name, parts in self.tree.items():
-            for k, leaf in parts.items():
-                np.copyto(leaf, tree[name][k])
-
 
 class Subscriber:
-    """A `TrainerClient` that loads the weights it gets into its network."""
+    """A `TrainerClient` that acts with the weights it got last."""
 
     def start(self, ports: list[int], name: str) -> None:
         from hilt.wire import TrainerClient, make_trainer_config
 
-        self._expected, self._network = Network(), Network()
-        self._entered = self._ended = 0.0
+        self._expected = Network()
+        self._got: tuple[float, Any] = (0.0, None)
         self._arrived = threading.Semaphore(0)
         self._client = TrainerClient(name, "127.0.0.1", make_trainer_config(*ports), wait_for_server=True)
-        self._client.recv_network_callback(self._load)
+        self._client.recv_network_callback(self._take)
 
-    def _load(self, tree: Any) -> None:
-        self._entered = time.monotonic()
-        self._network.load(tree)
-        self._ended = time.monotonic()
+    def _take(self, tree: Any) -> None:
+        self._got = time.monotonic(), tree
         self._arrived.release()
 
-    def expect(self, version: int) -> dict[str, float]:
-        """When the callback with this version began and ended, once every number has been compared."""
+    def expect(self, version: int) -> float:
+        """When the callback had this version, told once every number has been compared."""
         deadline = time.monotonic() + 60
         self._expected.stamp(version)
         while self._arrived.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            if int(self._network.leaves[0].flat[0]) == version:
-                same = all(map(np.array_equal, self._network.leaves, self._expected.leaves))
-                assert same, f"version {version} arrived with other numbers"
-                return {"entered": self._entered, "end": self._ended}
+            at, tree = self._got
+            got = [leaf for parts in tree.values() for leaf in parts.values()]
+            if int(got[0].flat[0]) == version:
+                assert all(map(np.array_equal, got, self._expected.leaves)), f"version {version} arrived with other numbers"
+                return at
         raise AssertionError(f"version {version} did not arrive within 60 s")
 
     def close(self) -> None:
