@@ -26,6 +26,7 @@ from hilt.core.errors import ClosedError, ConfigError, SchemaError
 from hilt.wire import weights
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
+from hilt.wire.keys import ClientKeys, Gatekeeper, ServerKeys, new_keys
 from hilt.wire.weights import Publisher, Subscriber
 from tests.wire.proxy import Proxy
 
@@ -71,11 +72,21 @@ class Side:
         self.config = TrainerConfig(broadcast_port=free_port())
         self.context: zmq.Context[Any] = zmq.Context()
         stack.callback(self.context.destroy, 0)
+        self._contexts: dict[Publisher, zmq.Context[Any]] = {}
 
     def publisher(self) -> Publisher:
-        publisher = Publisher(self.context, self.config, None)
+        context = self.context
+        if self.config.transport == "tcp":
+            context = zmq.Context()
+            self._stack.callback(context.destroy, 0)
+        publisher = Publisher(context, self.config, None)
+        self._contexts[publisher] = context
         self._stack.callback(publisher.close)
         return publisher
+
+    def stop(self, publisher: Publisher) -> None:
+        publisher.close()
+        self._contexts[publisher].term()  # when this is done the port is free
 
     def subscriber(self, got: Callable[[Any], object], name: str = "actor", port: int = 0, **more: Any) -> Subscriber:
         config = TrainerConfig(broadcast_port=port) if port else self.config
@@ -108,6 +119,7 @@ class Process:
     SOURCE = """
 import sys, time, zmq
 from hilt.wire.config import TrainerConfig
+from hilt.wire.keys import ClientKeys, Gatekeeper, ServerKeys, new_keys
 from hilt.wire.weights import Subscriber
 port, name = int(sys.argv[1]), sys.argv[2]
 def tell(payload):
@@ -127,8 +139,14 @@ time.sleep(600)
         assert self._process.stdout is not None
         self.marks.extend(int(line) for line in self._process.stdout)
 
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+    def stop(self) -> None:
+        """Returns when every thread stands still, which on a busy machine takes a moment."""
+        self._process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        until(lambda: all(") T " in stat.read_text() for stat in tasks.glob("*/stat")))
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.kill()
@@ -214,14 +232,14 @@ def test_a_stopped_process_delays_nobody_and_goes_on_with_the_newest(side: Side,
     publish(1)
     until(lambda: stopped.marks and other.marks)
     until(lambda: [row["version"] for row in publisher.stats()["subscribers"]] == [1, 1])
-    stopped.signal(signal.SIGSTOP)
+    stopped.stop()
     since = time.monotonic()
     for mark in range(2, 7):
         publish(mark)
         until(lambda: other.marks[-1] == mark)  # noqa: B023
     time.sleep(max(0, since + seconds - time.monotonic()))
     assert stopped.marks == [1]
-    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
     until(lambda: stopped.marks[-1] == 6)
     assert stopped.marks == [1, 6]
     publish(7)
@@ -251,7 +269,7 @@ def test_a_restarted_learner_is_followed_whatever_its_numbers(side: Side) -> Non
     first = side.publisher()
     first.publish({"mark": 10}, version=70)
     until(lambda: subscriber.version == 70)
-    first.close()
+    side.stop(first)
     second = side.publisher()
     second.publish({"mark": 11})
     until(lambda: subscriber.version == 1)
@@ -328,6 +346,31 @@ def test_everything_in_one_process_opens_no_port(side: Side) -> None:
     another = side.publisher()
     another.publish({"mark": 30})
     until(lambda: got.marks[-1] == 30)
+
+
+def test_with_keys_those_on_the_list_get_them(side: Side, tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys", ["learner", "actor"])
+    new_keys(tmp_path / "strangers", ["learner", "stranger"])
+    (tmp_path / "strangers/learner.pub").write_bytes((tmp_path / "keys/learner.pub").read_bytes())
+    keys = ServerKeys.load(tmp_path / "keys")
+    gatekeeper = Gatekeeper(side.context, keys)
+    publisher = Publisher(side.context, side.config, keys)
+    ours, theirs = Got(), Got()
+    outside: zmq.Context[Any] = zmq.Context()
+    subscribers = [
+        Subscriber(outside, side.config, "127.0.0.1", ClientKeys.load(tmp_path / folder), folder, "boot", got)
+        for folder, got in (("keys", ours), ("strangers", theirs))
+    ]
+    try:
+        publisher.publish({"mark": 1, "array": np.arange(500_000)})
+        until(lambda: ours.payloads and gatekeeper.refused)
+        np.testing.assert_array_equal(ours.payloads[0]["array"], np.arange(500_000))
+        assert theirs.payloads == []
+        assert [row["name"] for row in publisher.stats()["subscribers"]] == ["keys"]
+    finally:
+        for closing in (*subscribers, publisher, gatekeeper):
+            closing.close()
+        outside.destroy(0)
 
 
 def test_a_network_slower_than_every_patience_delivers(side: Side) -> None:
@@ -605,6 +648,7 @@ def test_an_actor_that_is_gone_is_forgotten(side: Side) -> None:
     hand.send_multipart(encode(want()))
     hand.recv_multipart()
     hand.close(0)
+    time.sleep(0.3)  # or an answer is sent before it is known
     until(lambda: publisher.publish({}) and not publisher.stats()["subscribers"])
 
 
