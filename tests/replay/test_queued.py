@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, DeadlineError
-from hilt.core.tree import flatten
+from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
 from hilt.replay.packed import Block
 from tests.replay.test_buffers import make, transition
@@ -221,6 +221,37 @@ def test_a_killed_process_leaves_all_that_insert_returned(tmp_path: Path):
     assert last + 1 <= len(found) <= last + 2
     assert all(number(t) == i and (t["picture"] == i % 251).all() for i, t in enumerate(found))
     again.close()
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_transitions_of_several_layouts(tmp_path: Path, on_disk: bool):
+    """A reward that is 1 now and 0.5 then, an observation that comes and goes: nothing stops, nothing is changed."""
+    store = QueuedDataStore(2, path=tmp_path / "spool" if on_disk else None)
+    kinds = [{"rewards": 3}, {"rewards": 0.5}, {"rewards": 3, "extra": np.arange(4)}, {"rewards": np.float32(0.25)}]
+    inserted = [kinds[t * 7 % 4] for t in range(40)]
+    store.batch_insert(inserted)
+    if on_disk:
+        store.close()
+        store = QueuedDataStore(2, path=tmp_path / "spool")
+    back = store.get_latest_data(-1)
+    assert len(back) == 40 and all(same(a, b) for a, b in zip(back, inserted, strict=True))
+    after = -1
+    while (parcel := store.parcel(after)) is not None:
+        assert parcel.packed is not None and parcel.first == after + 1
+        assert all(same(unflatten(a), b) for a, b in zip(Block(parcel.packed), inserted[parcel.first :], strict=False))
+        store.acknowledge(after := parcel.last)
+    assert len(store) == 0
+    store.close()
+
+
+def test_a_program_that_inserts_something_else_may_use_an_empty_spool(tmp_path: Path):
+    for kind in ({"rewards": 1}, {"picture": np.zeros(3000, np.uint8)}):
+        store = QueuedDataStore(2, path=tmp_path / "spool")
+        store.batch_insert([kind] * 3)
+        assert all(same(a, kind) for a in store.get_latest_data(-1))
+        store.acknowledge(2)
+        store.close()
+    assert len(list((tmp_path / "spool").iterdir())) == 1
 
 
 def test_what_is_inserted_is_copied():
