@@ -37,11 +37,8 @@ def stream(lab: Lab) -> list[Row]:
             "disk": _ours(lab, stack, "disk", spool=lab.new("spool")),
             "zmq": _bare(stack),
         }
-        absent = {}
-        try:
-            contenders["Reverb"] = _reverb(stack, total)
-        except (OSError, RuntimeError) as error:
-            absent["Reverb"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=wire installs it, with Python 3.10 or 3.11"
+        found, absent = reverb_or_why_not(stack, total)
+        contenders |= found
         for round_number in range(rounds + 1):
             lab.progress(f"stream: round {round_number} of {rounds}")
             first = round_number * count // W1.episode
@@ -99,6 +96,15 @@ def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path 
         return found["end"] - found["start"], found["power"] - found["start"]
 
     return turn
+
+
+def reverb_or_why_not(stack: ExitStack, total: int) -> tuple[dict[str, Turn], dict[str, str]]:
+    """(the contender, why there is none), each by its name."""
+    try:
+        return {"Reverb": _reverb(stack, total)}, {}
+    except (OSError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[-1]
+        return {}, {"Reverb": f"{why}; make bench ARGS=wire installs it, with Python 3.10 or 3.11"}
 
 
 def _reverb(stack: ExitStack, total: int) -> Turn:

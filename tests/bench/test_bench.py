@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import wire
 from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
@@ -144,12 +145,12 @@ def test_the_wire_suite_runs(tmp_path: Path):
         assert row["met"] is (False if row["target"] else None) and "200 transitions instead of 1,800" in row["note"], row["name"]
 
 
-def test_without_reverb_the_row_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    from bench import wire
-
-    monkeypatch.setattr(wire, "REVERB", tmp_path / "nowhere")
-    with pytest.raises(OSError, match=r"there is no \.venv-reverb"), ExitStack() as stack:
-        wire._reverb(stack, 100)
+@pytest.mark.parametrize(("python", "why"), [("nowhere", "there is no .venv-reverb"), (sys.executable, "No module named 'reverb'")])
+def test_without_reverb_the_row_says_how_to_get_it(python: str, why: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "REVERB", Path(python))
+    with ExitStack() as stack:
+        found, absent = wire.reverb_or_why_not(stack, 100)
+    assert not found and why in absent["Reverb"] and "make bench ARGS=wire installs it" in absent["Reverb"]
 
 
 def test_a_side_answers_and_tells_what_went_wrong():
