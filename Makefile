@@ -10,9 +10,10 @@ ARGS   ?=
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed  ## record, get killed, recover, sample and verify an experience log
+demo: $(VENV)/.installed  ## a log that is killed and recovers; then a learner and two actors that are, too
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(BIN)/hilt demo store $(ARGS)
+	@$(BIN)/hilt demo wire
 
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	$(BIN)/python -m pytest $(ARGS)

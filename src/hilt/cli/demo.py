@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from hilt.cli.demo_wire import wire
 from hilt.cli.recorder import episode
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import DeadlineError, DiskFullError, HiltError
@@ -29,6 +30,7 @@ from hilt.replay import Batch, Log, Mix
 from hilt.replay.repair import verify
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+app.command("wire")(wire)
 
 BATCH = 256
 BATCHES = 12
