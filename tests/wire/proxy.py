@@ -41,6 +41,7 @@ class Proxy:
         self._bytes_per_second = 0.0
         self._delay = 0.0
         self._left: dict[str, int] = {}  # bytes before a cut, per way
+        self._deaf_after = -1  # bytes up before nothing passes down
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -54,7 +55,7 @@ class Proxy:
         """Everything passes, at once, as it comes."""
 
         async def change() -> None:
-            self._stalled, self._bytes_per_second, self._delay, self._left = frozenset(), 0.0, 0.0, {}
+            self._stalled, self._bytes_per_second, self._delay, self._left, self._deaf_after = frozenset(), 0.0, 0.0, {}, -1
             self._changed.set()
             await self._listen()
 
@@ -83,6 +84,14 @@ class Proxy:
         async def change() -> None:
             self._stalled = frozenset(ways or (UP, DOWN))
             self._changed.set()
+
+        self._run(change())
+
+    def stall_answers_after(self, nbytes: int) -> None:
+        """When so many more bytes have gone up, nothing passes down: a question is answered, what is told is not acknowledged."""
+
+        async def change() -> None:
+            self._deaf_after = self.counts[UP] + nbytes
 
         self._run(change())
 
@@ -189,6 +198,8 @@ class Proxy:
             if left is not None:
                 part = part[:left]
                 self._left[way] = left - len(part)
+            if way == UP and 0 <= self._deaf_after < self.counts[UP] + len(part):
+                self._stalled |= {DOWN}
             if part:
                 await send(part)
             self.counts[way] += len(part)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.tree import Array
+from hilt.core.tree import Array, unflatten
 from hilt.replay import Log, ReplayBufferDataStore
 from hilt.replay.repair import verify
 
@@ -105,6 +105,8 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]
 
 Life = tuple[int, int]
 """An actor's number, and which of its processes."""
+Sender = tuple[str, str, str]
+"""An actor's name, its boot, and the store, as the log knows them."""
 
 
 @dataclass
@@ -124,54 +126,65 @@ class Told:
 
 
 class Arrived:
-    """What a learner's log of one store holds. Looked at once, or again and again while the log is bounded."""
+    """What a learner's log of one store holds. Looked at once, or again and again, while old steps go to make room."""
 
     def __init__(self, store: str):
         self.store = store
-        self.order: dict[Life, list[int]] = defaultdict(list)
-        """The n of each life, in the order of the log."""
-        self.boots: dict[tuple[str, str, str], set[Life]] = defaultdict(set)
-        self._sequences: dict[tuple[str, str, str], int] = {}
-        self._versions: dict[tuple[str, str, str], int] = {}
-        self._seen: dict[int, int] = {}  # trajectory -> how many of its steps were looked at
-        self.steps = 0
+        self.boots: set[Sender] = set()
+        self._seen: set[int] = set()
+        self._rows: dict[Sender, list[tuple[int, ...]]] = defaultdict(list)  # key, sequence, version, actor, life, n
 
-    def look(self, log: Log) -> int:
-        """Takes in the steps that are new; checks every field of them, and their place. Returns how many there were."""
-        keys = log.all().keys()
-        trajectory, offset = keys >> 32, keys & 0xFFFFFFFF
-        known = np.array([self._seen.get(number, 0) for number in trajectory.tolist()], np.int64)
-        keys = keys[offset >= known]
+    @property
+    def steps(self) -> int:
+        return len(self._seen)
+
+    def look(self, log: Log) -> None:
+        """Takes in the steps that are new, and checks every field of them.
+
+        From beside a learner that is writing, a later step may be seen sooner than an earlier one; their order is in their keys.
+        """
+        keys = np.array([key for key in log.all().keys().tolist() if key not in self._seen], np.int64)
+        names = log.facts.origins()
         for start in range(0, len(keys), 512):
-            self._take(log, keys[start : start + 512])
-        return len(keys)
+            part = keys[start : start + 512]
+            with log.reading() as steps:
+                part = part[steps.exist(part)]
+                sequences, origins = steps.fields(part, ["#sequence", "#origin"])
+                batch = unflatten(steps.gather(part, list(log.schema.columns)))
+            actor, life, n = check_pixels(batch)
+            rows = zip(*(x.tolist() for x in (part, sequences, batch["policy_version"], actor, life, n)), strict=True)
+            for origin, row in zip(origins.tolist(), rows, strict=True):
+                self._rows[names[origin]].append(row)
+            self._seen.update(part.tolist())
+            self.boots.update(names[origin] for origin in set(origins.tolist()))
 
-    def _take(self, log: Log, keys: Array) -> None:
-        with log.reading() as steps:
-            sequences, origins = steps.fields(keys, ["#sequence", "#origin"])
-        batch = log.read(keys)
-        actor, life, n = check_pixels(batch)
-        names, versions = log.facts.origins(), batch["policy_version"]
-        rows = zip(*(x.tolist() for x in (keys, actor, life, n, sequences, origins, versions)), strict=True)
-        for key, a, i, number, sequence, origin, version in rows:
-            sender = names[origin]
-            assert version >= self._versions.get(sender, version), f"{sender}: version {version} after {self._versions[sender]}"
-            self._versions[sender] = version
-            assert sequence > self._sequences.get(sender, -1), f"{sender} has sequence {sequence} after {self._sequences[sender]}"
-            self._sequences[sender] = sequence
-            self.boots[sender].add((a, i))
-            self.order[a, i].append(number)
-            self._seen[key >> 32] = (key & 0xFFFFFFFF) + 1
-        self.steps += len(keys)
+    @property
+    def order(self) -> dict[Life, list[int]]:
+        """The n of each life, in the order of the log. Per sender, numbers rise with no two alike, and versions never fall."""
+        found: dict[Life, list[int]] = defaultdict(list)
+        for sender, rows in self._rows.items():
+            table = np.array(sorted(rows), np.int64)
+            wrong = np.flatnonzero(np.diff(table[:, 1]) <= 0)
+            assert not len(wrong), f"{sender}: sequence {table[wrong[0] + 1, 1]} comes after {table[wrong[0], 1]}"
+            wrong = np.flatnonzero(np.diff(table[:, 2]) < 0)
+            assert not len(wrong), f"{sender}: version {table[wrong[0] + 1, 2]} comes after {table[wrong[0], 2]}"
+            lives = {(a, i) for a, i in table[:, 3:5].tolist()}
+            assert len(lives) == 1, f"{sender}: steps of several processes: {lives}"
+            found[lives.pop()] += table[:, 5].tolist()
+        return found
+
+    def numbers(self) -> Counter[int]:
+        """How often each n is there, of whomever."""
+        return Counter(row[5] for rows in self._rows.values() for row in rows)
 
     def check(self, told: dict[Life, Told], disk: Iterable[int]) -> Counter[str]:
         """Compares with what the actors said. `disk`: the numbers of the actors whose spool is on disk."""
         counts: Counter[str] = Counter()
-        on_disk = set(disk)
-        assert set(self.order) <= set(told), f"{self.store}: steps of actors that never were: {set(self.order) - set(told)}"
+        on_disk, found = set(disk), self.order
+        assert set(found) <= set(told), f"{self.store}: steps of actors that never were: {set(found) - set(told)}"
         for (actor, life), said in sorted(told.items()):
             where = f"{self.store}, actor {actor}, life {life}"
-            order = self.order.get((actor, life), [])
+            order = found.get((actor, life), [])
             twice = [n for n, times in Counter(order).items() if times > 1]
             assert not twice, f"{where}: {len(twice)} of {len(order)} steps are there twice, the first is n={min(twice)}"
             promised = said.promised(actor in on_disk)

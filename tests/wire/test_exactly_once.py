@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from hilt.replay import Log, QueuedDataStore
+from hilt.replay import Log, Queue, QueuedDataStore
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, Learner, free_port, kill_all
 from tests.wire.proxy import DOWN, UP, Proxy
-from tests.wire.steps import ENV, INTERVENTION, LENGTH, STORES, Arrived, Told, check_log, make_buffer, transition, wanted_in
+from tests.wire.steps import ENV, INTERVENTION, LENGTH, STORES, Arrived, Told, check_log, check_pixels, make_buffer, transition, wanted_in
 
 FLUSH_MS = DEADLINE_S * 1000
 
@@ -39,11 +39,11 @@ class Bench:
     def config(self, ports: Sequence[int] = ()) -> Any:
         return make_trainer_config(*(ports or (self.port, self.broadcast)))
 
-    def start_learner(self, wrap: Callable[[Any], Any] = lambda buffer: buffer) -> TrainerServer:
+    def start_learner(self, wrap: Callable[[Any], Any] = lambda buffer: buffer, **settings: Any) -> TrainerServer:
         self._learner = ExitStack()
         server = TrainerServer(self.config(), data_callback=lambda store, payload: self.callbacks.append((store, len(payload["data"]))))
         for store in STORES:
-            buffer = make_buffer(self.folder / store)
+            buffer = make_buffer(self.folder / store, **settings)
             self._learner.callback(buffer.close)
             server.register_data_store(store, wrap(buffer))
         server.start(threaded=True)
@@ -56,16 +56,23 @@ class Bench:
             self._learner = None
 
     @contextmanager
-    def actor(self, number: int, life: int = 0, ports: Sequence[int] = (), name: str = "", **spool: Any) -> Iterator[BenchActor]:
-        """An actor with two stores. `spool` goes to its spools; a path becomes one folder per store."""
+    def actor(
+        self, number: int, life: int = 0, ports: Sequence[int] = (), name: str = "", already: int = 0, **spool: Any
+    ) -> Iterator[BenchActor]:
+        """An actor with two stores, in which some steps are `already` when it connects.
+
+        `spool` goes to its spools; a path becomes one folder per store.
+        """
         path = spool.pop("path", None)
         settings = {"capacity": 1000, **spool}
         spools = {store: QueuedDataStore(path=path / store if path else None, **settings) for store in STORES}
-        client = TrainerClient(name or f"actor-{number}", "127.0.0.1", self.config(ports), data_stores=spools, wait_for_server=True)
+        actor = BenchActor(self, number, life, spools)
+        actor.insert(already)
+        actor.client = TrainerClient(name or f"actor-{number}", "127.0.0.1", self.config(ports), data_stores=spools, wait_for_server=True)
         try:
-            yield BenchActor(self, number, life, spools, client)
+            yield actor
         finally:
-            client.stop()
+            actor.client.stop()
             for each in spools.values():
                 each.close()
 
@@ -76,8 +83,10 @@ class Bench:
 
 
 class BenchActor:
-    def __init__(self, bench: Bench, number: int, life: int, spools: dict[str, QueuedDataStore], client: TrainerClient):
-        self.number, self.life, self.spools, self.client = number, life, spools, client
+    client: TrainerClient
+
+    def __init__(self, bench: Bench, number: int, life: int, spools: dict[str, QueuedDataStore]):
+        self.number, self.life, self.spools = number, life, spools
         self._told = {store: bench.told[store].setdefault((number, life), Told()) for store in STORES}
         self._fresh = itertools.count()
 
@@ -246,19 +255,20 @@ def test_steps_that_the_learner_has_let_go_of_do_not_come_again(memory_path: Pat
     bench.folder = learner.folder
     try:
         learner.wait_ready()
-        with Proxy(learner.port, learner.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as unaware:
-            with bench.actor(2, 0, (learner.port, learner.broadcast)) as other:
-                proxy.stall(DOWN)
-                unaware.insert(LENGTH)
+        with Proxy(learner.port, learner.broadcast) as proxy:
+            proxy.stall_answers_after(25_000)  # more than a greeting, less than the steps
+            with bench.actor(1, 0, proxy.ports, already=LENGTH) as unaware:
                 wait_for(lambda: arrived_in(learner.folder / ENV) == LENGTH, "the learner to get an episode", DEADLINE_S)
-                other.insert(20 * LENGTH)
-                assert other.flush()
-            learner.child.kill()
-            learner.restart()
-            learner.wait_ready(2)
-            proxy.cut()
-            proxy.heal()
-            assert unaware.flush()
+                with bench.actor(2, 0, (learner.port, learner.broadcast)) as other:
+                    other.insert(20 * LENGTH)
+                    assert other.flush()
+                learner.child.kill()
+                learner.restart()
+                learner.wait_ready(2)
+                assert not unaware.client.wait_acknowledged(ENV, 0, timeout=0)
+                proxy.cut()
+                proxy.heal()
+                assert unaware.flush()
         learner.stop()
         found = Arrived(ENV)
         with Log.open(learner.folder / ENV) as log:
@@ -273,14 +283,12 @@ def test_steps_that_the_learner_has_let_go_of_do_not_come_again(memory_path: Pat
 def test_connections_that_end_in_the_middle_of_a_message(bench: Bench, way: str):
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
-        for nbytes in (1, 9, 70, 500, 2000, 6000, 15_000):
+        for cuts, nbytes in enumerate((1, 9, 70, 500, 2000, 6000, 15_000) if way == UP else (1, 9, 70, 200, 500), 1):
             proxy.cut_after(nbytes, way)
             actor.insert(15)
-            actor.client.update(timeout_ms=300)
-        proxy.heal()
+            wait_for(lambda cuts=cuts: proxy.counts["cut in the middle"] == cuts, f"{nbytes} bytes to pass", DEADLINE_S)
         assert actor.flush()
-        assert proxy.counts["cut in the middle"] >= (5 if way == UP else 2)
-    assert bench.check()[ENV].steps == 105
+    assert bench.check()[ENV].steps == 15 * cuts
 
 
 def test_a_slow_learner_is_waited_for_and_gets_nothing_twice(memory_path: Path):
@@ -365,6 +373,60 @@ def test_a_full_spool(bench: Bench, full: str, arrive: range):
     with Log.open(bench.folder / ENV) as log:
         found.look(log)
     assert found.order[1, 0] == list(arrive)
+
+
+@pytest.mark.parametrize(
+    "durability",
+    ["every step", pytest.param("every episode", marks=pytest.mark.xfail(reason="being mended")), "at most 10 ms", "never"],
+)
+def test_spools_empty_whatever_the_durability(bench: Bench, durability: str):
+    """With two actors in the middle of episodes, always."""
+    bench.start_learner(durability=durability)
+    with bench.actor(1) as first, bench.actor(2) as second:
+        second.insert(LENGTH // 2)
+        for _ in range(3 * LENGTH):
+            first.insert(1)
+            second.insert(1)
+        assert first.flush() and second.flush()
+        first.wait_empty()
+        second.wait_empty()
+    bench.check()
+
+
+def test_a_rate_limiter_holds_steps_back(bench: Bench):
+    """It says no in the middle of what is on its way, again and again: nothing is skipped, and the actor is told why it waits."""
+    buffers = []
+    bench.start_learner(lambda buffer: buffers.append(buffer) or buffer)
+    sampler = buffers[0].log.all().sampler(limiter=Queue(8), seed=0)
+    with bench.actor(1) as actor:
+        actor.insert(100)
+        done = actor.flush(500)
+        assert not done
+        assert "a rate limiter holds it back" in done.problem
+        for _ in range(23):
+            check_pixels(sampler.sample(4, timeout=DEADLINE_S))
+        assert actor.flush()
+    assert bench.check()[ENV].steps == 100
+
+
+def test_steps_of_an_earlier_life_wait_for_power_safety_too(bench: Bench):
+    """What the next life sends after them says nothing about them."""
+
+    def unsynced(buffer: Any) -> Any:
+        buffer.log.sync = lambda: None
+        return buffer
+
+    bench.start_learner(unsynced, durability="at most 3600000 ms")
+    with Proxy(bench.port, bench.broadcast) as proxy:
+        with bench.actor(1, 0, proxy.ports, path=bench.folder / "spool") as actor:
+            proxy.refuse()
+            actor.insert(5)
+        proxy.heal()
+        with bench.actor(1, 1, proxy.ports, path=bench.folder / "spool") as actor:
+            actor.insert(1)
+            assert actor.flush()
+            assert actor.spools[ENV].stats()["acknowledged"] == -1
+            assert len(actor.spools[ENV]) == 6
 
 
 def test_a_store_that_both_actors_share_keeps_interventions_apart(bench: Bench):

@@ -99,7 +99,7 @@ def test_refuse_and_heal(proxy: Proxy):
 def test_a_server_that_is_not_there(echo: Echo, proxy: Proxy):
     with socket.create_server(("127.0.0.1", 0)) as free, Proxy(free.getsockname()[1]) as nowhere:
         free.close()
-        with call(nowhere) as end, pytest.raises(ConnectionResetError):
+        with pytest.raises(ConnectionResetError), call(nowhere) as end:
             end.recv(1)
         assert nowhere.counts["refused"] == 1
 
@@ -115,6 +115,18 @@ def test_stall_holds_and_loses_nothing(echo: Echo, proxy: Proxy, way: str):
         proxy.heal()
         end.settimeout(DEADLINE_S)
         assert receive(end, 4) == b"held"
+
+
+def test_answers_stall_after_so_many_bytes(echo: Echo, proxy: Proxy):
+    proxy.stall_answers_after(10)
+    with call(proxy) as end:
+        end.sendall(b"x" * 10)
+        assert receive(end, 10) == b"x" * 10
+        end.sendall(b"y")
+        end.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            end.recv(1)
+        assert echo.heard == b"x" * 10 + b"y"
 
 
 def test_cut_in_the_middle_of_a_message(echo: Echo, proxy: Proxy):

@@ -1,0 +1,125 @@
+"""The learner's power is cut: steps that were acknowledged as process-safe only may be gone from its disk, and come again.
+
+The disk keeps, drops, tears and reorders what was not synced (`tests/replay/power.py`). The actor lives on: whatever it inserted is in
+the log exactly once in the end, because a step stays in its spool until it is power-safe.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hilt.core.files import DISK
+from hilt.replay import Log, QueuedDataStore
+from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
+from tests.replay.power import Disk, Event, Recorder
+from tests.wire.journal import wait_for
+from tests.wire.processes import DEADLINE_S, free_port
+from tests.wire.proxy import Proxy
+from tests.wire.steps import STORES, Arrived, make_buffer, transition, wanted_in
+
+CUTS = 12
+
+
+class Adopting(Recorder):
+    """A recorder that begins with what a power cut left."""
+
+    def __init__(self, root: Path, sync_seconds: float):
+        super().__init__(root, sync_seconds)
+        for path in sorted(root.rglob("*")):
+            number = self._number[path] = self._take_number()
+            self.events.append(Event("link", path, file=-number if path.is_dir() else number))
+            if path.is_file():
+                self.events.append(Event("write", file=number, data=path.read_bytes()))
+                self.events.append(Event("sync", file=number, began=len(self.events)))
+        for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+            self.events.append(Event("sync folder", folder))
+
+
+class Machine:
+    """A learner on a disk that forgets."""
+
+    def __init__(self, root: Path, port: int, broadcast: int, durability: str):
+        self._files = Adopting(root, 0.01)
+        self.buffers = {store: make_buffer(root / store, durability=durability, files=self._files) for store in STORES}
+        self._root = root
+        self.server = TrainerServer(make_trainer_config(port, broadcast))
+        for store, buffer in self.buffers.items():
+            self.server.register_data_store(store, buffer)
+        self.server.start(threaded=True)
+
+    def cut_power(self, proxy: Proxy, rng: np.random.Generator, target: Path) -> None:
+        """First nobody hears of it any more, then what it did up to then is made into a disk."""
+        proxy.refuse()
+        disk = Disk(self._root)
+        disk.play(list(self._files.events))
+        disk.cut(rng, target)
+        self.stop()
+
+    def stop(self) -> None:
+        self.server.stop()
+        for buffer in self.buffers.values():
+            buffer.close()
+
+
+def test_the_power_of_the_learner_is_cut(memory_path: Path, counted: Callable[[str], None]):
+    rng, np_rng = random.Random(1), np.random.default_rng(1)
+    port, broadcast = free_port(), free_port()
+    folder = memory_path / "disk-0"
+    folder.mkdir()
+    outcome: Counter[str] = Counter()
+    machine = Machine(folder, port, broadcast, "at most 20 ms")
+    spools = {store: QueuedDataStore(100) for store in STORES}
+    with Proxy(port, broadcast) as proxy:
+        config = make_trainer_config(*proxy.ports)
+        client = TrainerClient("actor-1", "127.0.0.1", config, data_stores=spools, wait_for_server=True)
+        n = 0
+
+        def insert(count: int) -> None:
+            nonlocal n
+            for _ in range(count):
+                for store, spool in spools.items():
+                    if wanted_in(store, n):
+                        spool.insert(transition(1, 0, n))
+                n += 1
+                time.sleep(0.001)
+
+        for cut in range(CUTS):
+            insert(30)
+            assert client.update(timeout_ms=DEADLINE_S * 1000), "the learner does not take steps again"
+            insert(rng.randrange(1, 60))
+            known = {store: spool.stats()["acknowledged"] for store, spool in spools.items()}
+            folder = memory_path / f"disk-{cut + 1}"
+            machine.cut_power(proxy, np_rng, folder)
+            for store in STORES:
+                kept = numbers_in(folder / store)
+                outcome["steps that the disk forgot"] += len(range(n)) - len(kept) if store == STORES[0] else 0
+                expected = [number for number in range(n) if wanted_in(store, number)]
+                lost = sorted(set(expected[: known[store] + 1]) - set(kept))
+                assert not lost, f"{store}: power-safe steps are gone after cut {cut}: {lost[:5]}"
+                assert max(kept.values(), default=1) == 1, f"{store}: steps are there twice after cut {cut}"
+            machine = Machine(folder, port, broadcast, "at most 20 ms")
+            proxy.heal()
+        assert client.update(timeout_ms=DEADLINE_S * 1000)
+        wait_for(lambda: not any(len(spool) for spool in spools.values()), "everything to be power-safe", DEADLINE_S)
+        client.stop()
+    machine.stop()
+    for store in STORES:
+        found = numbers_in(folder / store)
+        expected = [number for number in range(n) if wanted_in(store, number)]
+        assert sorted(found) == expected, f"{store}: {sorted(set(expected) ^ set(found))[:10]}"
+        assert max(found.values()) == 1, f"{store}: twice: {[k for k, times in found.items() if times > 1][:10]}"
+    counted(f"{CUTS} power cuts, {n} steps exactly once; {dict(outcome)}")
+
+
+def numbers_in(path: Path) -> Counter[int]:
+    """The n that a log shows, every field checked."""
+    arrived = Arrived(path.name)
+    with Log.open(path, "r", files=DISK) as log:
+        arrived.look(log)
+    return arrived.numbers()
