@@ -44,23 +44,36 @@ class TrainerConfig:
     """agentlace's second way to send, which delivered twice. Only None is accepted."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "request_types", tuple(self.request_types))
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"transport={self.transport!r}: expected one of {', '.join(TRANSPORTS)}.")
-        for name in ("port_number", "broadcast_port", "metrics_port"):
-            port = getattr(self, name)
-            if port is not None and not (isinstance(port, int) and 0 < port < 65536):
+        if isinstance(self.request_types, str):
+            raise ConfigError(f"request_types={self.request_types!r}: expected a list of names, such as [{self.request_types!r}].")
+        object.__setattr__(self, "request_types", tuple(self.request_types))
+        ports = [(name, getattr(self, name)) for name in ("port_number", "broadcast_port", "metrics_port")]
+        for name, port in ports:
+            if not (isinstance(port, int) and 0 < port < 65536) and not (name == "metrics_port" and port is None):
                 raise ConfigError(f"{name}={port!r}: expected a port from 1 to 65535.")
+        if len({port for _, port in ports}) < len(ports):
+            raise ConfigError(f"{', '.join(f'{name}={port}' for name, port in ports)}: expected a port of its own for each.")
         if self.rate_limit is not None and not self.rate_limit > 0:
             raise ConfigError(f"rate_limit={self.rate_limit!r}: expected requests per second, above 0, or None for any number.")
         if self.max_message_bytes < 1 << 16:
             raise ConfigError(f"max_message_bytes={self.max_message_bytes}: expected at least 65536.")
+        if self.transport == "in-process" and (self.keys, self.bind_ip) != (None, None):
+            raise ConfigError("transport='in-process' opens no port: keys= and bind_ip= are for tcp. Leave them out.")
+        if self.key_name is not None and self.keys is None:
+            raise ConfigError(f"key_name={self.key_name!r} names a key in the folder keys=, and none was given.")
         if self.experimental_pipeline_port is not None:
             raise ConfigError("experimental_pipeline_port: there is one way to send here, and it needs no port of its own. Leave it out.")
 
     def agreement(self) -> dict[str, Any]:
         """What both sides must have alike."""
-        return {"protocol": PROTOCOL, "version": self.version, "request_types": sorted(self.request_types)}
+        return {
+            "protocol": PROTOCOL,
+            "version": self.version,
+            "request_types": sorted(self.request_types),
+            "max_message_bytes": self.max_message_bytes,
+        }
 
 
 def make_trainer_config(

@@ -22,11 +22,16 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from hilt.core.errors import ConfigError
-from hilt.wire.sockets import Socket
+from hilt.wire.config import TrainerConfig
+from hilt.wire.sockets import Socket, listen, router
+
+if TYPE_CHECKING:
+    from hilt.wire.keys import ServerKeys
 
 LIMIT = 120
 """The door closes at so many points within a second: 1 for a connection without a handshake, `UNLISTED` if it comes as far as its key."""
@@ -179,6 +184,19 @@ class Door:
             )  # fmt: skip
             self._warned_at = now
             self._strangers_when_warned = strangers
+
+
+def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> tuple[Socket, Door]:
+    """A ROUTER socket that listens on a port of the config, behind its door."""
+    socket = router(context, config, keys)
+    door = Door(socket, f"port {port}")
+    try:
+        listen(socket, config, port)
+    except ConfigError:
+        door.close()
+        socket.close(0)
+        raise
+    return socket, door
 
 
 # --- the filter: a program for the kernel's oldest packet machine, which sees the TCP header at 0 and the IP header at _IP ---

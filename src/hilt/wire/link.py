@@ -6,10 +6,8 @@ the learner falls silent, and sends less at a time when the network is slow. The
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
-import os
 import secrets
 import threading
 import time
@@ -27,7 +25,7 @@ from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.remote import GRACE_S, no_answer
 from hilt.wire.requests import raise_error
-from hilt.wire.sockets import connect, context_for
+from hilt.wire.sockets import Bell, connect, context_for, keep_freed_memory
 
 logger = logging.getLogger("hilt.wire")
 
@@ -117,9 +115,10 @@ class Link:
         self._instance: str | None = None
         self._numbers = itertools.count()
         self._asked: dict[int, _Asked] = {}
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._awake, self._caught_up = False, True
         self._stopping = threading.Event()
+        keep_freed_memory()
         self._socket = connect(self.context, config, host, config.port_number, keys)
         for store in stores.values():
             store.on_insert = self._inserted
@@ -171,6 +170,7 @@ class Link:
         self._stopping.set()
         self._awaken()
         self._thread.join(10)
+        self._bell.close()
         for cursor in self.cursors.values():
             cursor.store.on_insert = None
         with self._changed:
@@ -187,7 +187,7 @@ class Link:
 
     def _awaken(self) -> None:
         self._awake = True
-        os.eventfd_write(self._wake, 1)
+        self._bell.ring()
 
     # The thread that owns the socket
 
@@ -198,7 +198,7 @@ class Link:
             while not self._stopping.is_set():
                 poller = zmq.Poller()
                 poller.register(self._socket, zmq.POLLIN)
-                poller.register(self._wake, zmq.POLLIN)
+                poller.register(self._bell.fileno(), zmq.POLLIN)
                 if not self._awake:
                     poller.poll(self._pause_ms())
                 self._sleep_soon()
@@ -216,8 +216,7 @@ class Link:
 
     def _sleep_soon(self) -> None:
         """From here on an insert wakes this thread again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+        self._bell.quiet()
         self._awake = False
 
     def _pause_ms(self) -> int:

@@ -12,7 +12,6 @@ and the steps stay where they are, with their senders.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
@@ -27,13 +26,13 @@ from hilt.replay.channel import Channel
 from hilt.replay.sample import Sampler
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import Door
+from hilt.wire.door import open_port
 from hilt.wire.ingest import Sink, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.metrics import Metrics, serve
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
-from hilt.wire.sockets import context_for, listen, require_keys, router
+from hilt.wire.sockets import Bell, context_for, keep_freed_memory, require_keys
 from hilt.wire.weights import Publisher
 
 logger = logging.getLogger("hilt.wire")
@@ -74,21 +73,19 @@ class TrainerServer:
         self._counters = _Counters(self.metrics)
         self._stopping, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._replies: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._samplers = Samplers(self._sinks)
         handlers = {**self._samplers.handlers(), **channel_requests(self._channels)}
         self._requests = Requests(config.request_types, request_callback, handlers, self._answer)
-        self._socket = router(self._context, config, self._keys)
-        self._door = Door(self._socket, f"port {config.port_number}") if config.transport == "tcp" else None
         try:
-            listen(self._socket, config, config.port_number)
+            self._socket, self._door = open_port(self._context, config, config.port_number, self._keys)
             self._publisher = Publisher(self._context, config, self._keys)
             self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
         except BaseException:
-            self._close_socket()
             self._context_gone()
             raise
+        keep_freed_memory()
 
     # What a learner calls
 
@@ -144,7 +141,7 @@ class TrainerServer:
         if self._stopping.is_set():
             return
         self._stopping.set()
-        self._awaken()
+        self._bell.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._stopped.wait(10)
         self._requests.close()
@@ -154,6 +151,7 @@ class TrainerServer:
         if self._thread is None:
             self._close_socket()
         self._context_gone()
+        self._bell.close()
 
     def stats(self) -> dict[str, Any]:
         """Counters so far, and what is known of each actor."""
@@ -175,9 +173,8 @@ class TrainerServer:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
-        if self._door is not None:
-            poller.register(self._door.monitor, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
+        poller.register(self._door.monitor, zmq.POLLIN)
         tidy_at = 0.0
         try:
             while not self._stopping.is_set():
@@ -186,8 +183,7 @@ class TrainerServer:
                 self._take_messages()
                 self._send_replies()
                 self._tell_power_safe()
-                if self._door is not None:
-                    self._door.tick()
+                self._door.tick()
                 if time.monotonic() > tidy_at:
                     tidy_at = time.monotonic() + 5
                     self._forget_silent()
@@ -212,7 +208,7 @@ class TrainerServer:
         sender, kind = frames[0].bytes, message.get("kind")
         session = self._sessions.get(sender)
         if kind == "hello":
-            if self._hello(sender, message) and self._door is not None:
+            if self._hello(sender, message):
                 self._door.know(str(frames[1].get("Peer-Address")))
         elif session is None or message.get("instance") != self.instance:
             self._send(sender, {"kind": "stranger", "instance": self.instance})  # it spoke to the learner before this one
@@ -307,15 +303,12 @@ class TrainerServer:
     def _answer(self, sender: bytes, reply: dict[str, Any]) -> None:
         """Called by the threads that answer requests."""
         self._replies.append((sender, reply))
-        self._awaken()
+        self._bell.ring()
 
     def _send_replies(self) -> None:
-        try:
-            os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
-        while self._replies:
-            self._send(*self._replies.popleft())
+        if self._bell.quiet():
+            while self._replies:
+                self._send(*self._replies.popleft())
 
     def _send(self, receiver: bytes, message: Mapping[str, Any]) -> None:
         try:
@@ -351,12 +344,8 @@ class TrainerServer:
                 versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
                 self._publisher.raise_to(int(versions.max()))
 
-    def _awaken(self) -> None:
-        os.eventfd_write(self._wake, 1)
-
     def _close_socket(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        self._door.close()
         self._socket.close(0)
 
     def _context_gone(self) -> None:

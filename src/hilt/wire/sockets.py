@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import zmq
 
 from hilt.core.errors import ConfigError
@@ -25,15 +27,8 @@ def context_for(config: TrainerConfig) -> zmq.Context[Any]:
     return zmq.Context.instance() if config.transport == "in-process" else zmq.Context()
 
 
-def bind(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> Socket:
-    """A ROUTER socket that listens on a port of the config."""
-    socket = router(context, config, keys)
-    listen(socket, config, port)
-    return socket
-
-
 def router(context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None) -> Socket:
-    """The same, before it listens."""
+    """The learner's end, before it listens."""
     socket = _socket(context, zmq.ROUTER, config)
     if keys is not None:
         keys.secure(socket)
@@ -44,7 +39,6 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
     try:
         socket.bind(bind_address(config, port))
     except zmq.ZMQError as error:
-        socket.close(0)
         cure = "Another program uses this port: stop it, or choose another one." if error.errno == errno.EADDRINUSE else "Check bind_ip."
         raise ConfigError(f"{bind_address(config, port)}: cannot listen here ({os.strerror(error.errno or 0)}). {cure}") from None
 
@@ -57,8 +51,51 @@ def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: i
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a server that is not there
     if keys is not None:
         keys.secure(socket)
-    socket.connect(f"inproc://hilt-{port}" if config.transport == "in-process" else f"tcp://{_bracketed(host)}:{port}")
+    address = f"inproc://hilt-{port}" if config.transport == "in-process" else f"tcp://{_bracketed(host)}:{port}"
+    try:
+        socket.connect(address)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise ConfigError(f"server_ip={host!r}: expected the learner's address, such as 192.168.1.5 or its host name.") from None
     return socket
+
+
+class Bell:
+    """Wakes a thread that waits in poll."""
+
+    def __init__(self) -> None:
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._event
+
+    def ring(self) -> None:
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._event, 1)
+
+    def quiet(self) -> bool:
+        """Whether it rang since the last call."""
+        try:
+            return os.eventfd_read(self._event) > 0
+        except BlockingIOError:
+            return False
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                os.close(self._event)
+
+
+def keep_freed_memory() -> None:
+    """Messages come in memory that zmq asks of malloc and gives back, which is fresh each time if malloc hands it on to the system.
+
+    glibc learns what it had better keep from the largest block that was freed; this one is never touched, and costs nothing.
+    """
+    np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
 def bind_address(config: TrainerConfig, port: int) -> str:

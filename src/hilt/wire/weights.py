@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import secrets
 import threading
 import time
@@ -30,7 +29,7 @@ from hilt.core.errors import ClosedError, ConfigError, FormatError
 from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import Door
+from hilt.wire.door import open_port
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
@@ -63,15 +62,8 @@ class Publisher:
 
     def __init__(self, context: zmq.Context[Any], config: TrainerConfig, keys: ServerKeys | None = None):
         self._config = config
-        self._socket = sockets.router(context, config, keys)
+        self._socket, self._door = open_port(context, config, config.broadcast_port, keys)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)  # an actor that is gone is an error, and forgotten
-        self._door = Door(self._socket, f"port {config.broadcast_port}") if config.transport == "tcp" else None
-        try:
-            sockets.listen(self._socket, config, config.broadcast_port)
-        except ConfigError:
-            if self._door is not None:
-                self._door.monitor.close(0)
-            raise
         self.instance = secrets.token_hex(8)
         """Who numbered these versions: a restarted learner is another one, and its newest counts whatever its number."""
         self._blocks = _Blocks()
@@ -83,7 +75,7 @@ class Publisher:
         self._publishing = threading.Lock()
         self._lock = threading.Lock()
         self._closed = False
-        self._bell = _Bell()
+        self._bell = sockets.Bell()
         self._thread = threading.Thread(target=self._run, name="hilt-weights", daemon=True)
         self._thread.start()
 
@@ -169,15 +161,12 @@ class Publisher:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._bell.fileno(), zmq.POLLIN)
-        if self._door is not None:
-            poller.register(self._door.monitor, zmq.POLLIN)
+        poller.register(self._door.monitor, zmq.POLLIN)
         try:
             while not self._closed:
                 happened = dict(poller.poll(100))
-                if self._door is not None:
-                    self._door.tick()
-                if self._bell.fileno() in happened:
-                    self._bell.quiet()
+                self._door.tick()
+                if self._bell.quiet():
                     for row in list(self._rows.values()):
                         self._answer(row)
                 if self._socket in happened:
@@ -185,9 +174,8 @@ class Publisher:
         except zmq.ContextTerminated:
             pass
         finally:
-            if self._door is not None:
-                with suppress(zmq.ZMQError):  # the context is gone
-                    self._door.close()
+            with suppress(zmq.ZMQError):  # the context is gone
+                self._door.close()
             self._socket.close(0)
             self._bell.close()
 
@@ -203,8 +191,7 @@ class Publisher:
                 with self._lock:
                     self._malformed += 1
                 continue
-            if self._door is not None:
-                self._door.know(str(frames[0].get("Peer-Address")))
+            self._door.know(str(frames[0].get("Peer-Address")))
             if not self._answer(row):
                 self._send(row, {"kind": "none", "seq": row.seq, "sent": row.answered})
 
@@ -285,8 +272,8 @@ class Subscriber:
         self._ask_at = self._heard = self._turn = time.monotonic()
         self._closing = self._calling = False
         self._lock = threading.Lock()
-        self._bell = _Bell()
-        _keep_freed_memory()
+        self._bell = sockets.Bell()
+        sockets.keep_freed_memory()
         self._socket = self._connect()
         self._thread = threading.Thread(target=self._run, name=f"hilt-weights-{name}", daemon=True)
         self._thread.start()
@@ -530,39 +517,6 @@ class _Blocks:
         if size <= KEPT_BYTES:
             weakref.finalize(lease, self._free.append, block).atexit = False
         return memoryview(lease)  # views of a memoryview keep the lease alive, those of an array only the block
-
-
-class _Bell:
-    """Wakes a thread that waits in poll."""
-
-    def __init__(self) -> None:
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def fileno(self) -> int:
-        return self._event
-
-    def ring(self) -> None:
-        with self._lock:
-            if not self._closed:
-                os.eventfd_write(self._event, 1)
-
-    def quiet(self) -> None:
-        os.eventfd_read(self._event)
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            os.close(self._event)
-
-
-def _keep_freed_memory() -> None:
-    """Every part comes in memory that zmq asks of malloc and gives back, which is fresh each time if malloc hands it on to the system.
-
-    glibc learns what it had better keep from the largest block that was freed; this one is never touched, and costs nothing.
-    """
-    np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
 def _places(sizes: list[int]) -> tuple[list[int], int]:
