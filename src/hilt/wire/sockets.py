@@ -98,6 +98,14 @@ def keep_freed_memory() -> None:
     np.empty((32 << 20) - (1 << 16), np.uint8)
 
 
+def peer_address(frame: zmq.Frame) -> str:
+    """Where a message came from; empty for a thread of this process."""
+    try:
+        return str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return ""
+
+
 def bind_address(config: TrainerConfig, port: int) -> str:
     if config.transport == "in-process":
         return f"inproc://hilt-{port}"

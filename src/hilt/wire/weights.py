@@ -191,7 +191,7 @@ class Publisher:
                 with self._lock:
                     self._malformed += 1
                 continue
-            self._door.know(str(frames[0].get("Peer-Address")))
+            self._door.know(sockets.peer_address(frames[0]))
             if not self._answer(row):
                 self._send(row, {"kind": "none", "seq": row.seq, "sent": row.answered})
 
