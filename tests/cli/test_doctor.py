@@ -56,7 +56,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_this_machine(tmp_path: Path):
     found = examined(tmp_path)
-    for name in ("python", "numpy", "crc32c", "flock"):
+    for name in ("python", "numpy", "crc32c", "zmq", "flock"):
         assert found[name].status != "missing"
     assert found["python"].found == ".".join(map(str, sys.version_info[:3]))
     assert "GB/s" in found["crc32c"].found
@@ -141,12 +141,19 @@ def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "install Python 4.2 or newer" in result.stdout
 
 
-@pytest.mark.parametrize("package", ["numpy", "crc32c"])
+def test_a_zmq_without_keys_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "zmq", types.SimpleNamespace(zmq_version=lambda: "4.3.5", has=lambda capability: False))
+    finding = examined(tmp_path)["zmq"]
+    assert (finding.status, finding.found) == ("warn", "4.3.5, without CURVE")
+    assert "only on this machine" in finding.cure
+
+
+@pytest.mark.parametrize("package", ["numpy", "crc32c", "zmq"])
 def test_an_absent_package_is_required(package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, package, None)
     result = run(tmp_path)
     assert result.exit_code == 1
-    assert f"pip install '{package}>=" in result.stdout
+    assert f"pip install '{'pyzmq' if package == 'zmq' else package}>=" in result.stdout
 
 
 def test_checksums_in_software_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

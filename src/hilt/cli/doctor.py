@@ -133,6 +133,18 @@ def check_crc32c(folder: Path) -> Iterator[Finding]:
         yield Finding("crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster")
 
 
+def check_zmq(folder: Path) -> Iterator[Finding]:
+    try:
+        zmq = importlib.import_module("zmq")
+    except ImportError as error:
+        yield Finding("zmq", "missing", str(error), "pip install 'pyzmq>=26.0'", required=True)
+        return
+    if zmq.has("curve"):
+        yield Finding("zmq", "ok", f"{zmq.zmq_version()}, with keys")
+    else:
+        yield Finding("zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip install pyzmq has it")
+
+
 def check_torch(folder: Path) -> Iterator[Finding]:
     try:
         torch = importlib.import_module("torch")
@@ -236,6 +248,7 @@ CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
     check_python,
     check_numpy,
     check_crc32c,
+    check_zmq,
     check_torch,
     check_disk,
     check_file_calls,
