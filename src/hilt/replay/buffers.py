@@ -194,8 +194,10 @@ class ReplayBufferDataStore:
         columns = {path: column for path, column in block.columns.items() if not path.startswith("infos/")}
         if "grasp_penalty" in self.log.schema.columns and "infos/grasp_penalty" in block.columns:
             columns.setdefault("grasp_penalty", block.columns["infos/grasp_penalty"])
-        done, mask = columns.get("dones"), columns.get("masks")
-        if "terminated" not in columns and "truncated" not in columns and done is not None and mask is not None:
+        ends = [columns[name] for name in ("dones", "masks") if name in columns]
+        plain = len(ends) == 2 and all(column.ndim == 1 and column.dtype.kind in "biuf" for column in ends)
+        if "terminated" not in columns and "truncated" not in columns and plain:
+            done, mask = ends
             columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
         return block.with_columns(columns)
 

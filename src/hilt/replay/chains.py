@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import DeadlineError, SchemaError, StorageError
+from hilt.core.errors import HiltError, SchemaError
 from hilt.core.tree import Array
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
@@ -33,6 +33,7 @@ class Chains:
 
     def insert(self, sender: Sender, leaves: Sequence[Array], sequence: int, timeout: float | None) -> int:
         """Stores a step whose leaves were checked; returns its key."""
+        self._log.require_writable()
         episode = self._continued(sender, leaves)
         follows = episode is not None
         if episode is None:
@@ -48,7 +49,8 @@ class Chains:
         if leaves is None or not block.steps:
             return []
         rows = _Rows(self._log, leaves)
-        with contextlib.suppress(StorageError, DeadlineError), self._log._admitted(block.steps, timeout), self._log.lock:
+        with contextlib.suppress(HiltError), self._log._admitted(block.steps, timeout), self._log.lock:
+            self._log.require_writable()
             for first, stop in rows.runs():
                 episode = self._continued(sender, rows.leaves_of(first))
                 follows = episode is not None
@@ -100,15 +102,9 @@ def _checked(log: Log, block: Block) -> dict[str, Any] | None:
     try:
         for path, spec in log.schema.columns.items():
             is_frame, image = path in log.schema.layout.frame_of, isinstance(found[path], tuple)
-            if image and not is_frame:
-                stream, numbers = found[path]
-                found[path] = stream[numbers]
-            elif is_frame and not image:
-                found[path] = found[path], np.arange(block.steps)
-            if is_frame:
-                found[path] = spec.check_column(path, found[path][0]), found[path][1]
-            else:
-                found[path] = spec.check_column(path, found[path])
+            values, numbers = found[path] if image else (found[path], np.arange(block.steps))
+            values = spec.check_column(path, values)
+            found[path] = (values, numbers) if is_frame else values[numbers] if image else values
     except SchemaError:
         return None
     return found
@@ -152,9 +148,9 @@ class _Rows:
         lane = episode.lane_for_append()
         place = log._place_of(episode) if episode.steps_in_lane else None
         if not log.room(lane):
+            lane, place = log.next_lane(lane), None  # first: when there is no room on the disk, the episode stays as it was
             if episode.steps_in_lane:
                 log._close_extent(episode)
-            lane, place = log.next_lane(lane), None
             episode.move_to(lane)
         stop = min(stop, first + log.room(lane))
         rows, frames, tail = self._encode(episode, lane.segment, first, stop, follows, sequence)

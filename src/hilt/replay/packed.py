@@ -18,6 +18,8 @@ from hilt.replay.schema import INLINE_BYTES, mate
 
 BLOCK_BYTES = 2 << 20
 BLOCK_STEPS = 256
+MOST_STEPS = 1 << 16
+"""Of a block from elsewhere."""
 
 
 class PackedSteps:
@@ -103,12 +105,16 @@ class Block:
     """A slice of packed steps, read with suspicion: what does not fit together is a `FormatError`."""
 
     def __init__(self, packed: Mapping[str, Any]):
+        if not isinstance(packed, Mapping):
+            raise FormatError(f"a block of steps is a {type(packed).__name__}; it was not made by this version of Hilt.")
         columns, frames, numbers = _mapping(packed, "columns"), _mapping(packed, "frames"), _mapping(packed, "numbers")
         arrays = [*columns.values(), *numbers.values()]
         lengths = {len(value) if isinstance(value, np.ndarray) and value.ndim else -1 for value in arrays}
         if len(lengths) != 1 or -1 in lengths:
             raise FormatError("a block of steps has columns of different lengths or none; it was not made by this version of Hilt.")
         self.steps = lengths.pop()
+        if self.steps > MOST_STEPS:
+            raise FormatError(f"a block of {self.steps} steps; at most {MOST_STEPS} are read at a time.")
         self.columns = dict(columns)
         """``[n, ...]`` per small column."""
         self.images: dict[str, tuple[Array, Array]] = {}

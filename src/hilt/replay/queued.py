@@ -22,6 +22,8 @@ from hilt.replay.spool import Spool
 FULL = ("spill", "block", "drop_oldest")
 MEMORY_BYTES = 1 << 30
 """With ``full="spill"``, what is kept in memory at most, however many transitions that are."""
+_PLAIN_BYTES = 8 << 10
+"""What is not arrays is taken to be so large, which nobody has counted."""
 _FROM_DISK = 16
 """Transitions that are read from disk at a time."""
 
@@ -256,7 +258,8 @@ class _Block:
     def parcel(self, boot: str, first: int, max_bytes: int) -> Parcel:
         start, stop = first - self._base, self.last + 1 - self._base
         if self._packed is None:
-            return Parcel(boot, first, self.last, None, self._plain[start:stop])
+            stop = min(stop, start + max(1, max_bytes // _PLAIN_BYTES))
+            return Parcel(boot, first, self._base + stop - 1, None, self._plain[start:stop])
         step_bytes = max(1, self.nbytes // self._packed.room)
         stop = min(stop, start + max(1, max_bytes // step_bytes))
         return Parcel(boot, first, self._base + stop - 1, self._packed.slice(start, stop), None, (stop - start) * step_bytes)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hilt.core.errors import ConfigError, DeadlineError, RefusedError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RefusedError, UnknownNameError
 from hilt.replay.queued import QueuedDataStore
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
@@ -26,6 +26,7 @@ from hilt.wire.weights import Subscriber
 
 logger = logging.getLogger("hilt.wire")
 
+MOST_TEXT = 256
 LONGEST_WAIT_S = 3_600.0
 """How long `wait_for_server=True` waits."""
 TELL_EVERY_S = 10.0
@@ -73,11 +74,15 @@ class TrainerClient:
         logger.setLevel(log_level)
         if not timeout_ms > 0:
             raise ConfigError(f"timeout_ms={timeout_ms!r}: expected milliseconds, above 0.")
+        if not isinstance(name, str) or not 0 < len(name) <= MOST_TEXT:
+            raise ConfigError(f"name={name!r}: expected this actor's name, a text of at most {MOST_TEXT} characters.")
         require_keys(config, server_ip, "connecting to")
         stores = dict(data_stores or {}) | ({name: data_store} if data_store is not None else {})
         for store_name, store in stores.items():
             if not isinstance(store, QueuedDataStore):
                 raise ConfigError(f"{store_name}: an actor's data store is a QueuedDataStore, got {type(store).__name__}.")
+            if store.on_insert is not None or sum(store is other for other in stores.values()) > 1:
+                raise ConfigError(f"{store_name}: this queue is sent already, under another name or by another client; give each its own.")
         self.name, self.config, self.timeout_s = name, config, timeout_ms / 1e3
         self._host, self._stores = server_ip, stores
         self._keys = ClientKeys.load(config.keys, config.key_name) if config.keys is not None else None
@@ -88,10 +93,12 @@ class TrainerClient:
         self._told = dict.fromkeys(("refused", "dropped"), 0)
         self._before = {name: store.stats() for name, store in stores.items()}
         self._next_request = 0.0
+        self._turns = threading.Lock()
+        self._channels: dict[str, RemoteChannel] = {}
         try:
             self._wait_for_server(LONGEST_WAIT_S if wait_for_server is True else max(self.timeout_s, float(wait_for_server)))
         except BaseException:
-            self._link.close()
+            self._end()
             raise
 
     # Steps
@@ -144,7 +151,7 @@ class TrainerClient:
         number = self._link.new_number()
         try:
             self._take_turn(seconds)
-            return self._link.ask(type, payload, seconds, number)
+            return self._link.ask(type, payload, seconds, number, grace=0.0)
         except (DeadlineError, RefusedError) as error:
             logger.warning("%s", error)
             return None
@@ -171,13 +178,15 @@ class TrainerClient:
 
     def channel(self, name: str) -> RemoteChannel:
         """A channel that the learner registered under this name."""
-        return RemoteChannel(self._link.ask, self._link.new_number, name)
+        return self._channels.setdefault(name, RemoteChannel(self._link.ask, self._link.new_number, name))
 
     # Weights
 
     def recv_network_callback(self, callback: Callable[[Any], Any]) -> None:
         """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are inserted
         after it returns carry their version."""
+        if self._stopped.is_set():
+            raise ClosedError("this client was stopped; make another one.")
         if self._subscriber is not None:
             raise ConfigError("this client has a callback for weights already; make one function that does both.")
         self._subscriber = Subscriber(
@@ -200,10 +209,13 @@ class TrainerClient:
             self._link.wait(lambda: not any(map(len, self._stores.values())), self.timeout_s)  # until they are power-safe, too
         if self._subscriber is not None:
             self._subscriber.close()
-        self._link.close()
+        self._end()
         for name, store in self._stores.items():
             if len(store):
                 logger.warning("stopped with %d steps for %r that the learner has not acknowledged", len(store), name)
+
+    def _end(self) -> None:
+        self._link.close()
         if self.config.transport == "tcp":
             self._link.context.destroy(0)
 
@@ -250,7 +262,7 @@ class TrainerClient:
         parts = [f"{count} steps were {what}" for what, count in since.items() if count]
         if waiting:
             troubles = [cursor.trouble for cursor in self._link.cursors.values() if cursor.trouble]
-            why = self._link.refusal or (troubles[0] if troubles else "")
+            why = self._link.refusal or self._link.trouble or (troubles[0] if troubles else "")
             why = why or ("it is slower than they come" if self._link.is_open else f"no learner answers at {self._link.address}")
             parts.append(f"{waiting} steps are not acknowledged after {seconds:g} s and stay here: {why}")
         return "; ".join(parts)
@@ -263,11 +275,12 @@ class TrainerClient:
     def _take_turn(self, seconds: float) -> None:
         if self.config.rate_limit is None:
             return
-        now = time.monotonic()
-        turn = max(now, self._next_request)
-        if turn - now > seconds:
-            raise DeadlineError(f"rate_limit={self.config.rate_limit:g} per second: the next request may go in {turn - now:.1f} s.")
-        self._next_request = turn + 1 / self.config.rate_limit
+        with self._turns:
+            now = time.monotonic()
+            turn = max(now, self._next_request)
+            if turn - now > seconds:
+                raise DeadlineError(f"rate_limit={self.config.rate_limit:g} per second: the next request may go in {turn - now:.1f} s.")
+            self._next_request = turn + 1 / self.config.rate_limit
         time.sleep(turn - now)
 
     def _acts_with(self, version: int) -> None:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
 from hilt.core.tree import Tree, unflatten
+from hilt.replay.buffers import ReplayBufferDataStore
 from hilt.replay.chains import Chains
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
@@ -21,6 +24,8 @@ logger = logging.getLogger("hilt.wire")
 LIMITER_RETRY_S = 0.05
 TROUBLE_RETRY_S = 1.0
 REFUSALS_KEPT = 256
+STREAMS_KEPT = 4_096
+"""Of a store without a log: what came from more senders than these is forgotten, the oldest first."""
 
 
 @dataclass
@@ -104,6 +109,8 @@ class Sink:
                 if self.promises_power and received.high >= first:
                     self.log.sync()  # found on disk, perhaps written by a process that was killed
                     power_safe = received.high
+            elif len(self._streams) >= STREAMS_KEPT:
+                self._streams.pop(next(iter(self._streams)))
             self._streams[name] = Stream(actor, boot, received, power_safe)
         return self._streams[name]
 
@@ -113,25 +120,24 @@ class Sink:
         if example is None or check is None or self.log is None:
             return ""
         try:
-            for step in Block(example):
-                check(unflatten(step), True) if isinstance(self.store, Log) else check(unflatten(step))
+            for step in _steps(Block(example)):
+                check(step, True) if isinstance(self.store, Log) else check(step)
         except SchemaError as error:
             return str(error)
         return ""
 
-    def take(
-        self, stream: Stream, first: int, packed: Mapping[str, Any] | None, items: list[Any] | None, collect: bool = False
-    ) -> Outcome:
-        """Stores the steps of a message whose numbers begin at `first`, in order, as far as it goes."""
-        outcome, steps = Outcome(), items
+    def take(self, stream: Stream, message: Mapping[str, Any], collect: bool = False) -> Outcome:
+        """Stores the steps of a message, in order, as far as it goes."""
+        outcome, first, packed = Outcome(), message["first"], message.get("packed")
+        steps: Any = message.get("items")
+        if first < 0 or (packed is None and not isinstance(steps, list)):
+            raise FormatError("a message of steps has none in it.")
         if packed is not None:
             block = Block(packed)
             self._take_block(stream, first, block, outcome)
             if outcome.stored == block.steps and not collect:
                 return outcome
-            steps = [unflatten(step) for step in block]
-        if steps is None:
-            raise FormatError("a message of steps has none in it.")
+            steps = _steps(block)
         in_block = range(stream.received.high + 1 - outcome.stored, stream.received.high + 1)
         for number, step in enumerate(steps, first):
             new = number in in_block
@@ -146,6 +152,13 @@ class Sink:
                 new = outcome.stored > before
             if new and collect:
                 outcome.transitions.append(step)
+        return outcome
+
+    def skip(self, stream: Stream, number: int, why: str) -> Outcome:
+        """Of a step that its sender cannot send: it is refused, so that those after it can be acknowledged."""
+        outcome = Outcome()
+        if number not in stream.received:
+            self._refuse(stream, number, why, outcome)
         return outcome
 
     def _take_block(self, stream: Stream, first: int, block: Block, outcome: Outcome) -> None:
@@ -181,7 +194,7 @@ class Sink:
             return True
         stream.note(number, self.log.appended if self.log is not None else 0)
         outcome.stored += 1
-        if isinstance(step, Mapping) and (version := step.get("policy_version")) is not None:
+        if isinstance(step, Mapping) and isinstance(version := step.get("policy_version"), (int, np.integer)):
             outcome.version = int(version)
         return True
 
@@ -204,7 +217,17 @@ class Sink:
     def forget(self, actor: str, boot: str) -> None:
         """This sender is gone: what it left running is ended. What came from it is known from the log."""
         if self.log is not None and self._streams.pop((actor, boot), None) is not None and hasattr(self._insert, "forget"):
-            self._insert.forget(actor, boot)
+            try:
+                self._insert.forget(actor, boot)
+            except HiltError as error:
+                logger.warning("%s: what %s left running could not be ended: %s", self.name, actor, error)
+
+
+def _steps(block: Block) -> list[Any]:
+    try:
+        return [unflatten(step) for step in block]
+    except SchemaError as error:
+        raise FormatError(str(error)) from None
 
 
 def _log_of(store: Any) -> Log | None:
@@ -215,25 +238,30 @@ def _log_of(store: Any) -> Log | None:
 def _inserter(store: Any, name: str) -> Callable[[Any, str, str, int], Any]:
     if isinstance(store, Log):
         return _IntoLog(store, name)
-    if "boot" in inspect.signature(store.insert).parameters:
-        return _IntoBuffer(store, name)
+    parameters = inspect.signature(store.insert).parameters
+    if isinstance(store, ReplayBufferDataStore) and ("boot" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+        return _IntoBuffer(store, name) if type(store).insert is ReplayBufferDataStore.insert else _OneByOne(store, name)
     return lambda step, actor, boot, number: store.insert(step)
 
 
-class _IntoBuffer:
-    """Steps of every sender into one of our replay buffers."""
+class _OneByOne:
+    """Steps of every sender into a replay buffer whose insert is somebody's own, so that it sees every step."""
 
-    def __init__(self, buffer: Any, name: str):
+    def __init__(self, buffer: ReplayBufferDataStore, name: str):
         self._buffer, self._name = buffer, name
 
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
         self._buffer.insert(step, actor, number, 0, boot=boot, store=self._name)
 
-    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
-        return self._buffer.insert_block(block, actor, number, 0, boot=boot, store=self._name)  # type: ignore[no-any-return]
-
     def forget(self, actor: str, boot: str) -> None:
         self._buffer.forget(actor, boot, self._name)
+
+
+class _IntoBuffer(_OneByOne):
+    """Steps of every sender into one of our replay buffers."""
+
+    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
+        return self._buffer.insert_block(block, actor, number, 0, boot=boot, store=self._name)
 
 
 class _IntoLog:

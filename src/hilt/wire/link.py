@@ -12,19 +12,20 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
 
-from hilt.core.errors import ClosedError, FormatError, RefusedError
-from hilt.replay.queued import QueuedDataStore
+from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, RefusedError
+from hilt.replay.lock import after_fork
+from hilt.replay.queued import Parcel, QueuedDataStore
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.remote import GRACE_S, no_answer
-from hilt.wire.requests import raise_error
+from hilt.wire.requests import copied, raise_error
 from hilt.wire.sockets import Bell, connect, context_for, keep_freed_memory
 
 logger = logging.getLogger("hilt.wire")
@@ -40,6 +41,7 @@ PARCEL_BYTES = 2 << 20
 WORTH_SENDING = 512 << 10
 """Less than this goes at once only when nothing else is on its way."""
 REFUSED_AGAIN_S = 10.0
+TOO_LARGE_AGAIN_S = 5.0
 
 
 @dataclass
@@ -91,6 +93,7 @@ class Cursor:
 class _Asked:
     message: dict[str, Any]
     sent_at: float = 0.0
+    """0 when the learner does not have it, as far as is known."""
     reply: dict[str, Any] | None = None
 
 
@@ -106,6 +109,8 @@ class Link:
         self.seen_version = -1
         self.refusal = ""
         """Why the learner does not let this client in; empty when it does."""
+        self.trouble = ""
+        """Why a queue cannot be read or written here."""
         self.reconnects = 0
         self.context = context_for(config)
         self._host, self._config, self._keys = host, config, keys
@@ -114,14 +119,16 @@ class Link:
         self._changed = threading.Condition()
         self._instance: str | None = None
         self._numbers = itertools.count()
+        self._open: set[int] = set()  # numbers whose answers may still be wanted
         self._asked: dict[int, _Asked] = {}
         self._bell = Bell()
-        self._awake, self._caught_up = False, True
+        self._awake, self._caught_up = True, True
         self._stopping = threading.Event()
         keep_freed_memory()
         self._socket = connect(self.context, config, host, config.port_number, keys)
         for store in stores.values():
             store.on_insert = self._inserted
+        after_fork(self, "_forked")
         self._thread = threading.Thread(target=self._run, name="hilt-wire-client", daemon=True)
         self._thread.start()
 
@@ -137,24 +144,26 @@ class Link:
         return self._instance is not None
 
     def new_number(self) -> int:
-        return next(self._numbers)
+        with self._changed:
+            number = next(self._numbers)
+            self._open.add(number)
+            return number
 
-    def ask(self, name: str, payload: Any, seconds: float, number: int | None = None) -> Any:
+    def ask(self, name: str, payload: Any, seconds: float, number: int | None = None, grace: float = GRACE_S) -> Any:
         """The learner's answer to a request; asked again with the same number it is the same request."""
         if self._stopping.is_set():
             raise ClosedError("this client was stopped; make another one.")
-        encode({"payload": payload})  # what cannot be sent is said here, to whoever made it
-        number = self.new_number() if number is None else number
-        with self._changed:
-            asked = self._asked.get(number)
-            if asked is None:
-                asked = self._asked[number] = _Asked({"kind": "request", "number": number, "type": name, "payload": payload})
-            asked.message["seconds"] = float(seconds)
-        self._awaken()
-        if not self.wait(lambda: asked.reply is not None, seconds + GRACE_S):
-            raise self._unanswered(name, seconds)
-        with self._changed:
-            del self._asked[number]
+        mine, unanswered = self.new_number() if number is None else number, False
+        try:
+            asked = self._question(mine, name, payload, float(seconds))
+            self._awaken()
+            unanswered = number is not None
+            if not self.wait(lambda: asked.reply is not None, seconds + grace):
+                raise self._unanswered(name, seconds)
+            unanswered = False
+        finally:
+            if not unanswered:
+                self.give_up(mine)
         assert asked.reply is not None
         if "error" in asked.reply:
             raise_error(asked.reply)
@@ -164,6 +173,23 @@ class Link:
         """Nobody waits for this answer any more."""
         with self._changed:
             self._asked.pop(number, None)
+            self._open.discard(number)
+
+    def _question(self, number: int, name: str, payload: Any, seconds: float) -> _Asked:
+        with self._changed:
+            if (asked := self._asked.get(number)) is not None:
+                asked.message["seconds"] = seconds
+                return asked
+        payload = copied(payload)  # asked again, it is what it was
+        self._fits(encode({"payload": payload}), "Send less at a time.")
+        with self._changed:
+            message = {"kind": "request", "number": number, "type": name, "payload": payload, "seconds": seconds}
+            return self._asked.setdefault(number, _Asked(message))
+
+    def _fits(self, frames: Sequence[Any], cure: str) -> None:
+        largest, most = max(memoryview(frame).nbytes for frame in frames), self._config.max_message_bytes
+        if largest > most:
+            raise ConfigError(f"{largest} bytes in one array, but max_message_bytes={most}. {cure}")
 
     def close(self) -> None:
         """Ends the thread. What was not acknowledged stays in the stores."""
@@ -177,13 +203,22 @@ class Link:
             self._changed.notify_all()
 
     def _unanswered(self, name: str, seconds: float) -> Exception:
+        if self._stopping.is_set():
+            return ClosedError(f"{name}: this client was stopped before an answer came.")
         if self.refusal:
-            return RefusedError(self.refusal)
+            return RefusedError(f"the learner at {self.address} refuses {self.actor!r}: {self.refusal}")
         return no_answer(name, seconds, self.address)
 
     def _inserted(self) -> None:
         if self._caught_up and not self._awake:  # else it looks at the stores anyway before it sleeps again
             self._awaken()
+
+    def _forked(self) -> None:
+        """In a forked process: its parent goes on sending."""
+        self._changed, self._stopping = threading.Condition(), threading.Event()
+        self._stopping.set()
+        for cursor in self.cursors.values():
+            cursor.store.on_insert = _not_here
 
     def _awaken(self) -> None:
         self._awake = True
@@ -193,26 +228,35 @@ class Link:
 
     def _run(self) -> None:
         self._heard = self._pinged = self._greeted = time.monotonic()
-        self._say_hello()
+        self._greeting_sent = False
         try:
             while not self._stopping.is_set():
                 poller = zmq.Poller()
-                poller.register(self._socket, zmq.POLLIN)
+                poller.register(self._socket, zmq.POLLIN if self._greeting_sent or self.is_open else zmq.POLLIN | zmq.POLLOUT)
                 poller.register(self._bell.fileno(), zmq.POLLIN)
                 if not self._awake:
                     poller.poll(self._pause_ms())
                 self._sleep_soon()
-                self._receive()
-                self._look_after_the_connection()
-                if self.is_open:
-                    self._send_requests()
-                    self._send_steps()
+                try:
+                    self._turn()
+                    self.trouble = ""
+                except HiltError as error:  # of a queue on disk: closed, damaged, or without room
+                    if str(error) != self.trouble:
+                        logger.error("%s: %s", self.actor, error)
+                    self.trouble = str(error)
         finally:
             if self.is_open:
                 self._send({"kind": "bye"})
                 self._socket.close(200)  # ms for the goodbye
             else:
                 self._socket.close(0)
+
+    def _turn(self) -> None:
+        self._receive()
+        self._look_after_the_connection()
+        if self.is_open:
+            self._send_requests()
+            self._send_steps()
 
     def _sleep_soon(self) -> None:
         """From here on an insert wakes this thread again."""
@@ -233,9 +277,11 @@ class Link:
                 message = decode(frames)
                 self._heard = time.monotonic()
                 with self._changed:
-                    self._take(message)
-                    self._changed.notify_all()
-            except (FormatError, KeyError, TypeError, ValueError) as error:
+                    try:
+                        self._take(message)
+                    finally:
+                        self._changed.notify_all()
+            except (FormatError, AttributeError, KeyError, TypeError) as error:
                 logger.warning("a message from %s that cannot be read was dropped: %s", self.address, error)
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -248,6 +294,9 @@ class Link:
         elif kind == "reply":
             if (asked := self._asked.get(message["number"])) is not None:
                 asked.reply = message
+        elif kind == "unknown":
+            if (asked := self._asked.get(message["number"])) is not None:
+                asked.sent_at = 0.0
         elif kind == "refuse":
             if message["why"] != self.refusal:
                 logger.error("the learner at %s refuses %s: %s", self.address, self.actor, message["why"])
@@ -318,9 +367,10 @@ class Link:
         stores: dict[str, Any] = {}
         for name, cursor in self.cursors.items():
             parcel = cursor.store.parcel(cursor.store.stats()["acknowledged"], 1)
-            stores[name] = parcel and {"boot": parcel.boot, "first": parcel.first, "example": parcel.packed}
+            fits = parcel is not None and parcel.nbytes < self._config.max_message_bytes // 4
+            stores[name] = parcel and {"boot": parcel.boot, "first": parcel.first, "example": parcel.packed if fits else None}
         hello = {"kind": "hello", "actor": self.actor, "boot": self.boot, "seen_version": self.seen_version}
-        self._greeting_sent = self._send({**hello, "agreement": self._config.agreement(), "stores": stores})
+        self._greeting_sent = 0 < self._send({**hello, "agreement": self._config.agreement(), "stores": stores})
         if self._greeting_sent:
             self._greeted = time.monotonic()
 
@@ -328,9 +378,10 @@ class Link:
         now = time.monotonic()
         with self._changed:
             due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._patience]
-            oldest = min((n for n, asked in self._asked.items()), default=0)
+            oldest = min(self._open, default=0)
         for asked in due:
-            if self._send({**asked.message, "oldest": oldest}):
+            again = {"again": True, "payload": None} if asked.sent_at else {}  # the learner says if it has not heard of it
+            if self._send({**asked.message, "oldest": oldest, **again}):
                 asked.sent_at = now
 
     def _send_steps(self) -> None:
@@ -346,7 +397,7 @@ class Link:
     def _fill_window(self, name: str, cursor: Cursor, now: float) -> bool:
         """Sends as much as may be on its way; returns whether that was all there is."""
         while (flying := sum(size for _, size in cursor.on_their_way)) < cursor.window:
-            parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying))
+            parcel = cursor.store.parcel(cursor.sent, min(PARCEL_BYTES, cursor.window - flying, self._config.max_message_bytes // 2))
             if parcel is None:
                 return True
             if cursor.on_their_way and parcel.nbytes < WORTH_SENDING:
@@ -355,10 +406,23 @@ class Link:
                 break
         return False
 
-    def _send_parcel(self, name: str, cursor: Cursor, parcel: Any, now: float) -> bool:
+    def _send_parcel(self, name: str, cursor: Cursor, parcel: Parcel, now: float) -> bool:
         message = {"kind": "data", "store": name, "boot": parcel.boot, "first": parcel.first, "epoch": cursor.epoch, "n": cursor.n}
-        message |= {"packed": parcel.packed, "items": parcel.items, **self._load(now)}
-        size = self._send(message)
+        message |= {"packed": parcel.packed, "items": parcel.items, "instance": self._instance, **self._load(now)}
+        try:
+            frames = encode(message)
+            self._fits(frames, "Give make_trainer_config a larger one on both sides.")
+        except HiltError as error:
+            if parcel.last > parcel.first and (one := cursor.store.parcel(parcel.first - 1, 1)) is not None:
+                return self._send_parcel(name, cursor, one, now)
+            if isinstance(error, ConfigError):  # with other settings it can be sent
+                cursor.wait_until = now + TOO_LARGE_AGAIN_S
+                if cursor.trouble != str(error):
+                    logger.error("a step for %r cannot be sent: %s", name, error)
+                cursor.trouble = str(error)
+                return False
+            frames = encode({**message, "packed": None, "items": None, "unsendable": f"it cannot be sent: {error}"})
+        size = self._post(frames)
         if size:
             cursor.sent, cursor.n = parcel.last, cursor.n + 1
             cursor.on_their_way.append((parcel.last, size))
@@ -370,9 +434,15 @@ class Link:
 
     def _send(self, message: dict[str, Any]) -> int:
         """Bytes sent; 0 when there is no connection, or too much waits in it."""
-        frames = encode({**message, "instance": self._instance})
+        return self._post(encode({**message, "instance": self._instance}))
+
+    def _post(self, frames: Sequence[Any]) -> int:
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return 0
         return sum(memoryview(frame).nbytes for frame in frames)
+
+
+def _not_here() -> None:
+    raise ClosedError("this process was forked from the one whose client sends these steps; make the queue and its client after the fork.")

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, DeadlineError, FormatError, UnknownNameError
+from hilt.core.errors import ConfigError, DeadlineError, FormatError, RefusedError, UnknownNameError
 from hilt.core.tree import Array
 from hilt.replay.channel import DEADLINE_S, Channel
 from hilt.replay.sample import Batch, Sampler
@@ -74,8 +75,8 @@ class RemoteChannel:
         with self._lock:
             if self._putting is None or self._putting[1] is not item:
                 self._putting = (self._new_number(), item)
-            self._ask("hilt/put", {"name": self.name, "item": item}, seconds, self._putting[0])
-            self._putting = None
+            with self._answered("_putting"):
+                self._ask("hilt/put", {"name": self.name, "item": item}, seconds, self._putting[0])
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The oldest item. One that was taken from the channel and did not arrive in time is what the next `get` returns."""
@@ -83,9 +84,20 @@ class RemoteChannel:
         with self._lock:
             if self._getting is None:
                 self._getting = self._new_number()
-            item = self._ask("hilt/get", {"name": self.name}, seconds, self._getting)
-            self._getting = None
-            return item
+            with self._answered("_getting"):
+                return self._ask("hilt/get", {"name": self.name}, seconds, self._getting)
+
+    @contextmanager
+    def _answered(self, what: str) -> Iterator[None]:
+        """Unless an answer came, and be it an error, the next call goes on with the same question."""
+        try:
+            yield
+        except (UnansweredError, RefusedError, KeyboardInterrupt):
+            raise
+        except BaseException:
+            setattr(self, what, None)
+            raise
+        setattr(self, what, None)
 
 
 class Samplers:
@@ -156,8 +168,12 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
     return {"hilt/put": put, "hilt/get": get}
 
 
-def no_answer(what: str, seconds: float, server: str) -> DeadlineError:
-    return DeadlineError(
+class UnansweredError(DeadlineError):
+    """Nobody knows whether it was carried out."""
+
+
+def no_answer(what: str, seconds: float, server: str) -> UnansweredError:
+    return UnansweredError(
         f"{what}: no answer from the learner at {server} within {seconds:g} s. "
         "Check that it runs and that the network between lets its ports through."
     )

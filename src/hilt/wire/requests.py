@@ -15,6 +15,7 @@ from typing import Any
 
 from hilt.core import errors
 from hilt.core.errors import FormatError, HiltError, RequestError, UnknownNameError
+from hilt.wire.codec import decode, encode
 
 logger = logging.getLogger("hilt.wire")
 
@@ -47,7 +48,7 @@ class Requests:
     def take(self, sender: bytes, boot: str, message: Mapping[str, Any]) -> None:
         """Answers a request from memory, or begins to carry it out."""
         number, oldest, name, seconds = (message.get(key) for key in ("number", "oldest", "type", "seconds"))
-        if not isinstance(number, int) or not isinstance(oldest, int) or not isinstance(name, str) or not isinstance(seconds, (int, float)):
+        if type(number) is not int or type(oldest) is not int or type(name) is not str or type(seconds) is not float:
             raise FormatError("a request without a number, a type and a deadline.")
         with self._lock:
             client = self._clients.setdefault(boot, _Client())
@@ -55,16 +56,24 @@ class Requests:
             while len(self._clients) > CLIENTS:
                 self._clients.popitem(last=False)
             known = client.look(number, oldest, sender)
-            if known == "new" and self._running >= AT_ONCE:
+            if known == "new" and message.get("again") is True:
+                known = {"kind": "unknown", "number": number}  # the question itself did not arrive, or was asked of another learner
+            elif known == "new" and self._running >= AT_ONCE:
                 known = {"kind": "reply", "number": number, "error": f"{AT_ONCE} requests are being carried out already; ask again later."}
-            if known == "new":
+            elif known == "new":
+                client.begin(number, sender)
                 self._running += 1
         if isinstance(known, dict):
             self._answer(sender, known)
         elif known == "new":
-            until = time.monotonic() + min(float(seconds), LONGEST_S)
+            until = time.monotonic() + min(seconds, LONGEST_S)
             arguments = (client, number, name, message.get("payload"), until)
-            threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name}", daemon=True).start()
+            threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True).start()
+
+    def forget(self, boot: str) -> None:
+        """This client said goodbye: nobody will ask for its answers."""
+        with self._lock:
+            self._clients.pop(boot, None)
 
     def close(self) -> None:
         self._closed = True
@@ -89,7 +98,9 @@ class Requests:
             return self._handlers[name](payload, seconds)
         if name not in self._types:
             raise UnknownNameError("request type", name, self._types)
-        return self._callback(name, payload) if self._callback is not None else {}
+        if self._callback is None:
+            return {}
+        return copied(self._callback(name, payload))  # the learner may go on to change its arrays
 
 
 class _Client:
@@ -111,10 +122,10 @@ class _Client:
         if number in self._running:
             self._running[number] = sender  # it may have come back on another connection
             return "running"
-        if number < self._oldest:
-            return "old"
+        return "old" if number < self._oldest else "new"
+
+    def begin(self, number: int, sender: bytes) -> None:
         self._running[number] = sender
-        return "new"
 
     def done(self, number: int, reply: dict[str, Any]) -> bytes | None:
         sender = self._running.pop(number, None)
@@ -123,6 +134,11 @@ class _Client:
             while len(self._answers) > ANSWERS:
                 self._answers.popitem(last=False)
         return sender
+
+
+def copied(payload: Any) -> Any:
+    """A payload as it arrives, sharing no memory with the one that was given; what cannot be sent is an error with its path."""
+    return decode([bytes(frame) for frame in encode({"payload": payload})])["payload"]
 
 
 def raise_error(reply: Mapping[str, Any]) -> None:

@@ -17,22 +17,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import zmq
 
-from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, StorageError, UnknownNameError
 from hilt.replay.channel import Channel
 from hilt.replay.sample import Sampler
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.door import open_port
-from hilt.wire.ingest import Sink, Stream
+from hilt.wire.ingest import TROUBLE_RETRY_S, Outcome, Sink, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.metrics import Metrics, serve
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
-from hilt.wire.sockets import Bell, context_for, keep_freed_memory, require_keys
+from hilt.wire.sockets import Bell, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
 
 logger = logging.getLogger("hilt.wire")
@@ -41,6 +42,10 @@ SESSIONS = 1_024
 """Connections that are remembered; the one that was silent longest is forgotten first."""
 SILENT_S = 600.0
 """A client that was silent for so long is gone: what it left running is ended."""
+MOST_TEXT, MOST_NUMBER = 256, 1 << 62
+"""What names, boots, sequences and versions in messages may be at most."""
+STREAMS = 64
+"""Stores and boots that one connection is known to send for; the oldest is forgotten first."""
 AT_ONCE = 32
 """Messages that are taken in a row before the rest gets its turn."""
 SYNC_POLL_MS = 2
@@ -73,18 +78,20 @@ class TrainerServer:
         self._counters = _Counters(self.metrics)
         self._stopping, self._stopped = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._serving: int | None = None  # the thread that does
         self._bell = Bell()
         self._replies: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._samplers = Samplers(self._sinks)
         handlers = {**self._samplers.handlers(), **channel_requests(self._channels)}
         self._requests = Requests(config.request_types, request_callback, handlers, self._answer)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._context_gone)
             self._socket, self._door = open_port(self._context, config, config.port_number, self._keys)
+            undo.callback(self._close_socket)
             self._publisher = Publisher(self._context, config, self._keys)
+            undo.callback(self._publisher.close)
             self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
-        except BaseException:
-            self._context_gone()
-            raise
+            undo.pop_all()
         keep_freed_memory()
 
     # What a learner calls
@@ -96,7 +103,13 @@ class TrainerServer:
             raise ConfigError(f"the name of a data store is {name!r}; give a non-empty text.")
         if not callable(getattr(data_store, "insert", None)) and not hasattr(data_store, "commit_step"):
             raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
-        self._sinks[name] = Sink(name, data_store)
+        if name in self._sinks:
+            raise ConfigError(f"{name}: a data store of this name is registered already; choose another name.")
+        sink = Sink(name, data_store)
+        if sink.log is not None and len(sink.log):  # no version shall mean two sets of weights
+            versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
+            self._publisher.raise_to(int(versions.max()))
+        self._sinks[name] = sink
 
     def register_sampler(self, name: str, sampler: Sampler) -> None:
         """Clients may draw from this very sampler with ``client.sampler(name)``."""
@@ -130,28 +143,20 @@ class TrainerServer:
         if self._thread is not None:
             raise ConfigError("this server was started already.")
         self._thread = threading.Thread(target=self._run, name="hilt-wire-server", daemon=True)
-        self._go_on_above_known_versions()
         if threaded:
             self._thread.start()
         else:
             self._run()
 
     def stop(self) -> None:
-        """Ends serving and frees the ports. What was not acknowledged stays with its senders."""
-        if self._stopping.is_set():
-            return
+        """Ends serving and frees the ports. What was not acknowledged stays with its senders. Called by one of its own
+        callbacks, it ends when that returns."""
+        if self._thread is None and not self._stopping.is_set():
+            self._end()
         self._stopping.set()
         self._bell.ring()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._serving != threading.get_ident():
             self._stopped.wait(10)
-        self._requests.close()
-        self._publisher.close()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._thread is None:
-            self._close_socket()
-        self._context_gone()
-        self._bell.close()
 
     def stats(self) -> dict[str, Any]:
         """Counters so far, and what is known of each actor."""
@@ -171,6 +176,7 @@ class TrainerServer:
     # The thread that owns the socket
 
     def _run(self) -> None:
+        self._serving = threading.get_ident()
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._bell.fileno(), zmq.POLLIN)
@@ -178,7 +184,7 @@ class TrainerServer:
         tidy_at = 0.0
         try:
             while not self._stopping.is_set():
-                awaiting = any(sink.awaits_sync for sink in self._sinks.values())
+                awaiting = any(sink.awaits_sync for sink in list(self._sinks.values()))
                 poller.poll(SYNC_POLL_MS if awaiting else IDLE_POLL_MS)
                 self._take_messages()
                 self._send_replies()
@@ -188,7 +194,8 @@ class TrainerServer:
                     tidy_at = time.monotonic() + 5
                     self._forget_silent()
         finally:
-            self._close_socket()
+            self._stopping.set()
+            self._end()
             self._stopped.set()
 
     def _take_messages(self) -> None:
@@ -203,14 +210,19 @@ class TrainerServer:
             except FormatError as error:
                 self._counters.malformed.add(1)
                 logger.debug("a message that cannot be read was dropped: %s", error)
+            except Exception:  # one message shall not end the service for all others
+                self._counters.malformed.add(1)
+                logger.exception("a message was dropped")
+            if self._stopping.is_set():
+                return
 
     def _handle(self, frames: list[zmq.Frame], message: dict[str, Any]) -> None:
-        sender, kind = frames[0].bytes, message.get("kind")
+        sender, kind = frames[0].bytes, _field(message, "kind", str)
         session = self._sessions.get(sender)
         if kind == "hello":
             if self._hello(sender, message):
-                self._door.know(str(frames[1].get("Peer-Address")))
-        elif session is None or message.get("instance") != self.instance:
+                self._door.know(peer_address(frames[1]))
+        elif session is None or _field(message, "instance", str) != self.instance:
             self._send(sender, {"kind": "stranger", "instance": self.instance})  # it spoke to the learner before this one
         elif kind == "data":
             session.hears(message)
@@ -219,67 +231,100 @@ class TrainerServer:
             session.hears(message)
             self._counters.hears(session)
             self._send(sender, {"kind": "pong"})
+            if session.depth:  # it still keeps some: perhaps an acknowledgement did not arrive
+                self._acknowledge_all(sender, session)
         elif kind == "request":
             session.hears({})
             self._requests.take(sender, session.boot, message)
         elif kind == "bye":
             self._forget(sender)
+            self._requests.forget(session.boot)
         else:
-            raise FormatError(f"a message of kind {str(kind)[:40]!r} is not known.")
+            raise FormatError(f"a message of kind {kind[:40]!r} is not known.")
 
     def _hello(self, sender: bytes, message: dict[str, Any]) -> bool:
-        text, number = _field(message, "actor", str), _field(message, "seen_version", int)
-        if why := self._refusal(message):
+        session = _Session(_field(message, "actor", str), _field(message, "boot", str))
+        version = _field(message, "seen_version", int)
+        stores: dict[str, dict[str, Any]] = {}
+        try:
+            why = self._refusal(message)
+            for name, asked in message["stores"].items() if not why else ():
+                sink = self._sinks[name]
+                stores[name] = {"keeps": sink.keeps, "promises_power": sink.promises_power}
+                if asked is not None:
+                    stores[name]["have"] = self._stream(session, sink, asked).process_safe
+        except (ClosedError, StorageError) as error:  # of a log
+            why = f"it cannot store steps: {error}"
+        if why:
             self._counters.refused_clients.add(1)
             self._send(sender, {"kind": "refuse", "why": why})
             return False
-        session = _Session(text, _field(message, "boot", str))
-        self._publisher.raise_to(number)
-        stores: dict[str, Any] = {}
-        for name, asked in _field(message, "stores", dict).items():
-            sink = self._sinks[name]
-            stores[name] = {"keeps": sink.keeps, "promises_power": sink.promises_power}
-            if asked:
-                boot, first = _field(asked, "boot", str), _field(asked, "first", int)
-                stream = session.streams[name, boot] = sink.stream(session.actor, boot, first)
-                stores[name]["have"] = stream.process_safe
+        self._publisher.raise_to(version)
+        before = self._sessions.pop(sender, None)
         while len(self._sessions) >= SESSIONS:
             self._forget(min(self._sessions, key=lambda known: self._sessions[known].heard))
         self._sessions[sender] = session
+        if before is not None:
+            self._let_go(before)
         self._send(sender, {"kind": "welcome", "instance": self.instance, "stores": stores})
+        self._acknowledge_all(sender, session)
         return True
+
+    def _stream(self, session: _Session, sink: Sink, message: Mapping[str, Any]) -> Stream:
+        """Who sends the steps of a message, and what is known of that."""
+        boot, first = _field(message, "boot", str), _field(message, "first", int)
+        if (sink.name, boot) not in session.streams:
+            while len(session.streams) >= STREAMS:
+                self._let_go(session, next(iter(session.streams)))
+            session.streams[sink.name, boot] = sink.stream(session.actor, boot, first)
+        return session.streams[sink.name, boot]
 
     def _refusal(self, message: dict[str, Any]) -> str:
         """What differs between this side and the one that says hello; empty when it may come in."""
         ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
-        differ = [name for name, mine in ours.items() if theirs.get(name) != mine]
+        differ = [name for name, mine in ours.items() if repr(theirs.get(name)) != repr(mine)]
         if differ:
-            said = "; ".join(f"{name} is {theirs.get(name)!r} there and {ours[name]!r} at the learner" for name in differ)
+            said = "; ".join(f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ)
             return f"the settings differ: {said}. Use the same make_trainer_config and version of Hilt on both sides."
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
-                return str(UnknownNameError("data store at the learner", str(name), self._sinks))
-            if asked and (why := self._sinks[name].misfit(asked.get("example"))):
+                return str(UnknownNameError("data store at the learner", name[:100], self._sinks))
+            if asked is not None and not isinstance(asked, dict):
+                raise FormatError(f"a hello says {str(asked)[:40]!r} about the store {name}.")
+            if asked is not None and (why := self._sinks[name].misfit(asked.get("example"))):
                 return f"the steps for {name!r} do not fit the learner's schema: {why}"
         return ""
 
     def _data(self, sender: bytes, session: _Session, message: dict[str, Any]) -> None:
-        name, boot, first = _field(message, "store", str), _field(message, "boot", str), _field(message, "first", int)
+        name, lost = _field(message, "store", str), message.get("unsendable")
         if name not in self._sinks:
             raise FormatError(f"steps for {name[:40]!r}, which is not registered.")
         if not session.in_step(name, _field(message, "epoch", int), _field(message, "n", int)):
             return  # something before it was lost or held back: the sender begins again where it was acknowledged
         sink = self._sinks[name]
-        stream = session.streams.get((name, boot))
-        if stream is None:
-            stream = session.streams[name, boot] = sink.stream(session.actor, boot, first)
-        outcome = sink.take(stream, first, message.get("packed"), message.get("items"), collect=self._data_callback is not None)
+        stream = self._stream(session, sink, message)
+        try:
+            if isinstance(lost, str):
+                outcome = sink.skip(stream, message["first"], lost[:1000])
+            else:
+                outcome = sink.take(stream, message, collect=self._data_callback is not None)
+        except FormatError as error:
+            self._counters.malformed.add(1)
+            outcome = Outcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
+        except BaseException:
+            session.out_of_step(name)
+            self._let_go(session, (name, stream.boot))  # what is stored of it is known from the log
+            raise
         if outcome.held:
             session.out_of_step(name)
         self._counters.took(session, name, outcome)
         self._acknowledge(sender, sink, stream, refused=outcome.refused, held=outcome.held, retry=outcome.retry)
         if outcome.transitions:
             self._call_back(sink, stream, outcome.transitions)
+
+    def _acknowledge_all(self, sender: bytes, session: _Session) -> None:
+        for (name, _), stream in session.streams.items():
+            self._acknowledge(sender, self._sinks[name], stream)
 
     def _acknowledge(self, sender: bytes, sink: Sink, stream: Stream, **more: Any) -> None:
         power = stream.power_safe if sink.promises_power else None
@@ -294,7 +339,7 @@ class TrainerServer:
             logger.exception("data_callback failed on steps for %s", sink.name)
 
     def _tell_power_safe(self) -> None:
-        for sink in self._sinks.values():
+        for sink in list(self._sinks.values()):
             for stream in sink.tell_synced():
                 for sender, session in self._sessions.items():
                     if session.streams.get((sink.name, stream.boot)) is stream:
@@ -313,6 +358,9 @@ class TrainerServer:
     def _send(self, receiver: bytes, message: Mapping[str, Any]) -> None:
         try:
             frames = encode(message)
+            largest, most = max(memoryview(frame).nbytes for frame in frames), self.config.max_message_bytes
+            if largest > most:
+                raise ConfigError(f"the answer has {largest} bytes in one array, but max_message_bytes={most}. Ask for less at a time.")
         except HiltError as error:  # an answer that cannot be sent is an error of whoever made it
             frames = encode({"kind": "reply", "number": message.get("number", -1), "error": str(error)})
         self._counters.bytes_sent.add(sum(memoryview(frame).nbytes for frame in frames))
@@ -327,22 +375,30 @@ class TrainerServer:
             self._forget(sender)
 
     def _forget(self, sender: bytes) -> None:
-        """Of a client that is gone; its episodes are ended unless it is connected in another way, too."""
+        """Of a client that is gone."""
         session = self._sessions.pop(sender)
+        self._let_go(session)
+        if all(other.actor != session.actor for other in self._sessions.values()):
+            self._counters.gone(session)
+
+    def _let_go(self, session: _Session, *names: tuple[str, str]) -> None:
+        """Ends the episodes of these streams, or of all, unless their sender is connected in another way, too."""
+        gone = {name: session.streams.pop(name) for name in names or list(session.streams)}
         in_use = {stream for other in self._sessions.values() for stream in other.streams.values()}
-        for (name, boot), stream in session.streams.items():
-            if stream not in in_use and name in self._sinks:
+        for (name, boot), stream in gone.items():
+            if stream not in in_use:
                 self._sinks[name].forget(session.actor, boot)
-        self._counters.gone(session)
 
     # Beginning and end
 
-    def _go_on_above_known_versions(self) -> None:
-        """So that no version means two sets of weights: numbers go on above those that the steps in the stores carry."""
-        for sink in self._sinks.values():
-            if sink.log is not None and len(sink.log):
-                versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
-                self._publisher.raise_to(int(versions.max()))
+    def _end(self) -> None:
+        self._close_socket()
+        self._requests.close()
+        self._publisher.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._context_gone()
+        self._bell.close()
 
     def _close_socket(self) -> None:
         self._door.close()
@@ -434,7 +490,8 @@ class _Counters:
 
 def _field(message: Mapping[str, Any], name: str, kind: type) -> Any:
     """A field of a message, which anybody may have sent."""
-    value = message.get(name)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    value: Any = message.get(name)
+    fits = type(value) is kind
+    if not fits or (kind is str and len(value) > MOST_TEXT) or (kind is int and not -1 <= value < MOST_NUMBER):
         raise FormatError(f"a message has {name}={str(value)[:40]!r} where a {kind.__name__} belongs.")
     return value
