@@ -35,6 +35,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--broadcast", type=int, required=True)
     parser.add_argument("--keys")
+    parser.add_argument("--key-name")
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--spool", type=Path, help="a folder for the spools; in memory without")
     parser.add_argument("--capacity", type=int, default=200, help="transitions that a spool keeps in memory")
@@ -60,7 +61,7 @@ def act(args: argparse.Namespace, journal: Journal, stop: threading.Event) -> No
         store: QueuedDataStore(args.capacity, path=args.spool / store) if args.spool else QueuedDataStore(args.capacity) for store in STORES
     }
     journal.write("opened", *(len(spool) for spool in spools.values()))
-    config = make_trainer_config(args.port, args.broadcast, keys=args.keys)
+    config = make_trainer_config(args.port, args.broadcast, keys=args.keys, key_name=args.key_name)
     client = TrainerClient(f"actor-{args.number}", args.host, config, data_stores=spools, wait_for_server=True)
     client.recv_network_callback(lambda weights: _got(journal, weights))
     journal.write("connected")

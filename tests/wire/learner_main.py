@@ -35,6 +35,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--broadcast", type=int, required=True)
     parser.add_argument("--bind")
     parser.add_argument("--keys")
+    parser.add_argument("--key-name")
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--capacity", type=int, default=1_000_000)
     parser.add_argument("--publish", type=float, default=0.5, help="seconds between two versions of the weights")
@@ -57,7 +58,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def learn(args: argparse.Namespace, journal: Journal, stop: threading.Event) -> None:
     version = max((int(line[1]) for line in said(args.journal, "published")), default=0)
     buffers = {store: make_buffer(args.folder / store, args.capacity, seed=0) for store in STORES}
-    config = make_trainer_config(args.port, args.broadcast, keys=args.keys, bind_ip=args.bind)
+    config = make_trainer_config(args.port, args.broadcast, keys=args.keys, key_name=args.key_name, bind_ip=args.bind)
     lags: list[float] = []
 
     def arrived(store: str, payload: dict[str, Any]) -> None:
