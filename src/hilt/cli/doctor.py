@@ -142,7 +142,7 @@ def check_zmq(folder: Path) -> Iterator[Finding]:
     if zmq.has("curve"):
         yield Finding("zmq", "ok", f"{zmq.zmq_version()}, with keys")
     else:
-        yield Finding("zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip install pyzmq has it")
+        yield Finding("zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip's pyzmq has it")
 
 
 def check_torch(folder: Path) -> Iterator[Finding]:

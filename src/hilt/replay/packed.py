@@ -14,9 +14,10 @@ import numpy as np
 
 from hilt.core.errors import FormatError
 from hilt.core.tree import Array, Spec, equal, unflatten
+from hilt.replay.pool import BufferPool
 from hilt.replay.schema import INLINE_BYTES, mate
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 4 << 20
 BLOCK_STEPS = 256
 MOST_STEPS = 1 << 16
 """Of a block from elsewhere."""
@@ -25,7 +26,7 @@ MOST_STEPS = 1 << 16
 class PackedSteps:
     """A block with room for some steps of one layout. Rows are only ever added, so that a slice stays what it was."""
 
-    def __init__(self, spec: Spec):
+    def __init__(self, spec: Spec, pool: BufferPool):
         self.spec = spec
         self.count = 0
         large = [path for path, leaf in spec.items() if leaf.nbytes >= INLINE_BYTES]
@@ -36,7 +37,7 @@ class PackedSteps:
         place = {path: i for i, path in enumerate(spec)}
         self._columns = {path: np.empty((self.room, *leaf.shape), leaf.dtype) for path, leaf in spec.items() if path not in large}
         self._small = [(place[path], column) for path, column in self._columns.items()]
-        self._streams = [_Frames(spec, path, pairs.get(path), place, self.room) for path in large if path not in nexts]
+        self._streams = [_Frames(spec, path, pairs.get(path), place, self.room, pool) for path in large if path not in nexts]
         self.nbytes = sum(column.nbytes for column in self._columns.values()) + sum(stream.frames.nbytes for stream in self._streams)
 
     @property
@@ -68,11 +69,11 @@ class PackedSteps:
 class _Frames:
     """The frames of one image column, and of its next observation if it has one."""
 
-    def __init__(self, spec: Spec, path: str, after: str | None, place: Mapping[str, int], room: int):
+    def __init__(self, spec: Spec, path: str, after: str | None, place: Mapping[str, int], room: int, pool: BufferPool):
         leaf = spec[path]
         self.path = path
         self._now, self._after = place[path], None if after is None else place[after]
-        self.frames = np.empty((room + (room // 4 + 1 if after else 0), *leaf.shape), leaf.dtype)
+        self.frames = pool.empty((room + (room // 4 + 1 if after else 0), *leaf.shape), leaf.dtype)
         self.numbers = {p: np.empty(room, np.int64) for p in (path, after) if p is not None}
         self._of_now, self._of_after = self.numbers[path], self.numbers.get(after or "")
         self._stored = 0

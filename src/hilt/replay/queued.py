@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import threading
@@ -17,6 +18,7 @@ from hilt.core.errors import ConfigError, DeadlineError, HiltError
 from hilt.core.tree import Spec
 from hilt.replay.durability import Durability
 from hilt.replay.packed import BLOCK_STEPS, PackedSteps
+from hilt.replay.pool import BufferPool
 from hilt.replay.spool import Spool
 
 FULL = ("spill", "block", "drop_oldest")
@@ -71,6 +73,7 @@ class QueuedDataStore:
         """Called after every insert; `TrainerClient` sets it."""
         self._spool = Spool(path, self.boot, durability)
         self._blocks: deque[_Block] = deque()
+        self._pool = BufferPool()
         self._in_memory = 0
         self._memory_bytes = 0
         self._latest = self._spool.latest
@@ -170,7 +173,7 @@ class QueuedDataStore:
 
     def _keep(self, transition: Any) -> None:
         if not self._blocks or not self._blocks[-1].take(transition):
-            self._blocks.append(_Block.of(transition, self._latest))
+            self._blocks.append(_Block.of(transition, self._latest, self._pool))
             self._memory_bytes += self._blocks[-1].nbytes
         self._in_memory += 1
 
@@ -209,7 +212,7 @@ class QueuedDataStore:
         found = [one for one in self._spool.read(first - 1, _FROM_DISK) if one[0] < self._first_in_memory]
         if not found:
             return None
-        boot, block = self._spool.boot_of(found[0][0]), _Block.of(found[0][1], found[0][0])
+        boot, block = self._spool.boot_of(found[0][0]), _Block.of(found[0][1], found[0][0], self._pool)
         for number, transition in found[1:]:
             if number != block.last + 1 or self._spool.boot_of(number) != boot or not block.take(transition):
                 break
@@ -225,24 +228,24 @@ class _Block:
         self.nbytes = packed.nbytes if packed is not None else 0
 
     @classmethod
-    def of(cls, transition: Any, number: int) -> _Block:
+    def of(cls, transition: Any, number: int, pool: BufferPool) -> _Block:
         if isinstance(transition, Mapping):
             try:
-                packed = PackedSteps(Spec.of(transition))
+                packed = PackedSteps(Spec.of(transition), pool)
             except HiltError:  # something in it is not an array of numbers
-                return cls(number, None, [transition])
+                return cls(number, None, [copy.deepcopy(transition)])
             leaves = packed.spec.match(transition)
             if leaves:
                 packed.append(leaves)
                 return cls(number, packed, [])
-        return cls(number, None, [transition])
+        return cls(number, None, [copy.deepcopy(transition)])
 
     def take(self, transition: Any) -> bool:
         """Takes the next transition, if it has the same layout and there is room."""
         if self._packed is None:
-            if len(self._plain) >= BLOCK_STEPS or _Block.of(transition, 0)._packed is not None:
+            if len(self._plain) >= BLOCK_STEPS or _Block.of(transition, 0, BufferPool())._packed is not None:
                 return False
-            self._plain.append(transition)
+            self._plain.append(copy.deepcopy(transition))
         else:
             leaves = None if self._packed.full else self._packed.spec.match(transition)
             if leaves is None:
