@@ -24,6 +24,8 @@ logger = logging.getLogger("hilt.wire")
 LIMITER_RETRY_S = 0.05
 TROUBLE_RETRY_S = 1.0
 REFUSALS_KEPT = 256
+WORTH_A_BLOCK = 4
+"""Fewer steps are stored sooner one by one."""
 STREAMS_KEPT = 4_096
 """Of a store without a log: what came from more senders than these is forgotten, the oldest first."""
 
@@ -165,7 +167,7 @@ class Sink:
         """Stores the new steps of a block at once, if the store can do that; the others are taken one by one."""
         known = max(0, stream.received.high + 1 - first)
         insert_block = getattr(self._insert, "block", None)
-        if insert_block is None or known >= block.steps or stream.received.has_gaps:
+        if insert_block is None or block.steps - known < WORTH_A_BLOCK or stream.received.has_gaps:
             return
         outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
         if outcome.stored:

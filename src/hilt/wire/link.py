@@ -37,7 +37,7 @@ MOST_PATIENCE = 20.0
 """How many times longer at most, on a network that turns out to be slow."""
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
 """Bytes that are on their way at a time, per store."""
-PARCEL_BYTES = 2 << 20
+PARCEL_BYTES = 8 << 20
 WORTH_SENDING = 512 << 10
 """Less than this goes at once only when nothing else is on its way."""
 REFUSED_AGAIN_S = 10.0
