@@ -370,7 +370,7 @@ class Link:
             fits = parcel is not None and parcel.nbytes < self._config.max_message_bytes // 4
             stores[name] = parcel and {"boot": parcel.boot, "first": parcel.first, "example": parcel.packed if fits else None}
         hello = {"kind": "hello", "actor": self.actor, "boot": self.boot, "seen_version": self.seen_version}
-        self._greeting_sent = 0 < self._send({**hello, "agreement": self._config.agreement(), "stores": stores})
+        self._greeting_sent = self._send({**hello, "agreement": self._config.agreement(), "stores": stores}) > 0
         if self._greeting_sent:
             self._greeted = time.monotonic()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hilt.core import errors
-from hilt.core.errors import FormatError, HiltError, RequestError, UnknownNameError
+from hilt.core.errors import FormatError, HiltError, RequestError, SchemaError, UnknownNameError
 from hilt.wire.codec import decode, encode
 
 logger = logging.getLogger("hilt.wire")
@@ -100,7 +100,11 @@ class Requests:
             raise UnknownNameError("request type", name, self._types)
         if self._callback is None:
             return {}
-        return copied(self._callback(name, payload))  # the learner may go on to change its arrays
+        answer = self._callback(name, payload)
+        try:
+            return copied(answer)  # the learner may go on to change its arrays
+        except SchemaError as error:
+            raise RequestError(f"{name}: the learner's answer cannot be sent: {error}") from None
 
 
 class _Client:
