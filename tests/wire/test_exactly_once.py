@@ -377,7 +377,7 @@ def test_a_full_spool(bench: Bench, full: str, arrive: range):
 
 @pytest.mark.parametrize(
     "durability",
-    ["every step", pytest.param("every episode", marks=pytest.mark.xfail(reason="being mended")), "at most 10 ms", "never"],
+    ["every step", "every episode", "at most 10 ms", "never"],
 )
 def test_spools_empty_whatever_the_durability(bench: Bench, durability: str):
     """With two actors in the middle of episodes, always."""

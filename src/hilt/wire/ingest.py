@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ TROUBLE_RETRY_S = 1.0
 REFUSALS_KEPT = 256
 WORTH_A_BLOCK = 4
 """Fewer steps are stored sooner one by one."""
+LONGEST_WAIT_S = 0.5
+"""What has been process-safe for so long is made power-safe."""
 STREAMS_KEPT = 4_096
 """Of a store without a log: what came from more senders than these is forgotten, the oldest first."""
 
@@ -90,6 +94,7 @@ class Sink:
         self.log: Log | None = store if isinstance(store, Log) else _log_of(store)
         self._insert = _inserter(store, name)
         self._streams: dict[tuple[str, str], Stream] = {}
+        self._asked_at = time.monotonic()
 
     @property
     def promises_power(self) -> bool:
@@ -210,7 +215,20 @@ class Sink:
         if not self.promises_power or self.log is None:
             return []
         count = self.log.synced
-        return [stream for stream in self._streams.values() if stream.awaits_sync and stream.synced(count)]
+        told = [stream for stream in self._streams.values() if stream.awaits_sync and stream.synced(count)]
+        if told or not self.awaits_sync:
+            self._asked_at = time.monotonic()
+        elif time.monotonic() - self._asked_at > LONGEST_WAIT_S:
+            self._asked_at = time.monotonic() + TROUBLE_RETRY_S
+            threading.Thread(target=self._sync, args=(self.log,), name="hilt-wire-sync", daemon=True).start()
+        return told
+
+    def _sync(self, log: Log) -> None:
+        """Sooner than the log itself would, which may wait for the end of an episode: the senders keep everything until then."""
+        try:
+            log.sync()
+        except HiltError as error:  # the next append says so, to whoever sent it
+            logger.warning("%s: cannot be made power-safe: %s", self.name, error)
 
     @property
     def awaits_sync(self) -> bool:

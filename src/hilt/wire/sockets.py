@@ -46,6 +46,7 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
 def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
     """A DEALER socket to a server. It tries again by itself, at growing intervals."""
     socket = _socket(context, zmq.DEALER, config)
+    socket.set(zmq.CONNECT_TIMEOUT, SILENCE_MS)
     socket.set(zmq.RECONNECT_IVL, 100)
     socket.set(zmq.RECONNECT_IVL_MAX, 2_000)
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a server that is not there
