@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,7 @@ def stream(lab: Lab) -> list[Row]:
             "memory": _ours(lab, stack, "memory"),
             "copies": _ours(lab, stack, "copies", own=True),
             "disk": _ours(lab, stack, "disk", spool=lab.new("spool")),
+            "keys": _ours(lab, stack, "keys", keys=_new_keys(lab)),
             "zmq": _bare(stack),
         }
         found, absent = reverb_or_why_not(stack, total)
@@ -46,7 +48,7 @@ def stream(lab: Lab) -> list[Row]:
                 seconds = turn(list(range(first, first + count // W1.episode)))
                 if round_number:  # the first one is not counted
                     took.setdefault(name, []).append(seconds)
-    for path in ("log-memory", "log-copies", "log-disk", "spool"):
+    for path in ("log-memory", "log-copies", "log-disk", "log-keys", "spool", "keys"):
         remove(lab.folder / path)
     rates = {name: Rates([count / process for process, _ in found]) for name, found in took.items()}
     power = {name: Rates([count / power for _, power in found]).median for name, found in took.items()}
@@ -80,12 +82,20 @@ def stream(lab: Lab) -> list[Row]:
             note=f"{power['disk']:,.0f}/s until all are power-safe; spool and log are on one disk here",
             **beside,
         ),
+        Row(
+            name="w1_stream_keys",
+            ours=rates["keys"].median,
+            spread=rates["keys"].spread,
+            what="as w1_stream, with keys: every byte is encrypted, as it is beyond loopback",
+            note=f"{power['keys']:,.0f}/s until all are power-safe",
+            **beside,
+        ),
     ]
 
 
-def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path | None = None) -> Turn:
-    learner, ports = start_learner(lab, stack, name)
-    actor = start_actor(stack, ports, f"actor-{name}", spool=spool)
+def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path | None = None, keys: str | None = None) -> Turn:
+    learner, ports = start_learner(lab, stack, name, keys=keys)
+    actor = start_actor(stack, ports, f"actor-{name}", spool=spool, keys=keys)
     sent: list[int] = []
 
     def turn(episodes: list[int]) -> tuple[float, float]:
@@ -96,6 +106,13 @@ def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path 
         return found["end"] - found["start"], found["power"] - found["start"]
 
     return turn
+
+
+def _new_keys(lab: Lab) -> str:
+    from hilt.wire.keys import new_keys
+
+    new_keys(lab.new("keys"), ["learner", "actor"])
+    return str(lab.folder / "keys")
 
 
 def reverb_or_why_not(stack: ExitStack, total: int) -> tuple[dict[str, Turn], dict[str, str]]:
@@ -301,13 +318,13 @@ def actors(lab: Lab) -> list[Row]:
     ]
 
 
-def start_learner(lab: Lab, stack: ExitStack, name: str, **settings: int) -> tuple[Side, list[int]]:
+def start_learner(lab: Lab, stack: ExitStack, name: str, **settings: Any) -> tuple[Side, list[int]]:
     learner, ports = _side(stack, "learner"), free_ports(2)
     learner.ask("start", ports=ports, path=str(lab.new(f"log-{name}")), **settings)
     return learner, ports
 
 
-def start_actor(stack: ExitStack, ports: list[int], name: str, spool: Path | None = None, **settings: int) -> Side:
+def start_actor(stack: ExitStack, ports: list[int], name: str, spool: Path | None = None, **settings: Any) -> Side:
     actor = _side(stack, "actor")
     actor.ask("start", ports=ports, name=name, path=str(spool) if spool else None, **settings)
     return actor
@@ -342,7 +359,7 @@ def _disk_limit(lab: Lab) -> float:
 
 
 GROUPS = {
-    "stream": Group(("w1_stream", "w1_stream_disk_spool"), stream),
+    "stream": Group(("w1_stream", "w1_stream_disk_spool", "w1_stream_keys"), stream),
     "latency": Group(tuple(f"w1_latency_{safe}_p{share}" for safe in ("process", "power") for share in (50, 99)), latency),
     "weights": Group(("weights_50mb", "weights_50mb_4"), weights),
     "actors": Group(("actors_8_lag_p99", "actors_8_memory"), actors),

@@ -23,14 +23,14 @@ Array = npt.NDArray[Any]
 class Learner:
     """A `TrainerServer` with a log of W1."""
 
-    def start(self, ports: list[int], path: str, capacity: int | None = None, pool: int = W1.pool) -> None:
+    def start(self, ports: list[int], path: str, capacity: int | None = None, pool: int = W1.pool, keys: str | None = None) -> None:
         from hilt.replay import Log, Schema
         from hilt.wire import TrainerServer, make_trainer_config
 
         self._work = W1(pool=pool)
         schema = Schema.of(steps_of(self._work.columns(0))[0])
         self._log = Log.create(path, schema, durability="at most 10 ms", capacity_steps=capacity)
-        self._server = TrainerServer(make_trainer_config(*ports))
+        self._server = TrainerServer(make_trainer_config(*ports, keys=keys, bind_ip="127.0.0.1"))
         self._server.register_data_store(STORE, self._log)
         self._server.start(threaded=True)
         self._network = Network()
@@ -70,13 +70,16 @@ class Learner:
 class Actor:
     """A `TrainerClient` with a spool."""
 
-    def start(self, ports: list[int], name: str, path: str | None = None, capacity: int = 50_000, pool: int = W1.pool) -> None:
+    def start(
+        self, ports: list[int], name: str, path: str | None = None, capacity: int = 50_000, pool: int = W1.pool, keys: str | None = None
+    ) -> None:
         from hilt.replay import QueuedDataStore
         from hilt.wire import TrainerClient, make_trainer_config
 
         self._work = W1(pool=pool)
         self._spool = QueuedDataStore(capacity) if path is None else QueuedDataStore(capacity, path=path)
-        self._client = TrainerClient(name, "127.0.0.1", make_trainer_config(*ports), data_stores={STORE: self._spool}, wait_for_server=True)
+        config = make_trainer_config(*ports, keys=keys)
+        self._client = TrainerClient(name, "127.0.0.1", config, data_stores={STORE: self._spool}, wait_for_server=True)
 
     def prepare(self, episodes: list[int], own: bool = False) -> None:
         """The transitions of these episodes, in memory before the clock starts.

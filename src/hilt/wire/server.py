@@ -92,6 +92,7 @@ class TrainerServer:
             undo.callback(self._publisher.close)
             self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
             undo.pop_all()
+        self._counters.count_strangers(lambda: self._door.strangers + self._publisher.stats()["strangers"])
         keep_freed_memory()
 
     # What a learner calls
@@ -444,6 +445,7 @@ class _Counters:
     """What Prometheus sees."""
 
     def __init__(self, metrics: Metrics):
+        self._metrics = metrics
         of = ("actor", "store")
         self.received = metrics.counter("hilt_wire_steps_received_total", "Steps that were stored.", of)
         self.duplicate = metrics.counter("hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
@@ -459,6 +461,10 @@ class _Counters:
         self.depth = metrics.gauge("hilt_wire_queue_depth", "Steps that wait at an actor.", ("actor",))
         self.lag = metrics.gauge("hilt_wire_lag_seconds", "How long the oldest of them has been waiting.", ("actor",))
         self._of_actor = (self.actor_version, self.staleness, self.depth, self.lag)
+
+    def count_strangers(self, count: Callable[[], float]) -> None:
+        told = "Connections to the data and weights ports that completed no handshake."
+        self._metrics.counter("hilt_wire_strangers_total", told, read=lambda: {(): count()})
 
     def took(self, session: _Session, store: str, outcome: Any) -> None:
         labels = {"actor": session.actor, "store": store}

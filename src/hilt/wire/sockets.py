@@ -46,9 +46,9 @@ def listen(socket: Socket, config: TrainerConfig, port: int) -> None:
 def connect(context: zmq.Context[Any], config: TrainerConfig, host: str, port: int, keys: ClientKeys | None) -> Socket:
     """A DEALER socket to a server. It tries again by itself, at growing intervals."""
     socket = _socket(context, zmq.DEALER, config)
-    socket.set(zmq.CONNECT_TIMEOUT, SILENCE_MS)
+    socket.set(zmq.CONNECT_TIMEOUT, 1_000)
     socket.set(zmq.RECONNECT_IVL, 100)
-    socket.set(zmq.RECONNECT_IVL_MAX, 2_000)
+    socket.set(zmq.RECONNECT_IVL_MAX, 1_000)  # often enough to get in while strangers flood the port
     socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a server that is not there
     if keys is not None:
         keys.secure(socket)

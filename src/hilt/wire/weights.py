@@ -50,7 +50,7 @@ MOST_PARTS = 450
 """Messages of one answer: the queue to an actor has room for twice as many."""
 MOST_ACTORS = 1_024
 MOST_TEXT = 256
-MOST_VERSION = (1 << 63) - 1
+MOST_VERSION, MOST_SEEN = (1 << 62) - 1, 1 << 48
 ALIGNED = 64
 KEPT_BLOCKS = 2
 KEPT_BYTES = 256 << 20
@@ -116,7 +116,8 @@ class Publisher:
     def raise_to(self, version: int) -> None:
         """Number what comes above `version`: an actor has seen this one from a learner before this one."""
         with self._publishing:
-            self._at_least = max(self._at_least, min(int(version), MOST_VERSION - 1))
+            if version < MOST_SEEN:  # anybody may say what he has seen
+                self._at_least = max(self._at_least, int(version))
 
     def stats(self) -> dict[str, Any]:
         """Counters, and under ``subscribers`` each actor seen lately: its ``version`` is 0 while it has none from this learner."""
@@ -134,6 +135,7 @@ class Publisher:
             for row in rows
             if now - row.seen < LATELY_S
         }
+        counters["strangers"] = self._door.strangers
         return {"version": self._version, "published": self._published, **counters, "subscribers": list(subscribers.values())}
 
     def close(self) -> None:
@@ -196,7 +198,7 @@ class Publisher:
                 self._send(row, {"kind": "none", "seq": row.seq, "sent": row.answered})
 
     def _row(self, identity: bytes, message: Mapping[str, Any]) -> _Row:
-        if message.get("kind") != "want":
+        if _text(message, "kind") != "want":
             raise FormatError("weights: a message of an unknown kind.")
         have, seq = _number(message, "have"), _number(message, "seq")
         instance, name, boot = _text(message, "instance"), _text(message, "name"), _text(message, "boot")
@@ -368,7 +370,7 @@ class Subscriber:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         try:
-            kind, seq = message.get("kind"), _number(message, "seq")
+            kind, seq = _text(message, "kind"), _number(message, "seq")
             if seq != self._seq:
                 return  # the rest of an answer to a question before this one
             if kind == "none":
