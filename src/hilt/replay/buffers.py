@@ -185,7 +185,7 @@ class ReplayBufferDataStore:
             given.setdefault("grasp_penalty", infos["grasp_penalty"])
         if "terminated" not in given and "truncated" not in given:
             done, mask = given.get("dones"), given.get("masks")
-            if isinstance(done, _NUMBERS) and isinstance(mask, _NUMBERS):  # what else they may be is named by the check
+            if _is_number(done) and _is_number(mask):  # what else they may be is named by the check
                 given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given
 
@@ -200,6 +200,10 @@ class ReplayBufferDataStore:
             done, mask = ends
             columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
         return block.with_columns(columns)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
 
 
 class _Upstream(Sampler):
