@@ -12,6 +12,7 @@ of that second. An actor at the very address that the flood comes from has a par
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import itertools
