@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hilt.core.errors import ClosedError, FormatError, HiltError
+from hilt.core.errors import ClosedError, FormatError, HiltError, SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.replay.chains import Chains
@@ -279,23 +279,24 @@ def test_what_does_not_fit_the_schema_stores_nothing(tmp_path: Path, change: Any
         assert len(log) == 0 and log.appended == 0
 
 
-def test_a_strange_source_stores_nothing_that_comes_back(tmp_path: Path):
-    """One by one or in a block: what is refused is not there when the log is opened again."""
+def test_a_strange_source_is_refused_and_does_not_come_back(tmp_path: Path):
+    """One by one, in a block or in a trajectory: what is refused is not there when the log is opened again."""
+    said = r"source: expected one of 0 \(policy\), 1 \(human\), 2 \(demo\), 3 \(random\), got 200"
     packed = good(3)
     packed["columns"] = {**packed["columns"], "source": np.array([0, 200, 0], np.uint8)}
     log = Log.create(tmp_path / "log", schema_of(""), durability="never")
     chains = Chains(log)
-    stored = len(chains.insert_block(SENDERS[0], Block(packed), 0, 0))
-    for number, step in enumerate(list(Block(packed))[stored:], stored):
-        try:
-            chains.insert(SENDERS[0], log.check(unflatten(step), cast=True), number, 0)
-            stored += 1
-        except HiltError as error:
-            assert "source" in str(error)
-    assert stored == len(log)
+    assert chains.insert_block(SENDERS[0], Block(packed), 0, 0) == []
+    steps = [unflatten(step) for step in Block(packed)]
+    for number in (0, 2):
+        chains.insert(SENDERS[0], log.check(steps[number], cast=True), number, 0)
+    with pytest.raises(SchemaError, match=said):
+        log.check(steps[1], cast=True)
+    with pytest.raises(SchemaError, match=said):
+        log.add(unflatten({path: np.asarray(value)[None, None] for path, value in flatten(steps[1]).items()}))
     log.close()
     with Log.open(tmp_path / "log") as log:
-        assert len(log) == stored
+        assert sequences(log) == [0, 2]
 
 
 def test_an_empty_block(tmp_path: Path):

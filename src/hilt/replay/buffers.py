@@ -184,7 +184,8 @@ class ReplayBufferDataStore:
         if "grasp_penalty" in self.log.schema.columns and isinstance(infos, Mapping) and "grasp_penalty" in infos:
             given.setdefault("grasp_penalty", infos["grasp_penalty"])
         if "terminated" not in given and "truncated" not in given:
-            done, mask = given.get("dones"), given.get("masks")
+            done: Any = given.get("dones")
+            mask: Any = given.get("masks")
             if _is_number(done) and _is_number(mask):  # what else they may be is named by the check
                 given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given

@@ -16,7 +16,7 @@ from hilt.core.tree import Array
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
 from hilt.replay.runs import key_of
-from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn
+from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, check_sources
 from hilt.replay.segment import Segment
 from hilt.replay.writer import Episode, Reference, reference_to
 
@@ -105,6 +105,7 @@ def _checked(log: Log, block: Block) -> dict[str, Any] | None:
             values, numbers = found[path] if image else (found[path], np.arange(block.steps))
             values = spec.check_column(path, values)
             found[path] = (values, numbers) if is_frame else values[numbers] if image else values
+        check_sources(found["source"])
     except SchemaError:
         return None
     return found

@@ -182,7 +182,7 @@ class Log(Store):
     def check(self, step: Tree, cast: bool = False) -> list[Array]:
         """The step's leaves in the order of the schema; what does not fit is refused and counted."""
         try:
-            return self.schema.columns.check(self.schema.complete(step), cast)
+            return self.schema.check(step, cast)
         except SchemaError:
             self.counts["rejected"] += 1
             raise
@@ -249,7 +249,7 @@ class Log(Store):
         Process-safe when it returns, and power-safe too with 'every step' and 'every episode'.
         """
         try:
-            shape, leaves = self.schema.columns.check_batch(self._complete(trajectory), leading=2)
+            shape, leaves = self.schema.check_batch(self._complete(trajectory))
         except SchemaError:
             self.counts["rejected"] += 1
             raise

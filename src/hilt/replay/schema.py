@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.tree import ArraySpec, Spec, Tree
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, ArraySpec, Spec, Tree
 
 INLINE_BYTES = 1024
 """A column of fewer bytes lies inside the row; a larger one is stored as frames."""
@@ -95,6 +96,23 @@ class Schema:
         """The tree with defaults for the built-in columns that it leaves out."""
         return {**BUILT_IN_DEFAULTS, **tree}
 
+    def check(self, tree: Tree, cast: bool = False) -> list[Array]:
+        """The leaves of a step, in the order of the columns; the built-in ones that it leaves out are added."""
+        leaves = self.columns.check(self.complete(tree), cast)
+        if leaves[self._source] >= len(Source):
+            check_sources(leaves[self._source])
+        return leaves
+
+    def check_batch(self, tree: Tree) -> tuple[tuple[int, ...], list[Array]]:
+        """The same of a whole trajectory with all of its columns, and its shape (T, B)."""
+        shape, leaves = self.columns.check_batch(tree, leading=2)
+        check_sources(leaves[self._source])
+        return shape, leaves
+
+    @cached_property
+    def _source(self) -> int:
+        return list(self.columns).index("source")
+
     def select(self, keys: Sequence[str] | None) -> list[str]:
         """The column paths that `keys` name: whole paths, or subtrees such as ``observations``."""
         if keys is None:
@@ -116,6 +134,13 @@ class Schema:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
         return cls(Spec({path: ArraySpec.from_json(spec) for path, spec in data["columns"]}), tuple(data["stacked"]))
+
+
+def check_sources(values: Array) -> None:
+    """An index of sources is a byte for each trajectory, and knows no others."""
+    if np.max(values, initial=0) >= len(Source):
+        known = ", ".join(f"{source.value} ({source.name.lower()})" for source in Source)
+        raise SchemaError(f"source: expected one of {known}, got {np.max(values)}.")
 
 
 @dataclass(frozen=True)
