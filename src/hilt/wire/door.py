@@ -109,12 +109,15 @@ class Door:
             self._set_filter(_filter((), None))
 
     def close(self) -> None:
-        """Stops watching. Call it before the socket is closed."""
+        """Stops watching and listening. Call it before the socket is closed."""
         if not self.monitor.closed:
             if not self.is_open:
                 self._set_filter(None)
             self._socket.disable_monitor()
             self.monitor.close(0)
+            with contextlib.suppress(zmq.ZMQError):  # it may never have come to listen
+                # without this, a name within one process is free only some time after its socket was closed
+                self._socket.unbind(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     def _read_events(self) -> None:
         try:
