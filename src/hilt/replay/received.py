@@ -55,4 +55,6 @@ def received_by(log: Log, actor: str, boot: str, store: str, first: int) -> Rece
             numbers = steps.fields(keys, ["#sequence"])[0]
         # of a trajectory whose first steps were evicted, what is below the first that is left came and went
         evicted = np.isin(keys >> OFFSET_BITS, [t for t, before in log.facts.deleted.items() if before])
-        return Received(max(high, int(numbers[evicted].min(initial=high + 1)) - 1), numbers.tolist())
+        if evicted.any():
+            high = max(high, int(numbers[evicted].min()) - 1)
+        return Received(high, numbers.tolist())
