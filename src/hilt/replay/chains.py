@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import HiltError, SchemaError
+from hilt.core.files import checksum
 from hilt.core.tree import Array
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
 from hilt.replay.runs import key_of
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, check_sources
 from hilt.replay.segment import Segment
-from hilt.replay.writer import Episode, Reference, reference_to
+from hilt.replay.writer import Episode, Reference
 
 Sender = tuple[str, str, str]
 """(actor, boot, store)"""
@@ -172,7 +173,7 @@ class _Rows:
         rows["#flags"][0] = FOLLOWS if follows else 0
         for path in self._layout.inline:
             rows[path] = self._leaves[path][first:stop]
-        frames: dict[str, list[Array]] = {}
+        frames: dict[str, Array] = {}
         tail: dict[str, list[Reference]] = {}
         for column in self._layout.frames:
             known = episode.tail_of(column.name) if follows else None
@@ -186,8 +187,8 @@ class _Rows:
 
     def _store(
         self, column: FrameColumn, base: int, first: int, stop: int, known: list[Reference] | None
-    ) -> tuple[list[Array], dict[str, Array]]:
-        """The frames that are new, and per path the references of each step."""
+    ) -> tuple[Array, dict[str, Array]]:
+        """The frames that are new, ``[m, bytes]``, and per path the references of each step."""
         stream, _ = self._leaves[column.columns[0]]
         numbers = {path: self._leaves[path][1][first:stop] for path in column.columns}
         if len(column.columns) > 1 and self._leaves[column.columns[1]][0] is not stream:  # cast, or packed by somebody else
@@ -195,12 +196,13 @@ class _Rows:
             numbers[column.columns[1]] = of_step[first:stop] + len(stream)
             stream = np.concatenate([stream, other])
         used = np.unique(np.concatenate(list(numbers.values())))
+        is_new = used != numbers[column.columns[0]][0] if known is not None else np.ones(len(used), bool)
+        flat, new = np.ascontiguousarray(stream).reshape(len(stream), -1).view(np.uint8), used[is_new]
+        together = len(new) and new[-1] - new[0] == len(new) - 1
+        frames = flat[new[0] : new[-1] + 1] if together else flat[new]
         references = np.zeros(len(used), REFERENCE)
-        fresh: list[Array] = []
-        for i, number in enumerate(used.tolist()):
-            if known is not None and number == numbers[column.columns[0]][0]:
-                references[i] = known[0]
-            else:
-                references[i] = reference_to(stream[number], base, fresh)
-        return fresh, {path: references[np.searchsorted(used, of_step)] for path, of_step in numbers.items()}
-
+        references["frame"][is_new] = base + np.arange(len(new))
+        references["crc"][is_new] = [checksum(frame) for frame in frames]
+        if known is not None:
+            references[~is_new] = known[0]
+        return frames, {path: references[np.searchsorted(used, of_step)] for path, of_step in numbers.items()}

@@ -25,9 +25,8 @@ ALL_STEPS = (1 << OFFSET_BITS) - 1
 class Facts:
     """The newest facts of a log, and the file they are appended to."""
 
-    def __init__(self, path: Path, files: Files, write: bool, durable: bool = False):
+    def __init__(self, path: Path, files: Files, write: bool):
         self._journal = Journal(path, files, write)
-        self._durable = durable
         self._about: dict[int, dict[str, Any]] = {}
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
@@ -75,8 +74,6 @@ class Facts:
         name = (actor, boot, store)
         if name not in self._origins:
             self._write({"origin": self.used["origin"] + 1, "actor": actor, "boot": boot, "store": store})
-            if self._durable:  # before its first row: rows of an unknown sender would be sent again
-                self.sync()
             self._journal.sync()  # before any row says this number: after a power cut it would be nobody's, and be given to another
         return self._origins[name]
 

@@ -142,7 +142,7 @@ class Segment:
         try:
             for column in self.layout.frames:
                 new = frames.get(column.name)
-                if new:
+                if new is not None and len(new):
                     self._write_frames(column, new)
             self.files.write(self._fds["rows"], raw, self.rows * self.layout.row.itemsize)
         except StorageError:
@@ -169,7 +169,10 @@ class Segment:
             return
         fd, offset = self._fds[column.name], (self.frames[column.name] + written) * column.nbytes
         size = (len(frames) - written) * column.nbytes
-        self.files.write_all(fd, frames[written:], offset)
+        if isinstance(frames, np.ndarray):  # they lie side by side
+            self.files.write(fd, frames, offset)
+        else:
+            self.files.write_all(fd, frames[written:], offset)
         if isinstance(frames, NewFrames):
             frames.written = len(frames)
         if 2 * size >= AHEAD_BYTES and not self._loose:

@@ -59,7 +59,7 @@ class Store:
         self.lock = threading.RLock()
         self.pool = BufferPool()
         self.index = Index()
-        self.facts = Facts(path / "annotations.jsonl", files, write, settings["durability"] != "never")
+        self.facts = Facts(path / "annotations.jsonl", files, write)
         self.quarantine = Quarantine(path / "quarantine.json", files)
         self._selections: list[weakref.ref[Selection]] = []
         self._opener = Opener(path, [Schema.from_json(schema) for schema in settings["schemas"]], files, write, self.quarantine)

@@ -238,7 +238,7 @@ class TrajectoryRows:
 
 def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> list[Reference]:
     """Puts the frames of one column of a step behind those that are fresh, whose numbers begin at `base`."""
-    return [reference_to(frame, base, fresh) for frame in (value if column.stack else [value])]
+    return [_store_one(frame, base, fresh) for frame in (value if column.stack else [value])]
 
 
 def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]) -> list[Reference]:
@@ -250,12 +250,11 @@ def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Refere
         if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
             out.append(refs[i + 1])
         else:
-            out.append(reference_to(after[i], base, fresh))
+            out.append(_store_one(after[i], base, fresh))
     return out
 
 
-def reference_to(frame: Array, base: int, fresh: list[Array]) -> Reference:
-    """Puts one frame behind those that are fresh, and refers to it."""
+def _store_one(frame: Array, base: int, fresh: list[Array]) -> Reference:
     flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
     fresh.append(flat)
     return base + len(fresh) - 1, checksum(flat)

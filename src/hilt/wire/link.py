@@ -38,7 +38,7 @@ MOST_PATIENCE = 20.0
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
 """Bytes that are on their way at a time, per store."""
 PARCEL_BYTES = 8 << 20
-WORTH_SENDING = 512 << 10
+WORTH_SENDING = 2 << 20
 """Less than this goes at once only when nothing else is on its way."""
 REFUSED_AGAIN_S = 10.0
 TOO_LARGE_AGAIN_S = 5.0
