@@ -16,7 +16,9 @@ import numpy as np
 
 from hilt.core.files import DISK
 from hilt.replay import Log, QueuedDataStore
+from hilt.replay.received import Received
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
+from hilt.wire.ingest import Stream
 from tests.replay.power import Disk, Event, Recorder
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, free_port
@@ -65,6 +67,29 @@ class Machine:
         self.server.stop()
         for buffer in self.buffers.values():
             buffer.close()
+
+
+def test_what_survived_beyond_a_gap_becomes_power_safe_with_what_closes_it():
+    stream = Stream("actor-1", "boot", Received(9, [12, 13]))
+    stream.note(10, 1)
+    stream.note(11, 2)
+    assert stream.process_safe == 13
+    assert stream.synced(1) and stream.power_safe == 10
+    assert stream.synced(2) and stream.power_safe == 13
+    assert not stream.awaits_sync
+
+
+def test_the_number_of_a_sender_is_power_safe_before_any_of_its_steps(tmp_path: Path):
+    """Else the steps might survive without it, and be taken for those of the next sender that gets this number."""
+    files = Recorder(tmp_path)
+    buffer = make_buffer(tmp_path / "log", durability="never", files=files)
+    written = len(files.events)
+    buffer.insert(transition(1, 0, 0), "actor-1", 0, boot="boot", store="store")
+    events = files.events[written:]
+    fact = next(i for i, event in enumerate(events) if event.what == "write" and b"actor-1" in event.data)
+    row = next(i for i, event in enumerate(events) if event.what == "write" and i > fact)
+    assert any(event.what == "sync" and event.file == events[fact].file for event in events[fact:row])
+    buffer.close()
 
 
 def test_the_power_of_the_learner_is_cut(memory_path: Path, counted: Callable[[str], None]):

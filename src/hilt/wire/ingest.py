@@ -67,7 +67,7 @@ class Stream:
         self.received.note(number)
         if self._awaiting and self._awaiting[-1][0] == appended:
             self._awaiting.pop()
-        self._awaiting.append((appended, number))
+        self._awaiting.append((appended, self.received.high))  # with those that survived a power cut beyond a gap, which is closed now
 
     def synced(self, count: int) -> bool:
         """So many steps of the log are power-safe now; returns whether that is news for this sender."""
