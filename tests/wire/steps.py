@@ -173,9 +173,9 @@ class Arrived:
             found[lives.pop()] += table[:, 5].tolist()
         return found
 
-    def numbers(self) -> Counter[int]:
-        """How often each n is there, of whomever."""
-        return Counter(row[5] for rows in self._rows.values() for row in rows)
+    def numbers(self) -> Counter[tuple[int, int]]:
+        """How often each (life, n) is there, of one actor."""
+        return Counter((row[4], row[5]) for rows in self._rows.values() for row in rows)
 
     def check(self, told: dict[Life, Told], disk: Iterable[int]) -> Counter[str]:
         """Compares with what the actors said. `disk`: the numbers of the actors whose spool is on disk."""
