@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hilt.replay import Log, Queue, QueuedDataStore
+from hilt.replay import Log, Queue, QueuedDataStore, chains
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, Learner, free_port, kill_all
@@ -407,6 +407,33 @@ def test_a_rate_limiter_holds_steps_back(bench: Bench):
             check_pixels(sampler.sample(4, timeout=DEADLINE_S))
         assert actor.flush()
     assert bench.check()[ENV].steps == 100
+
+
+def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Some of it is stored. The rest comes again, and only the rest, though an earlier connection of the actor is remembered."""
+    bench.start_learner()
+    with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
+        actor.insert(10)
+        assert actor.flush()
+        proxy.cut()
+        actor.insert(10)
+        assert actor.flush()
+        proxy.refuse()
+        actor.insert(3 * LENGTH)  # a block of several episodes
+        commit, calls = chains._Rows.commit, []
+
+        def fail_once(*arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise RuntimeError("unexpected")
+            return commit(*arguments)
+
+        monkeypatch.setattr(chains._Rows, "commit", fail_once)
+        proxy.heal()
+        assert actor.flush()
+        actor.wait_empty()
+        assert len(calls) > 1
+    assert bench.check()[ENV].steps == 20 + 3 * LENGTH
 
 
 def test_steps_of_an_earlier_life_wait_for_power_safety_too(bench: Bench):

@@ -174,9 +174,14 @@ class Sink:
         insert_block = getattr(self._insert, "block", None)
         if insert_block is None or block.steps - known < WORTH_A_BLOCK or stream.received.has_gaps:
             return
-        outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
+        assert self.log is not None
+        try:
+            outcome.stored = insert_block(block.without(known) if known else block, stream.actor, stream.boot, first + known)
+        except Exception:  # one by one, each error has its answer
+            logger.exception("%s: a block of %s was not stored as a whole", self.name, stream.actor)
+            stream.received = received_by(self.log, stream.actor, stream.boot, self.name, first)
+            stream.note(stream.received.high, self.log.appended)
         if outcome.stored:
-            assert self.log is not None
             stream.note(first + known + outcome.stored - 1, self.log.appended)
             if (versions := block.columns.get("policy_version")) is not None:
                 outcome.version = int(versions[known + outcome.stored - 1])

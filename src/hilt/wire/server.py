@@ -312,10 +312,12 @@ class TrainerServer:
         except FormatError as error:
             self._counters.malformed.add(1)
             outcome = Outcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
-        except BaseException:
-            session.out_of_step(name)
-            self._let_go(session, (name, stream.boot))  # what is stored of it is known from the log
-            raise
+        except Exception as error:  # whatever it is, its sender shall know, and try again
+            logger.exception("steps for %s from %s could not be taken", name, session.actor)
+            for other in self._sessions.values():
+                if other.streams.get((name, stream.boot)) is stream:
+                    self._let_go(other, (name, stream.boot))  # what is stored of it is known from the log
+            outcome = Outcome(held=f"the learner failed on it: {error}", retry=TROUBLE_RETRY_S)
         if outcome.held:
             session.out_of_step(name)
         self._counters.took(session, name, outcome)
