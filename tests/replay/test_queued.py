@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hilt.core.errors import ConfigError, DeadlineError
+from hilt.core.errors import ConfigError, DeadlineError, SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
 from hilt.replay.packed import Block
@@ -311,6 +311,25 @@ def test_a_transition_that_cannot_be_spilled_is_named_and_kept():
         store.insert(transition(1))
     assert [number(t) for t in store.get_latest_data(-1)] == [0]
     assert store.latest_data_id() == 0
+    store.close()
+
+
+def test_what_is_no_mapping_cannot_be_spilled():
+    store = QueuedDataStore(1)
+    store.insert(np.zeros(3))
+    with pytest.raises(SchemaError, match="a transition of type ndarray cannot be kept on disk; expected a mapping of arrays"):
+        store.insert(np.zeros(3))
+    assert store.latest_data_id() == 0
+    store.close()
+
+
+def test_a_strange_source_is_named_and_leaves_nothing(tmp_path: Path):
+    store = QueuedDataStore(10, path=tmp_path / "spool")
+    for _ in range(3):
+        with pytest.raises(SchemaError, match="source: expected one of 0"):
+            store.insert(transition(0) | {"source": np.uint8(9)})
+    assert store.insert(transition(0) | {"source": np.uint8(2)}) == 0
+    assert len(list((tmp_path / "spool").iterdir())) == 1
     store.close()
 
 

@@ -55,6 +55,9 @@ class Spool:
 
     def append(self, number: int, transition: Tree) -> None:
         """Process-safe when it returns."""
+        if not isinstance(transition, Mapping):
+            what = f"a transition of type {type(transition).__name__} cannot be kept on disk"
+            raise SchemaError(f"{what}; expected a mapping of arrays. Use one, or full='block' or 'drop_oldest' and no path=.")
         leaves = {path: np.asarray(value) for path, value in flatten(transition).items()}
         for part in reversed(self._parts):
             try:
