@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -100,3 +101,7 @@ def test_the_oldest_numpy_will_do(bin: Path, folder: Path):
     found = run(bin / "python", "store.py", cwd=folder)
     assert found.startswith("1.26.")
     assert "40 steps, all right" in found
+    in_one_process = re.search(r"## In one process.*?```python\n(.*?)```", (ROOT / "docs/wire.md").read_text(), re.DOTALL)
+    assert in_one_process is not None
+    (folder / "wire.py").write_text(in_one_process[1])
+    run(bin / "python", "wire.py", cwd=folder)
