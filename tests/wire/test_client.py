@@ -203,6 +203,18 @@ def test_the_background_says_when_something_is_wrong(pair: Pair, caplog: pytest.
     eventually(lambda: all(thread.name != "hilt-wire-update" for thread in threading.enumerate()), "the thread to end")
 
 
+def test_the_background_takes_nothing_from_what_update_says(pair: Pair, caplog: pytest.LogCaptureFixture):
+    pair.server()
+    spool = pair.spool()
+    client = pair.client(stores={ENV: spool})
+    client.start_async_update(interval=0.01)
+    spool.insert(transition(1, 0, 0))
+    spool.insert({**transition(1, 0, 1), "actions": np.zeros(9, np.float32)})
+    eventually(lambda: "actor-1: 1 steps were refused" in said_in(caplog), "a warning")
+    assert client.update(FLUSH_MS).refused == 1
+    assert client.update(FLUSH_MS)
+
+
 # Steps that are odd
 
 

@@ -534,6 +534,18 @@ def test_sessions_and_senders_do_not_pile_up(pair: Pair):
     eventually(lambda: not server._sinks[ENV]._streams, "all to be forgotten")
 
 
+def test_nothing_piles_up_where_power_is_not_promised(pair: Pair):
+    """As in the buffers of most scripts, which live in a temporary folder."""
+    server = pair.server(stores={ENV: pair.buffer(None, durability="never")})
+    spool = pair.spool()
+    client = pair.client(stores={ENV: spool})
+    for n in range(20):
+        spool.insert(transition(1, 0, n))
+        assert client.update(FLUSH_MS)
+    (stream,) = server._sinks[ENV]._streams.values()
+    assert len(stream._awaiting) <= 1 and not stream.refusals
+
+
 # Metrics
 
 

@@ -105,25 +105,7 @@ class TrainerClient:
 
     def update(self, timeout_ms: float | None = None) -> Update:
         """Waits until all that was inserted before is acknowledged, for as long as the client's timeout unless told otherwise."""
-        seconds = self.timeout_s if timeout_ms is None else timeout_ms / 1e3
-        targets = {name: store.latest_data_id() for name, store in self._stores.items()}
-        cursors = self._link.cursors
-
-        def safe() -> bool:
-            return all(cursors[name].process_safe >= target or not self._waiting(name, target) for name, target in targets.items())
-
-        self._link.wait(safe, seconds)
-        waiting = sum(self._waiting(name, target) for name, target in targets.items())
-        taken, now = self._taken(), {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")}
-        since = {what: now[what] - self._told[what] for what in now}
-        self._told = now
-        return Update(
-            acknowledged=taken - sum(now.values()) - sum(self._waiting(name) for name in self._stores),
-            waiting=waiting,
-            power_safe=all(cursor.power_safe >= targets[name] for name, cursor in cursors.items()),
-            problem=self._problem(waiting, seconds, since),
-            **since,
-        )
+        return self._flush(self.timeout_s if timeout_ms is None else timeout_ms / 1e3, self._told)
 
     def start_async_update(self, interval: float = 10) -> None:
         """Steps are sent by themselves; this looks every `interval` seconds whether they arrive, and says in the log when not."""
@@ -244,6 +226,27 @@ class TrainerClient:
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
 
+    def _flush(self, seconds: float, told: dict[str, int]) -> Update:
+        """`told`: what was said before to whoever asks, and is not said again."""
+        targets = {name: store.latest_data_id() for name, store in self._stores.items()}
+        cursors = self._link.cursors
+
+        def safe() -> bool:
+            return all(cursors[name].process_safe >= target or not self._waiting(name, target) for name, target in targets.items())
+
+        self._link.wait(safe, seconds)
+        waiting = sum(self._waiting(name, target) for name, target in targets.items())
+        taken, now = self._taken(), {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")}
+        since = {what: now[what] - told[what] for what in now}
+        told.update(now)
+        return Update(
+            acknowledged=taken - sum(now.values()) - sum(self._waiting(name) for name in self._stores),
+            waiting=waiting,
+            power_safe=all(cursor.power_safe >= targets[name] for name, cursor in cursors.items()),
+            problem=self._problem(waiting, seconds, since),
+            **since,
+        )
+
     def _waiting(self, name: str, target: int | None = None) -> int:
         """Steps, up to a number, that are kept here and not acknowledged."""
         cursor, stats = self._link.cursors[name], self._stores[name].stats()
@@ -268,8 +271,9 @@ class TrainerClient:
         return "; ".join(parts)
 
     def _watch(self, interval: float) -> None:
+        told = dict(self._told)
         while not self._stopped.wait(interval):
-            if not (done := self.update()):
+            if not (done := self._flush(self.timeout_s, told)):
                 logger.warning("%s: %s", self.name, done.problem)
 
     def _take_turn(self, seconds: float) -> None:

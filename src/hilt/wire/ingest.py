@@ -54,8 +54,9 @@ class Outcome:
 class Stream:
     """The steps of one sender into one store."""
 
-    def __init__(self, actor: str, boot: str, received: Received, power_safe: int = -1):
+    def __init__(self, actor: str, boot: str, received: Received, power_safe: int, promises_power: bool):
         self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
+        self._promises_power = promises_power
         self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
         self.refusals: dict[int, str] = {}
 
@@ -65,6 +66,8 @@ class Stream:
 
     def note(self, number: int, appended: int) -> None:
         self.received.note(number)
+        if not self._promises_power:
+            return
         if self._awaiting and self._awaiting[-1][0] == appended:
             self._awaiting.pop()
         self._awaiting.append((appended, self.received.high))  # with those that survived a power cut beyond a gap, which is closed now
@@ -118,7 +121,7 @@ class Sink:
                     power_safe = received.high
             elif len(self._streams) >= STREAMS_KEPT:
                 self._streams.pop(next(iter(self._streams)))
-            self._streams[name] = Stream(actor, boot, received, power_safe)
+            self._streams[name] = Stream(actor, boot, received, power_safe, self.promises_power)
         return self._streams[name]
 
     def misfit(self, example: Mapping[str, Any] | None) -> str:

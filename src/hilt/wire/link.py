@@ -244,6 +244,7 @@ class Link:
                     if str(error) != self.trouble:
                         logger.error("%s: %s", self.actor, error)
                     self.trouble = str(error)
+                    self._stopping.wait(0.2)
         finally:
             if self.is_open:
                 self._send({"kind": "bye"})
