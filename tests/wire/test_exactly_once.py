@@ -5,9 +5,11 @@ The numbers in the first tests are those of runs of the original: 7 sent, 2 arri
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from hilt.core.errors import DeadlineError
 from hilt.replay import Log, Queue, QueuedDataStore, chains
-from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
+from hilt.wire import TrainerClient, TrainerServer, link, make_trainer_config
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, Learner, free_port, kill_all
 from tests.wire.proxy import DOWN, UP, Proxy
@@ -395,7 +398,7 @@ def test_spools_empty_whatever_the_durability(bench: Bench, durability: str):
 
 def test_a_rate_limiter_holds_steps_back(bench: Bench):
     """It says no in the middle of what is on its way, again and again: nothing is skipped, and the actor is told why it waits."""
-    buffers = []
+    buffers: list[Any] = []
     bench.start_learner(lambda buffer: buffers.append(buffer) or buffer)
     sampler = buffers[0].log.all().sampler(limiter=Queue(8), seed=0)
     with bench.actor(1) as actor:
@@ -407,6 +410,37 @@ def test_a_rate_limiter_holds_steps_back(bench: Bench):
             check_pixels(sampler.sample(4, timeout=DEADLINE_S))
         assert actor.flush()
     assert bench.check()[ENV].steps == 100
+
+
+def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """It opens again while those after the first are still on their way: they do not overtake it."""
+    monkeypatch.setattr(link, "WORTH_SENDING", 1)  # as with large images: many messages are on their way at a time
+    buffers: list[Any] = []
+    server = bench.start_learner(lambda buffer: buffers.append(buffer) or buffer)
+    with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports, capacity=10_000) as actor:
+        actor.insert(500)
+        assert actor.flush()
+        proxy.refuse()
+        actor.insert(2000)
+        sampler = buffers[0].log.all().sampler(limiter=Queue(100), seed=0)
+        proxy.heal()
+        flushed = threading.Event()
+
+        def learn() -> None:
+            while not flushed.is_set():
+                with contextlib.suppress(DeadlineError):
+                    sampler.sample(3, timeout=0.05)
+                time.sleep(0.001)
+
+        learner = threading.Thread(target=learn)
+        learner.start()
+        try:
+            assert actor.flush()
+        finally:
+            flushed.set()
+            learner.join()
+        assert server.stats()["held"] > 5
+    assert bench.check()[ENV].steps == 2500
 
 
 def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch):
