@@ -109,15 +109,12 @@ class Door:
             self._set_filter(_filter((), None))
 
     def close(self) -> None:
-        """Stops watching and listening. Call it before the socket is closed."""
+        """Stops watching. Call it before the socket is closed."""
         if not self.monitor.closed:
             if not self.is_open:
                 self._set_filter(None)
             self._socket.disable_monitor()
             self.monitor.close(0)
-            with contextlib.suppress(zmq.ZMQError):  # it may never have come to listen
-                # without this, a name within one process is free only some time after its socket was closed
-                self._socket.unbind(self._socket.get_string(zmq.LAST_ENDPOINT))
 
     def _read_events(self) -> None:
         try:
@@ -197,10 +194,17 @@ def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys:
     try:
         listen(socket, config, port)
     except ConfigError:
-        door.close()
-        socket.close(0)
+        close_port(socket, door)
         raise
     return socket, door
+
+
+def close_port(socket: Socket, door: Door) -> None:
+    """Ends both. The port, or the name within this process, is free when it returns."""
+    with contextlib.suppress(zmq.ZMQError):  # the context may be gone, or it never came to listen
+        door.close()
+        socket.unbind(socket.get_string(zmq.LAST_ENDPOINT))  # else a name is free only some time after its socket was closed
+    socket.close(0)
 
 
 # --- the filter: a program for the kernel's oldest packet machine, which sees the TCP header at 0 and the IP header at _IP ---

@@ -27,7 +27,7 @@ from hilt.replay.channel import Channel
 from hilt.replay.sample import Sampler
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import open_port
+from hilt.wire.door import close_port, open_port
 from hilt.wire.ingest import TROUBLE_RETRY_S, Outcome, Sink, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.metrics import Metrics, serve
@@ -87,7 +87,7 @@ class TrainerServer:
         with ExitStack() as undo:
             undo.callback(self._context_gone)
             self._socket, self._door = open_port(self._context, config, config.port_number, self._keys)
-            undo.callback(self._close_socket)
+            undo.callback(close_port, self._socket, self._door)
             self._publisher = Publisher(self._context, config, self._keys)
             undo.callback(self._publisher.close)
             self._endpoint = serve(self.metrics, config.metrics_port) if config.metrics_port is not None else None
@@ -253,7 +253,8 @@ class TrainerServer:
                 sink = self._sinks[name]
                 stores[name] = {"keeps": sink.keeps, "promises_power": sink.promises_power}
                 if asked is not None:
-                    stores[name]["have"] = self._stream(session, sink, asked).process_safe
+                    stream = self._stream(session, sink, asked)
+                    stores[name] |= {"boot": stream.boot, "have": stream.process_safe}
         except (ClosedError, StorageError) as error:  # of a log
             why = f"it cannot store steps: {error}"
         if why:
@@ -331,7 +332,7 @@ class TrainerServer:
 
     def _acknowledge(self, sender: bytes, sink: Sink, stream: Stream, **more: Any) -> None:
         power = stream.power_safe if sink.promises_power else None
-        safe = {"process": stream.process_safe, "power": power}
+        safe = {"boot": stream.boot, "process": stream.process_safe, "power": power}
         self._send(sender, {"kind": "ack", "instance": self.instance, "store": sink.name, **safe, **more})
 
     def _call_back(self, sink: Sink, stream: Stream, transitions: list[Any]) -> None:
@@ -395,17 +396,13 @@ class TrainerServer:
     # Beginning and end
 
     def _end(self) -> None:
-        self._close_socket()
+        close_port(self._socket, self._door)
         self._requests.close()
         self._publisher.close()
         if self._endpoint is not None:
             self._endpoint.close()
         self._context_gone()
         self._bell.close()
-
-    def _close_socket(self) -> None:
-        self._door.close()
-        self._socket.close(0)
 
     def _context_gone(self) -> None:
         if self._gatekeeper is not None:

@@ -17,7 +17,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from hilt.core.errors import ClosedError, ConfigError, FormatError
 from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import open_port
+from hilt.wire.door import close_port, open_port
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys
@@ -176,9 +175,7 @@ class Publisher:
         except zmq.ContextTerminated:
             pass
         finally:
-            with suppress(zmq.ZMQError):  # the context is gone
-                self._door.close()
-            self._socket.close(0)
+            close_port(self._socket, self._door)
             self._bell.close()
 
     def _receive(self) -> None:
