@@ -6,6 +6,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from hilt.replay import QueuedDataStore
 from hilt.wire import TrainerClient, TrainerConfig, make_trainer_config
 from tests.wire.pair import FLUSH_MS, Pair, eventually, said_in
 from tests.wire.proxy import DOWN, Proxy
-from tests.wire.steps import ENV, transition
+from tests.wire.steps import ENV, Arrived, transition
 
 QUICK = {"timeout_ms": 200}
 
@@ -328,6 +329,33 @@ def test_what_had_arrived_leaves_the_queue_at_the_next_hello(pair: Pair, tmp_pat
     assert client.update(FLUSH_MS)
     eventually(lambda: not len(again), "it to be let go")
     assert len(buffer) == 1
+
+
+def test_an_actor_whose_disk_forgot_its_newest_steps(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After a power cut at the actor the learner has more of its boot than it has itself. Its next steps have the same numbers and
+    another boot: they are not taken for those."""
+    buffer = pair.buffer(durability="at most 3600000 ms")
+    monkeypatch.setattr(buffer.log, "sync", lambda: None)  # so that the actor keeps everything
+    pair.server(stores={ENV: buffer})
+    spool = QueuedDataStore(100, path=tmp_path / "spool")
+    client = pair.client(stores={ENV: spool}, options=QUICK)
+    for n in range(10):
+        spool.insert(transition(1, 0, n))
+        if n == 4:
+            shutil.copytree(tmp_path / "spool", tmp_path / "forgot")
+    assert client.update(FLUSH_MS)
+    client.stop()
+    spool.close()
+    again = pair.spool(100, path=tmp_path / "forgot")
+    assert len(again) == 5
+    for n in range(3):
+        assert again.insert(transition(1, 1, n)) == 5 + n
+    client = pair.client(stores={ENV: again}, options=QUICK)
+    done = client.update(FLUSH_MS)
+    assert done and done.acknowledged == 8
+    arrived = Arrived(ENV)
+    arrived.look(buffer.log)
+    assert arrived.order == {(1, 0): list(range(10)), (1, 1): [0, 1, 2]}
 
 
 def test_a_lost_acknowledgement_comes_again(pair: Pair, monkeypatch: pytest.MonkeyPatch):

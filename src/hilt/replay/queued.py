@@ -138,6 +138,11 @@ class QueuedDataStore:
                     return block.parcel(self.boot, max(block.first, first), max_bytes)
             return None
 
+    def last_of(self, boot: str) -> int:
+        """The number of the newest transition that is kept of a boot: of this one, or of one before it. -1 when there is none."""
+        with self._changed:
+            return self._latest if boot == self.boot else self._spool.last_of(boot)
+
     def acknowledge(self, up_to: int) -> None:
         """Lets go of the transitions up to this number: they are safe elsewhere."""
         with self._changed:

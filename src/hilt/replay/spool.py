@@ -53,6 +53,11 @@ class Spool:
         """Who inserted a transition."""
         return next((boot for first, boot in reversed(self._boots) if number >= first), self._boot)
 
+    def last_of(self, boot: str) -> int:
+        """The last number of a boot before this one; -1 when nothing of it waits."""
+        after = [first for first, _ in self._boots]
+        return next((next_first - 1 for next_first, (_, known) in zip(after[1:], self._boots, strict=False) if known == boot), -1)
+
     def append(self, number: int, transition: Tree) -> None:
         """Process-safe when it returns."""
         if not isinstance(transition, Mapping):

@@ -314,7 +314,9 @@ class Link:
             if not said["keeps"]:
                 logger.warning("the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name)
             # of this learner: the one before it may have had more
-            cursor.process_safe = said.get("have", cursor.store.stats()["acknowledged"])
+            cursor.process_safe = cursor.store.stats()["acknowledged"]
+            if "have" in said:
+                cursor.process_safe = min(said["have"], cursor.store.last_of(said["boot"]))
             cursor.begin_again()
             cursor.trouble, cursor.wait_until = "", 0.0
         for asked in self._asked.values():
@@ -327,7 +329,8 @@ class Link:
                 cursor.refused += 1
                 logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
         before = cursor.process_safe
-        cursor.acknowledged(message["process"], message["power"])
+        last = cursor.store.last_of(message["boot"])  # of a boot before a power cut, the learner may have more than this queue
+        cursor.acknowledged(min(message["process"], last), message["power"] and min(message["power"], last))
         if cursor.process_safe > before:
             self._patience = 1.0
         if held := message.get("held"):
