@@ -293,6 +293,16 @@ def test_what_is_not_arrays_is_kept_as_it_is():
     assert parcel is not None and parcel.items == ["three", {"infos": None}] and parcel.first == 2
 
 
+def test_what_is_not_arrays_is_copied_if_it_can_be():
+    store, picture = QueuedDataStore(10), np.zeros(5)
+    for t in range(2):
+        picture[:] = t
+        store.insert({"picture": picture, "note": None})
+    store.insert({"lock": threading.Lock()})
+    kept = store.get_latest_data(-1)
+    assert [float(step["picture"][0]) for step in kept[:2]] == [0, 1] and "lock" in kept[2]
+
+
 def test_a_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     store = QueuedDataStore(1)

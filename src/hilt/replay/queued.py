@@ -238,19 +238,19 @@ class _Block:
             try:
                 packed = PackedSteps(Spec.of(transition), pool)
             except HiltError:  # something in it is not an array of numbers
-                return cls(number, None, [copy.deepcopy(transition)])
+                return cls(number, None, [_copied(transition)])
             leaves = packed.spec.match(transition)
             if leaves:
                 packed.append(leaves)
                 return cls(number, packed, [])
-        return cls(number, None, [copy.deepcopy(transition)])
+        return cls(number, None, [_copied(transition)])
 
     def take(self, transition: Any) -> bool:
         """Takes the next transition, if it has the same layout and there is room."""
         if self._packed is None:
             if len(self._plain) >= BLOCK_STEPS or _Block.of(transition, 0, BufferPool())._packed is not None:
                 return False
-            self._plain.append(copy.deepcopy(transition))
+            self._plain.append(_copied(transition))
         else:
             leaves = None if self._packed.full else self._packed.spec.match(transition)
             if leaves is None:
@@ -271,3 +271,10 @@ class _Block:
         step_bytes = max(1, self.nbytes // self._packed.room)
         stop = min(stop, start + max(1, max_bytes // step_bytes))
         return Parcel(boot, first, self._base + stop - 1, self._packed.slice(start, stop), None, (stop - start) * step_bytes)
+
+
+def _copied(transition: Any) -> Any:
+    try:
+        return copy.deepcopy(transition)
+    except (TypeError, copy.Error):  # a lock, an open file: it cannot be sent either, and whoever tries says so
+        return transition
