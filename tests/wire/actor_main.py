@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hilt.replay import QueuedDataStore
-from hilt.wire import TrainerClient, make_trainer_config
+from hilt.wire import TrainerClient, link, make_trainer_config
 from tests.wire.journal import Journal, lines
 from tests.wire.steps import STORES, Life, Told, transition, wanted_in
 
@@ -40,6 +40,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--spool", type=Path, help="a folder for the spools; in memory without")
     parser.add_argument("--capacity", type=int, default=200, help="transitions that a spool keeps in memory")
     parser.add_argument("--hertz", type=float, default=50)
+    parser.add_argument("--eager", action="store_true", help="many messages are on their way at a time, as with large images")
     parser.add_argument("--epoch", type=float, default=0.0, help="the monotonic time that inserts are stamped relative to")
     return parser.parse_args(words)
 
@@ -57,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def act(args: argparse.Namespace, journal: Journal, stop: threading.Event) -> None:
+    if args.eager:
+        link.WORTH_SENDING = 1
     spools = {
         store: QueuedDataStore(args.capacity, path=args.spool / store) if args.spool else QueuedDataStore(args.capacity) for store in STORES
     }

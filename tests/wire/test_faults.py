@@ -150,7 +150,8 @@ def survive(folder: Path, counted: Callable[[str], None], faults: int, options: 
     try:
         learner.wait_ready()
         for number, proxy in enumerate(proxies):
-            actors.append(Actor(folder, number, proxy.ports, *options[1 + number], disk=number % 2 == 0))
+            eager = ["--eager"] if number >= 2 else []
+            actors.append(Actor(folder, number, proxy.ports, *options[1 + number], *eager, disk=number % 2 == 0))
         for actor in actors:
             wait_for(lambda actor=actor: actor.inserted() > 20, f"actor {actor.number}", DEADLINE_S)
         chaos.run(faults)
