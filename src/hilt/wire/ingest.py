@@ -54,7 +54,7 @@ class Outcome:
 class Stream:
     """The steps of one sender into one store."""
 
-    def __init__(self, actor: str, boot: str, received: Received, power_safe: int, promises_power: bool):
+    def __init__(self, actor: str, boot: str, received: Received, power_safe: int = -1, promises_power: bool = True):
         self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
         self._promises_power = promises_power
         self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
