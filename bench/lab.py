@@ -80,3 +80,9 @@ def resident(process: int | str = "self") -> dict[str, int]:
         if key in found:
             found[key] = int(value.split()[0]) * 1024
     return found
+
+
+def cpu_seconds(process: int) -> float:
+    """What a process has used so far, in the kernel and outside."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.lab import Group, Lab, remove, resident
+from bench.lab import Group, Lab, cpu_seconds, remove, resident
 from bench.limits import PlainAppend, touch_memory
 from bench.report import ROOT, Row, at_least, at_most, below
 from bench.sides import Side
 from bench.timing import Rates, seconds_of
 from bench.workloads import W1, steps_of
+from hilt.wire.keys import new_keys, read_key
 
 REVERB = ROOT / ".venv-reverb/bin/python"
 NO_AGENTLACE = "agentlace is on no package index and was not measured"
@@ -109,8 +110,6 @@ def _ours(lab: Lab, stack: ExitStack, name: str, own: bool = False, spool: Path 
 
 
 def _new_keys(lab: Lab) -> str:
-    from hilt.wire.keys import new_keys
-
     new_keys(lab.new("keys"), ["learner", "actor"])
     return str(lab.folder / "keys")
 
@@ -318,6 +317,51 @@ def actors(lab: Lab) -> list[Row]:
     ]
 
 
+def strangers(lab: Lab) -> list[Row]:
+    """What those cost who have no key: connections that say nothing, that have another server's key, and whose key is not on the list."""
+    seconds, per_second = lab.pick(20, 3), 1_000
+    shares: dict[str, float] = {}
+    grown, made = 0.0, []
+    with ExitStack() as stack:
+        keys = _new_keys(lab)
+        learner, ports = start_learner(lab, stack, "strangers", keys=keys)
+        stranger = _side(stack, "stranger")
+        server_key = read_key(Path(keys) / "learner.pub").public.decode()
+        for port, name in zip(ports, ("data", "weights"), strict=True):
+            for kind in ("connects only", "wrong server key", "unlisted key"):
+                lab.progress(f"strangers: {kind}, {name} port")
+                flood = {"kind": kind, "port": port, "server_key": server_key, "per_second": per_second}
+                stranger.ask("flood", seconds=3, **flood)  # until all is allocated that is allocated once
+                before, cpu = resident(learner.pid)["RssAnon"], cpu_seconds(learner.pid)
+                made.append(stranger.ask("flood", seconds=seconds, timeout=300, **flood))
+                shares[f"{kind}, {name} port"] = 100 * (cpu_seconds(learner.pid) - cpu) / seconds
+                grown = max(grown, (resident(learner.pid)["RssAnon"] - before) / 1e6)
+    for path in ("log-strangers", "keys"):
+        remove(lab.folder / path)
+    each = "; ".join(f"{kind} {share:.2g}%" for kind, share in shares.items())
+    too_slow = "" if min(made) > 0.95 * per_second else f"{min(made):.0f} attempts/s instead of {per_second:,}"
+    size = lab.size(seconds, 20, "seconds") or too_slow
+    return [
+        Row(
+            name="strangers_cpu",
+            ours=max(shares.values()),
+            unit="% of a core",
+            what="the learner's processor time while 1,000 connections a second come without a key that is on its list, the dearest kind",
+            targets=[at_most(5)],
+            size=size,
+            note=f"{each}; all of the learner's own doing is in it",
+        ),
+        Row(
+            name="strangers_memory",
+            ours=grown,
+            unit="MB",
+            what="the most that its memory (RssAnon) grew in one of these floods",
+            targets=[at_most(2)],
+            size=size,
+        ),
+    ]
+
+
 def start_learner(lab: Lab, stack: ExitStack, name: str, **settings: Any) -> tuple[Side, list[int]]:
     learner, ports = _side(stack, "learner"), free_ports(2)
     learner.ask("start", ports=ports, path=str(lab.new(f"log-{name}")), **settings)
@@ -362,5 +406,6 @@ GROUPS = {
     "stream": Group(("w1_stream", "w1_stream_disk_spool", "w1_stream_keys"), stream),
     "latency": Group(tuple(f"w1_latency_{safe}_p{share}" for safe in ("process", "power") for share in (50, 99)), latency),
     "weights": Group(("weights_50mb", "weights_50mb_4"), weights),
+    "strangers": Group(("strangers_cpu", "strangers_memory"), strangers),
     "actors": Group(("actors_8_lag_p99", "actors_8_memory"), actors),
 }

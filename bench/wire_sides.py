@@ -5,6 +5,7 @@ Times are `time.monotonic()`, which all processes of a machine share.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import Any
@@ -18,6 +19,42 @@ from bench.workloads import W1, own_memory, steps_of
 
 STORE = "w1"
 Array = npt.NDArray[Any]
+
+
+class Stranger:
+    """Connects again and again, and is never let in."""
+
+    def flood(self, kind: str, port: int, server_key: str, per_second: int, seconds: float) -> float:
+        """How many attempts per second were made."""
+        context, mine, begun, made = zmq.Context(), zmq.curve_keypair(), time.monotonic(), 0
+        context.set(zmq.MAX_SOCKETS, 4_096)
+        open_ones: list[Any] = []
+        while (now := time.monotonic()) - begun < seconds:
+            if made >= (now - begun) * per_second:
+                time.sleep(0.001)
+                continue
+            made += 1
+            if kind == "connects only":
+                stranger: Any = socket.socket()
+                stranger.setblocking(False)
+                stranger.connect_ex(("127.0.0.1", port))
+            else:
+                stranger = context.socket(zmq.DEALER)
+                stranger.setsockopt(zmq.LINGER, 0)
+                stranger.setsockopt(zmq.RECONNECT_IVL, -1)
+                stranger.curve_publickey, stranger.curve_secretkey = mine
+                stranger.curve_serverkey = server_key.encode() if kind == "unlisted key" else zmq.curve_keypair()[0]
+                stranger.connect(f"tcp://127.0.0.1:{port}")
+            open_ones.append(stranger)
+            if len(open_ones) > 300:
+                open_ones.pop(0).close()
+        for stranger in open_ones:
+            stranger.close()
+        context.destroy(0)
+        return made / (time.monotonic() - begun)
+
+    def close(self) -> None:
+        """Nothing is open between floods."""
 
 
 class Learner:
@@ -231,4 +268,4 @@ class Socket:
 
 
 if __name__ == "__main__":
-    serve({"learner": Learner, "actor": Actor, "subscriber": Subscriber, "socket": Socket})
+    serve({"learner": Learner, "actor": Actor, "subscriber": Subscriber, "socket": Socket, "stranger": Stranger})
