@@ -128,9 +128,10 @@ def test_a_size_is_said_only_when_it_differs(tmp_path: Path):
 def test_the_wire_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["wire", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "stream: w1_stream, w1_stream_disk_spool",
+        "stream: w1_stream, w1_stream_disk_spool, w1_stream_keys",
         "latency: w1_latency_process_p50, w1_latency_process_p99, w1_latency_power_p50, w1_latency_power_p99",
         "weights: weights_50mb, weights_50mb_4",
+        "strangers: strangers_cpu, strangers_memory",
         "actors: actors_8_lag_p99, actors_8_memory",
     ]
 
