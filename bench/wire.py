@@ -269,7 +269,7 @@ def actors(lab: Lab) -> list[Row]:
     with ExitStack() as stack:
         learner, ports = start_learner(lab, stack, "actors", capacity=capacity, pool=pool)
         robots = [start_actor(stack, ports, f"actor-{i}", pool=pool) for i in range(many)]
-        start = time.monotonic() + 0.5
+        start, cpu = time.monotonic() + 0.5, cpu_seconds(learner.pid)
         for i, robot in enumerate(robots):
             # Spread over the period, as robots that know nothing of each other are.
             robot.tell("pace", hz=hz, start=start + i / (many * hz), seconds=seconds, first=1000 * i)
@@ -282,6 +282,7 @@ def actors(lab: Lab) -> list[Row]:
                 lab.progress(f"actors: {at:.0f} of {seconds} s")
             time.sleep(seconds / 300)
         lags = 1000 * np.array([robot.answer() for robot in robots])
+        busy = 100 * (cpu_seconds(learner.pid) - cpu) / seconds
         held = learner.ask("check")
         received = learner.ask("received")
     remove(lab.folder / "log-actors")
@@ -301,7 +302,7 @@ def actors(lab: Lab) -> list[Row]:
             targets=[below(100)],
             size=size,
             note=f"p50 {np.median(lags):.3g} ms, slowest {lags.max():.3g} ms of {lags.size:,} steps; nothing lost, nothing twice; "
-            f"the log holds {held:,} at a time",
+            f"the log holds {held:,} at a time; receiving, storing and syncing took the learner {busy:.2g}% of a core",
         ),
         Row(
             name="actors_8_memory",

@@ -48,7 +48,8 @@ STREAMS = 64
 """Stores and boots that one connection is known to send for; the oldest is forgotten first."""
 AT_ONCE = 32
 """Messages that are taken in a row before the rest gets its turn."""
-SYNC_POLL_MS = 2
+SYNC_POLL_MS = 5
+"""How long news from the disk may wait: a sender that hears of power-safety a little later loses nothing."""
 IDLE_POLL_MS = 250
 
 
