@@ -29,7 +29,7 @@ def stream(lab: Lab) -> list[Row]:
     """W1 as fast as one actor can send it. In every round each contender sends the same episodes, made ready before its clock starts."""
     count, rounds = lab.pick(2_000, 200), lab.pick(9, 2)
     total = (rounds + 1) * count
-    touch_memory(lab.folder, 250_000 * total)
+    touch_memory(lab.folder, 600_000 * total)  # what all contenders together write
     lab.limits["disk write + fsync"] = f"{_disk_limit(lab):.2f} GB/s"
     took: dict[str, list[tuple[float, float]]] = {}
     with ExitStack() as stack:
