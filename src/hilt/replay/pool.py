@@ -18,14 +18,14 @@ from hilt.core.tree import Array
 
 _SMALL = 1 << 16
 """Below this many bytes the allocator is as fast."""
-_KEPT = 8
-"""Blocks of one size that are kept at most."""
 
 
 class BufferPool:
     """Lends arrays. A block is free again when no array refers to its memory, which its reference count says."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = 8) -> None:
+        """`kept` is how many blocks of one size are kept at most."""
+        self._kept = kept
         self._blocks: dict[int, list[Array]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -40,7 +40,7 @@ class BufferPool:
                 if sys.getrefcount(block) == _UNUSED:
                     return block.view(dtype).reshape(shape)
             block = np.empty(size, np.uint8)
-            if len(blocks) < _KEPT:
+            if len(blocks) < self._kept:
                 blocks.append(block)
             return block.view(dtype).reshape(shape)
 

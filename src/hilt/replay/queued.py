@@ -26,6 +26,8 @@ MEMORY_BYTES = 1 << 30
 """With ``full="spill"``, what is kept in memory at most, however many transitions that are."""
 _PLAIN_BYTES = 8 << 10
 """What is not arrays is taken to be so large, which nobody has counted."""
+KEPT_BLOCKS = 96
+"""Blocks whose memory is used again after a burst: some 250 MB at most, and only if so much once waited."""
 _FROM_DISK = 16
 """Transitions that are read from disk at a time."""
 
@@ -73,7 +75,7 @@ class QueuedDataStore:
         """Called after every insert; `TrainerClient` sets it."""
         self._spool = Spool(path, self.boot, durability)
         self._blocks: deque[_Block] = deque()
-        self._pool = BufferPool()
+        self._pool = BufferPool(KEPT_BLOCKS)
         self._in_memory = 0
         self._memory_bytes = 0
         self._latest = self._spool.latest
