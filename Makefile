@@ -20,7 +20,7 @@ test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/
 
 test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
-	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py
+	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -34,14 +34,14 @@ clean:  ## remove .venv, caches and build results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,images
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record
 	@touch $@
 
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,images,bench
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,bench
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
 $(VENV)-reverb/.installed: pyproject.toml tools/install.py
-	@$(PYTHON) tools/install.py $(VENV)-reverb dev,reverb
+	@$(PYTHON) tools/install.py $(VENV)-reverb reverb
 	@touch $@

@@ -1,0 +1,90 @@
+"""Datasets of other systems, in and out.
+
+    for episode in open_dataset("bridge/1.0.0", split="train[:10%]"):
+        ...
+    convert("bridge/1.0.0", "bridge-log")
+
+Each format is one module with up to three functions: `matches` says whether a path looks like one, `open_dataset` reads it, and
+`create` writes it. Nothing of a format is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, suggest
+from hilt.formats.episodes import Dataset, Episode, Writer
+
+FORMATS = {
+    "log": "hilt.formats.experience",
+    "rlds": "hilt.formats.tfds",
+    "lerobot": "hilt.formats.lerobot",
+    "hil-serl": "hilt.formats.hilserl",
+    "rlinf": "hilt.formats.rlinf",
+    "robomimic": "hilt.formats.robomimic",
+    "minari": "hilt.formats.minari",
+}
+"""By name, in the order in which a path is tried: the module. LIBERO's demonstrations are robomimic's HDF5."""
+
+
+def open_dataset(path: str | os.PathLike[str], format: str = "auto", **options: Any) -> Dataset:
+    """A dataset of any known format. `options` are those of the format's own ``open_dataset``, such as ``split=`` of RLDS."""
+    place = Path(path)
+    name = detect(place) if format == "auto" else format
+    require(place)
+    check_options(options, options_of(name, "open_dataset"), name)
+    dataset: Dataset = _module(name).open_dataset(place, **options)
+    return dataset
+
+
+def create(path: str | os.PathLike[str], format: str, **options: Any) -> Writer:
+    """What writes a dataset into a folder, or goes on there where an earlier writer was stopped."""
+    check_options(options, options_of(format, "create"), format)
+    writer: Writer = _module(format).create(Path(path), **options)
+    return writer
+
+
+def detect(path: Path) -> str:
+    """The format of a file or folder, by its names and first bytes."""
+    require(path)
+    for name in FORMATS:
+        if _module(name).matches(path):
+            return name
+    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS)}). If it is one of them, say which with --from.")
+
+
+def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
+    """The options with which a format is read (``open_dataset``) or written (``create``)."""
+    module = _module(format)
+    if not hasattr(module, function):
+        able = [other for other in FORMATS if hasattr(_module(other), function)]
+        deed = "written" if function == "create" else "read"
+        raise ConfigError(f"{format}: this format cannot be {deed}. Those that can: {', '.join(able)}.")
+    parameters = inspect.signature(getattr(module, function), eval_str=True).parameters.values()
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_options(given: Iterable[str], known: Collection[str], format: str) -> None:
+    """Refuses an option that would do nothing."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{name}: {format} has no such option{suggest(name, known)} It has: {', '.join(known) or 'none'}.")
+
+
+def require(path: Path) -> None:
+    if not path.exists():
+        raise StorageError(f"{path}: there is no such file or folder. Check the path.")
+
+
+def _module(name: str) -> Any:
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    return importlib.import_module(FORMATS[name])
+
+
+__all__ = ["FORMATS", "Dataset", "Episode", "Writer", "open_dataset", "create", "detect"]

@@ -1,0 +1,205 @@
+"""Where all formats meet: an episode as columns of transitions, what reads a dataset, and what writes one.
+
+    reader ─► jobs ─► Episode ─► writer
+
+A reader knows nothing of writers. It hands out *jobs* in the order of the dataset: making one is quick, calling it decodes the
+episode, and several threads may call several jobs at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from hilt.core.tree import Array, flatten
+
+INSTRUCTION = "language_instruction"
+"""The fact that says what was to be done, whatever a format calls it."""
+
+
+@dataclass
+class Episode:
+    """One episode (or the part of one that a dataset has)."""
+
+    columns: dict[str, Any]
+    """Nested ``[T, ...]`` columns under the names of a log: ``observations``, ``actions``, ``rewards``, ``next_observations``,
+    ``terminated``, ``truncated``, ``source``, and whatever else the dataset has."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What is known of the whole of it, as plain values: ``success``, ``language_instruction``, ``episode_metadata``, ..."""
+
+    def __len__(self) -> int:
+        return len(next(iter(flatten(self.columns).values())))
+
+
+Job = Callable[[], Episode | None]
+"""Decodes one episode; a damaged one raises `CorruptError`, and one without a single transition is None."""
+
+
+class Notes:
+    """What could not be carried over, sentence by sentence, with how often. Several threads may add to it."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._of_thread = threading.local()
+
+    def add(self, sentence: str, times: int = 1) -> None:
+        with self._lock:
+            getattr(self._of_thread, "counts", self.counts)[sentence] += times
+
+    def during(self, job: Job) -> tuple[Episode | None, Counter[str]]:
+        """Calls a job, and tells apart what it noted."""
+        noted: Counter[str] = Counter()
+        self._of_thread.counts = noted
+        try:
+            return job(), noted
+        finally:
+            del self._of_thread.counts
+
+
+class Dataset(ABC):
+    """A dataset on disk, opened for reading."""
+
+    format: str
+    """Its name in `hilt.formats.FORMATS`"""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.notes = Notes()
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many jobs there are."""
+
+    @abstractmethod
+    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
+        """One job for each episode, in order, from number `first` on. Without `images` they leave those out, and are quick."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What there is to say of it without reading it all: plain values, by name."""
+
+    def __iter__(self) -> Iterator[Episode]:
+        for job in self.jobs():
+            if (episode := job()) is not None:
+                yield episode
+
+
+class Writer(ABC):
+    """A dataset that is being written. It goes on by itself in a folder where an earlier one was stopped."""
+
+    def __init__(self) -> None:
+        self.notes = Notes()
+        self.next = 0
+        """The number of the job from which to go on: everything before it is there."""
+
+    @abstractmethod
+    def add(self, number: int, episode: Episode) -> None:
+        """Writes the episode of this job. Numbers rise; those of damaged episodes are left out."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Completes the dataset. Until then nothing else can read it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of all files, finished or not."""
+
+
+class Steps(Sequence[dict[str, Any]]):
+    """The steps of an episode as a format stores them: columns ``[N, ...]``, and each step as a nested dictionary.
+
+    A column whose steps do not have one shape (text, images of any size, ragged sequences) is an array of objects.
+    """
+
+    def __init__(self, columns: dict[str, Any]):
+        self.columns = columns
+        self._length = len(next(iter(flatten(columns).values()), ()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Steps: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Steps(map_leaves(lambda column: column[index], self.columns))
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return map_leaves(lambda column: column[index], self.columns)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same nested dictionary (or the same leaf) with ``function(leaf)`` for each leaf."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, inner) for key, inner in tree.items()}
+    return function(tree)
+
+
+def transitions(observations: Any) -> dict[str, Any]:
+    """``observations`` and ``next_observations`` from ``[T + 1, ...]`` columns, without copying them."""
+    return {
+        "observations": map_leaves(lambda column: column[:-1], observations),
+        "next_observations": map_leaves(lambda column: column[1:], observations),
+    }
+
+
+def text_fact(texts: Sequence[str]) -> str | dict[str, Any]:
+    """A text of each step as one fact: the text itself where it stays the same, or else the texts and the steps they begin at."""
+    begins = [i for i, text in enumerate(texts) if not i or text != texts[i - 1]]
+    if len(begins) == 1:
+        return texts[0]
+    return {"texts": [texts[i] for i in begins], "begins": begins}
+
+
+def texts_of(fact: Any, length: int) -> list[str]:
+    """The text of each step from what `text_fact` made of them."""
+    if not isinstance(fact, Mapping):
+        return [str(fact)] * length
+    ends = [*fact["begins"][1:], length]
+    return [text for text, begin, end in zip(fact["texts"], fact["begins"], ends, strict=True) for _ in range(begin, end)]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: arrays are lists, bytes are text, and what is not a number is None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def gaps(episode: Episode) -> Array:
+    """Where the next observation of a step is not what the step after it saw: the numbers of those later steps.
+
+    Formats that store each observation once cannot say this; an episode is cut there.
+    """
+    broken = np.zeros(max(0, len(episode) - 1), bool)
+    now, after = flatten(as_tree(episode.columns.get("observations"))), flatten(as_tree(episode.columns.get("next_observations")))
+    for path, column in after.items():
+        a, b = now[path][1:], column[:-1]
+        if a.__array_interface__["data"] != b.__array_interface__["data"]:  # else they are the same bytes
+            same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
+            broken |= ~same.reshape(len(broken), -1).all(axis=1)
+    return np.flatnonzero(broken) + 1
+
+
+def as_tree(columns: Any) -> Mapping[str, Any]:
+    """Observations that are one array and not a mapping, as a tree with one leaf."""
+    return columns if isinstance(columns, Mapping) else {} if columns is None else {"": columns}
