@@ -20,6 +20,7 @@ from typing import Any, overload
 import numpy as np
 
 from hilt.core.tree import Array, flatten
+from hilt.replay.schema import mate
 
 INSTRUCTION = "language_instruction"
 """The fact that says what was to be done, whatever a format calls it."""
@@ -191,15 +192,11 @@ def gaps(episode: Episode) -> Array:
     Formats that store each observation once cannot say this; an episode is cut there.
     """
     broken = np.zeros(max(0, len(episode) - 1), bool)
-    now, after = flatten(as_tree(episode.columns.get("observations"))), flatten(as_tree(episode.columns.get("next_observations")))
-    for path, column in after.items():
-        a, b = now[path][1:], column[:-1]
-        if a.__array_interface__["data"] != b.__array_interface__["data"]:  # else they are the same bytes
-            same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
-            broken |= ~same.reshape(len(broken), -1).all(axis=1)
+    leaves = flatten(episode.columns)
+    for path, now in leaves.items():
+        if mate(path) in leaves:
+            a, b = now[1:], leaves[mate(path)][:-1]
+            if a.__array_interface__["data"] != b.__array_interface__["data"]:  # else they are the same bytes
+                same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
+                broken |= ~same.reshape(len(broken), -1).all(axis=1)
     return np.flatnonzero(broken) + 1
-
-
-def as_tree(columns: Any) -> Mapping[str, Any]:
-    """Observations that are one array and not a mapping, as a tree with one leaf."""
-    return columns if isinstance(columns, Mapping) else {} if columns is None else {"": columns}
