@@ -20,13 +20,12 @@ from hilt.replay.rollout import (
     step_rows,
 )
 from hilt.replay.torch import to_torch
-from tests.replay.rlinf_golden import FOLDER, nested, packed, under
+from tests.replay.rlinf_golden import EPOCHS, FOLDER, builder_of, packed, trajectory_of, under
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
 SHAPES = [(3, 2), (4, 3), (2, 2), (6, 1)]
-EPOCHS = [1, 1, 1, 2]
 NOTES = json.loads((FOLDER / "rollout.json").read_text())
 
 
@@ -40,40 +39,8 @@ def made() -> dict[str, Any]:
     return packed("rollout.npz")
 
 
-def trajectory_of(values: dict[str, Any]) -> Trajectory:
-    tree = nested(values)
-    plain = {"max_episode_length": int(tree.pop("max_episode_length")), "model_weights_id": tree.pop("model_weights_id")}
-    return Trajectory(
-        **plain,
-        **to_torch({k: v for k, v in tree.items() if not isinstance(v, dict)}),
-        **{k: to_torch(v) for k, v in tree.items() if isinstance(v, dict)},
-    )
-
-
 def golden(stored: dict[str, Any], index: int) -> Trajectory:
     return trajectory_of(under(stored, str(index)))
-
-
-def builder_of(trajectory: Trajectory, epochs: int) -> EmbodiedRolloutResult:
-    """Feed a trajectory to the builder step by step, in the order of RLinf's environment worker."""
-    builder = EmbodiedRolloutResult(max_episode_length=trajectory.max_episode_length)
-    steps = trajectory.rewards.shape[0]  # type: ignore[union-attr]
-    each = steps // epochs
-    ends = ("dones", "terminations", "truncations")
-    for t in range(steps):
-        epoch = t // each
-        if t % each == 0:
-            builder.append_step_result(ChunkStepResult(**{name: getattr(trajectory, name)[t + epoch] for name in ends}))
-        fields = {name: getattr(trajectory, name)[t] for name in ("actions", "rewards", "prev_logprobs", "prev_values", "versions")}
-        inputs = {key: value[t] for key, value in trajectory.forward_inputs.items()}
-        builder.append_step_result(
-            ChunkStepResult(**fields, forward_inputs=inputs, **{name: getattr(trajectory, name)[t + epoch + 1] for name in ends})
-        )
-        builder.intervene_flags[-1] = trajectory.intervene_flags[t]  # type: ignore[index]
-        builder.append_transitions(
-            *({**{k: v[t] for k, v in tree.items()}, "task_descriptions": ["x"]} for tree in (trajectory.curr_obs, trajectory.next_obs))
-        )
-    return builder
 
 
 def compare(ours: Trajectory, theirs: Trajectory, but: tuple[str, ...] = ()) -> None:

@@ -1,0 +1,287 @@
+"""`python -m tests.golden`: everything in tests/golden is as it should be, and a single changed number is noticed in each kind of file."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import golden
+from tests.golden.__main__ import main
+from tests.replay.rlinf_golden import packed
+
+pytest.importorskip("torch")
+FOLDER = golden.FOLDER
+FOUND, UNKNOWN = golden.find([FOLDER])
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A copy of a folder of golden files, to be spoilt."""
+    yield lambda name: Path(shutil.copytree(FOLDER / name, tmp_path / name))
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.parent.name}-{case.name}")
+def test_equal_to_the_original(case: Path):
+    result = golden.run(case, FOUND[case])
+    assert not result.failures
+    assert result.cases >= 5
+
+
+def test_every_golden_file_is_compared():
+    """Every kind has files, and every file a kind."""
+    assert UNKNOWN == []
+    assert {kind.__name__.rpartition(".")[2] for kind in FOUND.values()} == set(golden.KINDS)
+
+
+def test_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.golden", "tests/golden/reverb/removers.json", "tests/golden/reverb/tables.json"],
+        cwd=FOLDER.parent.parent, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == (
+        "name cases largest difference reverb/removers.json 8 0 ok reverb/tables.json 32 0 ok".split()
+    )
+
+
+# --- one changed number ---
+
+
+def change_npz(path: Path, key: str, change: Callable[[Any], Any] | None = None) -> None:
+    """Changes one value of a file, or one number of it, at random but as little as it can be."""
+    with np.load(path) as file:
+        values = dict(file)
+    values[key] = (change or nudged)(values[key])
+    np.savez(path, **values)
+
+
+def nudged(array: Any) -> Any:
+    """With one number changed by the least that its type allows."""
+    array, place = np.array(array), random.Random(0).randrange(array.size)
+    flat = array.reshape(-1)
+    if array.dtype == bool:
+        flat[place] = not flat[place]
+    elif array.dtype.kind == "f":
+        flat[place] = np.nextafter(flat[place], np.inf, dtype=array.dtype)
+    else:
+        flat[place] += 1 if flat[place] < np.iinfo(array.dtype).max else -1
+    return array
+
+
+def change_packed(path: Path, key: str) -> None:
+    """The same in RLinf's files, which hold one flat array for each dtype."""
+    with np.load(path) as file:
+        dtype, shape, start = json.loads(str(file["index"]))[key]
+
+    def change(flat: Any) -> Any:
+        part = slice(start, start + int(np.prod(shape, dtype=int)))
+        flat[part] = nudged(flat[part])
+        return flat
+
+    change_npz(path, dtype, change)
+    assert packed(path.name, path.parent)[key].shape == tuple(shape)
+
+
+def change_json(path: Path, *keys: Any) -> None:
+    document = json.loads(path.read_text())
+    node = document
+    for key in keys[:-1]:
+        node = node[key]
+    value = node[keys[-1]]
+    node[keys[-1]] = not value if isinstance(value, bool) else value + "." if isinstance(value, str) else value + type(value)(1)
+    path.write_text(json.dumps(document))
+
+
+def fails(capsys: pytest.CaptureFixture[str], path: Path, *says: str) -> None:
+    assert main([str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert "FAIL" in printed
+    for text in says:
+        assert text in printed
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("plain_seed3_0/observations/state", "plain_seed3_1/rewards", "plain_indx/actions", "plain_download_2_6/next_observations/front"),
+        *("efficient_cap50_packed/observations/wrist", "efficient_cap12_unpacked/dones", "plain_wrapped7_seed11/masks", "plain_indx/indx"),
+        *("in/observations/front", "in/actions"),
+    ],
+)
+def test_one_number_of_hilserl(key: str, stack: int, copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("hilserl") / f"buffers_n{stack}.npz"
+    change_npz(path, key)
+    fails(capsys, path)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("layout", "efficient_packed_n2", "observations/front", 1, 1), ("slots", "efficient_cap50_n1", "valid"), ("wrong", "gaps", 2, 0)],
+    ids=lambda keys: keys[0],
+)
+def test_one_fact_of_hilserl(keys: tuple[Any, ...], copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("hilserl") / "facts.json"
+    change_json(path, *keys)
+    fails(capsys, path, keys[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("tables.json", ("cases", 3, "steps", 7, -2)),
+        ("tables.json", ("cases", 31, "steps", -1, -1)),
+        ("removers.json", ("cases", 0, "steps", 9, 2, 0)),
+        ("prioritized.json", ("cases", 1, "rounds", 0, "counts", 2, 1)),
+        ("prioritized.json", ("cases", 4, "rounds", 1, "probabilities", 0, 1)),
+        ("prioritized.json", ("cases", 0, "rounds", 0, "probabilities", 0, 0)),
+    ],
+)
+def test_one_number_of_reverb(name: str, keys: tuple[Any, ...], copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("reverb") / name
+    change_json(path, *keys)
+    fails(capsys, path, f"case {keys[1]}")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("trajectories.npz", "3/prev_logprobs"),
+        ("trajectories.npz", "0/curr_obs/main_images"),
+        ("rollout.npz", "split/1/3/2/rewards"),
+        ("rollout.npz", "sizes/2/1-1/1/dones"),
+        ("rollout.npz", "extract/1/any/0/next_obs/states"),
+        ("rollout.npz", "cat_out/versions"),
+        ("rollout.npz", "update/chunk/1/new_flags"),
+        ("rollout.npz", "update/flat/0/intervene_actions"),
+    ],
+)
+def test_one_number_of_rlinf(name: str, key: str, copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("rlinf") / name
+    change_packed(path, key)
+    fails(capsys, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("expected.json", ("index_stream", "0", 0, "ids", 0)),
+        ("expected.json", ("cases", -3, "size")),
+        ("rollout.json", ("extract/1/any",)),
+        ("rollout.json", ("weights_ids", 1, "id")),
+    ],
+)
+def test_one_number_of_rlinfs_notes(name: str, keys: tuple[Any, ...], copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("rlinf") / name
+    cases = json.loads(path.read_text()).get("cases", [])
+    if keys[-1] == "size":
+        keys = ("cases", next(i for i, case in enumerate(cases) if "size" in case), "size")
+    if keys[0] == "index_stream":
+        keys = ("index_stream", next(iter(json.loads(path.read_text())["index_stream"])), *keys[2:])
+    change_json(path, *keys)
+    fails(capsys, path)
+
+
+def test_one_number_that_rlinf_sampled(copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("rlinf") / "expected.npz"
+    change_npz(path, "forward_inputs/tokens")
+    fails(capsys, path, "forward_inputs/tokens[")
+
+
+# --- more, fewer, others ---
+
+
+def test_a_key_too_many_too_few_and_of_another_type(copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("hilserl") / "buffers_n1.npz"
+    with np.load(path) as file:
+        values = dict(file)
+    np.savez(path, **values, **{"plain_seed3_0/more": np.zeros(8)})
+    fails(capsys, path, "plain_seed3_0/more: expected, but not among ours")
+    np.savez(path, **{key: value for key, value in values.items() if key != "plain_seed3_0/actions"})
+    fails(capsys, path, "plain_seed3_0/actions: among ours, but not expected")
+    np.savez(path, **values | {"plain_seed3_0/actions": values["plain_seed3_0/actions"].astype(np.float64)})
+    fails(capsys, path, "plain_seed3_0/actions: ours is float32[8, 2], expected float64[8, 2]")
+
+
+def test_a_damaged_file_is_a_fail_and_the_others_are_compared(copied: Any, capsys: pytest.CaptureFixture[str]):
+    folder = copied("reverb")
+    (folder / "tables.json").write_text("{")
+    assert main([str(folder)]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reverb/removers.json", "8", "0", "ok"] in rows
+    assert ["reverb/tables.json", "0", "inf", "FAIL", "JSONDecodeError:"] in [row[:5] for row in rows]
+
+
+def test_a_file_of_no_known_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Named by itself it is an error; in a folder it may be for a later version, and is listed."""
+    (tmp_path / "later.npz").write_bytes(b"")
+    assert main([str(tmp_path / "later.npz")]) == 1
+    assert "later.npz: no kind of golden file that is known here." in capsys.readouterr().out
+    assert main([str(tmp_path)]) == 1
+    assert "There is nothing to compare." in capsys.readouterr().out
+    shutil.copy(FOLDER / "reverb/removers.json", tmp_path)
+    assert main([str(tmp_path)]) == 0
+    assert "later.npz: no kind of golden file that is known yet; passed over." in capsys.readouterr().out
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert "there is no such file or folder" in capsys.readouterr().out
+
+
+# --- how values are compared ---
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "says"),
+    [
+        (np.float32([1, np.nan]), np.float32([1, np.nan]), None),
+        (np.float32([1, np.nan]), np.float32([1, 2]), "[1]: ours is nan, expected 2.0"),
+        (np.float64([1, np.inf]), np.float64([1, -np.inf]), "[1]: ours is inf, expected -inf"),
+        (np.int64([2**62]), np.int64([2**62 + 1]), f"[0]: ours is {2**62}, expected {2**62 + 1}"),
+        (np.uint64([2**64 - 1]), np.uint64([2**64 - 1]), None),
+        (np.bool_(True), np.bool_(False), ": ours is True, expected False"),
+        (1.0, np.float32(1), ": ours is of type float, expected an array of float32"),
+        (np.zeros(0, np.uint8), np.zeros(0, np.uint8), None),
+        (np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), None),
+        (np.zeros((1, 2)), np.zeros(2), ": ours is float64[1, 2], expected float64[2]"),
+        (np.array(["a"]), np.array(["b"]), "[0]: ours is a, expected b"),
+        ([1, [2.0, "x"]], [1, [2.0, "y"]], "[1][1]: ours is 'x', expected 'y'"),
+        ([1, 2], [1, 2, 3], ": ours has 2 entries, expected 3"),
+        ({"a": True}, {"a": 1}, "/a: ours is True, expected 1"),
+        (None, 1, ": ours is None, expected 1"),
+        ({"a": 1}, {"b": 1}, ": ours has the keys ['a'], expected ['b']"),
+    ],
+)
+def test_exactly(ours: Any, theirs: Any, says: str | None):
+    assert golden.exact(ours, theirs)[1] == says
+
+
+def test_jpeg_may_differ_a_little():
+    picture = np.full((20, 20, 5), 100, np.uint8)
+    assert golden.jpeg(picture + np.uint8(1), picture) == (1.0, None)
+    spot = picture.copy()
+    spot[3, 4, 0] = 103
+    spot[3, 4, 1] = 98
+    assert golden.jpeg(spot, picture) == (3.0, None)
+    spot[3, 5, 0] = 102
+    assert golden.jpeg(spot, picture)[1] == ": 99.85% of the numbers are within one level of what is expected, and 99.9% have to be"
+    spot[3, 4, 0] = 104
+    assert golden.jpeg(spot, picture)[1] == "[3, 4, 0]: ours is 104, expected 100"
+
+
+def test_lossy_pictures_may_differ_more():
+    picture = np.random.default_rng(0).integers(30, 200, (16, 16, 3)).astype(np.uint8)
+    assert golden.lossy(23)(picture + np.uint8(17), picture)[1] is None
+    assert "22.1 dB from what is expected, and at least 23 are needed" in str(golden.lossy(23)(picture + np.uint8(20), picture)[1])
+    assert golden.signal_to_noise(picture, picture) == np.inf
+
+
+def test_nothing_to_compare_with_is_a_fail():
+    assert golden.compare({}, {}).failures == ["there is nothing in it to compare with"]
