@@ -6,6 +6,7 @@ late facts, and steps that are in quarantine already.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -434,6 +435,17 @@ def test_an_empty_segment_folder_of_somebody_is_set_aside(pristine: Pristine, tm
         assert set(check_contents(log, whole=False)) == pristine.keys
         assert log.recovery.set_aside == ["000500"]
         log.add(trajectory(10**7 * SPACING, 4, 3))
+
+
+@pytest.mark.parametrize("file", ["rows", "header.json", "seal.json"])
+def test_a_file_that_cannot_be_read_is_an_error_of_ours(file: str, pristine: Pristine, tmp_path: Path):
+    """A folder in its place, or a link to itself."""
+    for how in ("folder", "link"):
+        path = pristine.copy(tmp_path / how) / "segments" / pristine.open_segment / file
+        path.unlink(missing_ok=True)
+        path.mkdir() if how == "folder" else path.symlink_to(path)
+        with contextlib.suppress(HiltError), Log.open(tmp_path / how, "r") as log:
+            check_contents(log, whole=False)
 
 
 def test_a_newer_log_is_refused(pristine: Pristine, tmp_path: Path):

@@ -156,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
     text = read(path)
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair.") from None
     place = _checksum_place(text)
     given, right = text[place : place + 8], f"{checksum(text[:place] + b'0' * 8 + text[place + 8 :]):08x}".encode()

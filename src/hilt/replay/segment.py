@@ -280,7 +280,8 @@ class Segment:
 
     def read_rows(self, first: int, stop: int) -> Array:
         out = np.zeros(stop - first, self.layout.row)
-        got = os.preadv(self._fds["rows"], [out.view(np.uint8)], first * self.layout.row.itemsize)
+        with storage_errors(self.folder / "rows"):
+            got = os.preadv(self._fds["rows"], [out.view(np.uint8)], first * self.layout.row.itemsize)
         return out[: got // self.layout.row.itemsize]
 
     def read_frame(self, column: FrameColumn, number: int, out: Array) -> None:
@@ -313,7 +314,7 @@ class Segment:
         """Bytes of all files, as they lie on disk."""
         size = sum(os.fstat(fd).st_size for fd in self._fds.values())
         for name in ("header.json", "seal.json", "extents"):
-            with contextlib.suppress(FileNotFoundError):  # not sealed yet; or, for a reader, deleted by the writer
+            with contextlib.suppress(OSError):  # not sealed yet; or, for a reader, deleted by the writer
                 size += os.stat(self.folder / name).st_size
         return size
 
