@@ -198,5 +198,5 @@ def gaps(episode: Episode) -> Array:
             a, b = now[1:], leaves[mate(path)][:-1]
             if a.__array_interface__["data"] != b.__array_interface__["data"]:  # else they are the same bytes
                 same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
-                broken |= ~same.reshape(len(broken), -1).all(axis=1)
+                broken |= ~same.reshape(len(broken), math.prod(same.shape[1:])).all(axis=1)
     return np.flatnonzero(broken) + 1

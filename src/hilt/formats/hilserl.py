@@ -1,0 +1,450 @@
+"""HIL-SERL's pickles: demonstrations, the two buffers of a run, and the pictures of a reward classifier.
+
+    demo_data/{experiment}_{n}_demos_{time}.pkl                  whole episodes, one after the other
+    classifier_data/{experiment}_..._{success|failure}_images_{time}.pkl
+    buffer/transitions_{step}.pkl                                every step of the actor; a file begins and ends anywhere
+    demo_buffer/transitions_{step}.pkl                           those of them on which a person acted, once more
+
+Each is a list of transitions, read without running what it carries. They say where an episode ends only by ``dones``, which a time
+limit does not set; so an episode goes on, also into the next file, as long as a step sees what the step before it ended with.
+
+In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps what has no place in a transition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
+from hilt.core.files import DISK, leftovers, read, storage_errors
+from hilt.core.trajectory import Source, ends_from_done_and_mask
+from hilt.core.tree import Array, ArraySpec, Spec, equal, flatten, unflatten
+from hilt.core.unpickle import dump, safe_load
+from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, plain
+from hilt.replay.journal import Journal
+from hilt.replay.schema import mate
+
+Row = dict[str, Any]  # a transition's leaves by path
+FOLDERS = ("demo_data", "classifier_data", "buffer", "demo_buffer", ".")
+NEEDED = ("observations", "actions", "next_observations", "rewards", "dones")
+ENDS = ("dones", "masks", "terminated", "truncated")
+ACTED = "infos/intervene_action"
+NO_COLUMNS = (*ENDS, ACTED, "infos/grasp_penalty", "infos/succeed")  # carried over in another way
+SOURCES = {"online": Source.POLICY, "human": Source.HUMAN}  # all other files are a person's demonstrations
+TYPES = {"rewards": np.float32, "grasp_penalty": np.float32, "source": np.uint8, "policy_version": np.int64}
+
+
+def matches(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".pkl" and not path.name.startswith("trajectory_")  # those are RLinf's
+    return not (path / "trajectory_index.json").exists() and bool(_files(path))
+
+
+def open_dataset(path: Path) -> HilSerlDataset:
+    """One file, a folder of them, or the folder above ``demo_data``, ``buffer`` and so on, such as a run's checkpoint folder."""
+    return HilSerlDataset(path)
+
+
+@dataclass
+class _Plan:
+    """What there is to read. An episode is its pieces (file, first step, end), whether it has no gaps, and its facts; or an error."""
+
+    columns: Spec
+    episodes: list[Any] = field(default_factory=list)
+    people: dict[int, set[int]] = field(default_factory=dict)
+    """By file: the steps on which a person acted"""
+    exact: bool = False
+    """Whether all columns are as we wrote them"""
+
+
+class HilSerlDataset(Dataset):
+    """Interventions are found again among the actor's steps and mark these as a person's; the rest are episodes of their own."""
+
+    format = "hil-serl"
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self._paths = _files(path)
+        if not self._paths:
+            raise FormatError(f"{path}: no .pkl file in it, nor in its {', '.join(FOLDERS[:-1])}. Check the path.")
+        self._kinds = [_kind(path) for path in self._paths]
+        self._loaded: dict[int, list[Row]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._plan.episodes)
+
+    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
+        for found in self._plan.episodes[first:]:
+            yield partial(_raise, found) if isinstance(found, CorruptError) else partial(self._episode, found, images)
+
+    def describe(self) -> dict[str, Any]:
+        return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
+
+    def _load(self, number: int) -> list[Row]:
+        """The transitions of a file. The last two are kept: an episode may lie in two, and interventions beside the steps."""
+        with self._lock:
+            if number not in self._loaded:
+                self._loaded = dict([*self._loaded.items()][-1:])
+                self._loaded[number] = _read(self._paths[number])
+            return self._loaded[number]
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        return self._as_written() or self._surveyed()
+
+    def _as_written(self) -> _Plan | None:
+        """By `hilt.json`, if it is there."""
+        path = self.path / "hilt.json"
+        if not path.is_file():
+            return None
+        numbers = {p.relative_to(self.path).as_posix(): i for i, p in enumerate(self._paths) if self._kinds[i] != "human"}
+        try:
+            known = json.loads(read(path))
+            if {entry[0] for entry in known["episodes"]} != set(numbers):
+                self.notes.add("hilt.json names other files than there are: it was passed over")
+                return None
+            episodes = [([(numbers[name], int(a), int(b))], bool(whole), dict(facts)) for name, a, b, whole, facts in known["episodes"]]
+            return _Plan(Spec({p: ArraySpec(np.dtype(d), shape) for p, (d, shape) in known["columns"].items()}), episodes, exact=True)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise CorruptError(f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's.") from None
+
+    def _surveyed(self) -> _Plan:
+        """Reads all files once: which columns every transition has, where episodes begin, and on which steps a person acted."""
+        plan, columns, last = _Plan(Spec({})), _Columns(), None
+        again: dict[int, set[int]] = {}  # by file of interventions: those that are among the actor's steps
+        for number, (path, kind) in enumerate(zip(self._paths, self._kinds, strict=True)):
+            labelled, seen_before = kind in ("success", "failure"), again.get(number, set())
+            last = last if kind == "online" else None
+            try:
+                rows = self._load(number)
+            except CorruptError as error:
+                plan.episodes.append(error)
+                last = None
+                continue
+            plan.people[number] = self._people(number, rows, again)
+            if kind == "human" and len(seen_before) < len(rows):
+                self.notes.add("an intervention not among the actor's steps: in an episode of its own", len(rows) - len(seen_before))
+            for i, row in enumerate(rows):
+                if i in seen_before:
+                    last = None
+                    continue
+                columns.add(row)
+                if ACTED in row and not np.array_equal(row[ACTED], row.get("actions", ())):
+                    self.notes.add(f"{ACTED}: another action than the one stored, not carried over")
+                if last is None or not _goes_on(last, row):
+                    if last is not None and kind == "online":
+                        self.notes.add("an episode without dones at its end (a time limit): it ends where observations do not go on")
+                    plan.episodes.append(([], True, {"success": kind == "success"} if labelled else {}))
+                pieces, _, facts = plan.episodes[-1]
+                if pieces and pieces[-1][0] == number and pieces[-1][2] == i:
+                    pieces[-1] = (number, pieces[-1][1], i + 1)
+                else:
+                    pieces.append((number, i, i + 1))
+                ended = any(_ends(row, f"{path}, transition {i}"))
+                if not ended and not row.get("masks", True):
+                    self.notes.add("masks: 0 on a step that is not done, not carried over")
+                if ended and not labelled and "infos/succeed" in row:
+                    facts["success"] = bool(np.any(row["infos/succeed"]))
+                last = None if ended else row
+        plan.columns = columns.settled(self.notes, self.path) if columns.count else plan.columns
+        return plan
+
+    def _people(self, number: int, rows: list[Row], again: dict[int, set[int]]) -> set[int]:
+        """The steps of the actor on which a person acted; `again` learns where they are stored once more."""
+        if self._kinds[number] != "online":
+            return set()
+        found = {i for i, row in enumerate(rows) if ACTED in row}
+        for twin, path in enumerate(self._paths):
+            if self._kinds[twin] == "human" and path.name == self._paths[number].name:
+                try:
+                    copies = self._load(twin)
+                except CorruptError:  # reported when its own turn comes
+                    continue
+                places: dict[bytes, list[int]] = {}
+                for i, row in enumerate(rows):
+                    places.setdefault(_digest(row), []).append(i)
+                for i, row in enumerate(copies):
+                    if same := places.get(_digest(row)):
+                        found.add(same.pop(0))
+                        again.setdefault(twin, set()).add(i)
+        return found
+
+    def _episode(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]], images: bool) -> Episode:
+        pieces, whole, facts = found
+        rows: list[Row] = []
+        sources: list[int] = []
+        for number, first, stop in pieces:
+            rows += self._load(number)[first:stop]
+            people, other = self._plan.people.get(number, set()), SOURCES.get(self._kinds[number], Source.DEMO)
+            sources += [Source.HUMAN if i in people else other for i in range(first, stop)]
+        try:
+            columns = _stacked(rows, self._plan.columns, whole, images)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            names = ", ".join(str(self._paths[number]) for number, _, _ in pieces)
+            raise CorruptError(f"{names}: a transition does not have the columns that hilt.json or the others have ({error!r}).") from None
+        if not self._plan.exact:
+            columns["terminated"], columns["truncated"] = np.array([_ends(row, "") for row in rows], bool).T.copy()
+            columns.setdefault("source", np.array(sources, np.uint8))
+        return Episode(unflatten(columns), dict(facts))
+
+
+class _Columns:
+    """What all transitions have in common."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: dict[str, tuple[int, np.dtype[Any] | None, Any]] = {}  # path: how often, type, shape; None where it varies
+
+    def add(self, row: Row) -> None:
+        self.count += 1
+        for path, value in row.items():
+            times, dtype, shape = self._seen.get(path, (0, np.dtype(bool), ()))
+            try:
+                array = np.asarray(value)
+            except ValueError:  # ragged
+                array = np.asarray(None)
+            if array.dtype.kind not in "biuf" or dtype is None:
+                dtype = None
+            else:
+                dtype = np.result_type(dtype, array.dtype) if times else array.dtype
+            self._seen[path] = times + 1, dtype, array.shape if not times or shape == array.shape else None
+
+    def settled(self, notes: Notes, where: Path) -> Spec:
+        """The columns; what is left out is noted."""
+        left_out: dict[str, str] = {}
+        for path, (times, dtype, shape) in self._seen.items():
+            if dtype is None or (path in ("source", "policy_version") and dtype.kind not in "iu"):
+                left_out[path] = "no numbers"
+            elif times < self.count:
+                left_out[path] = f"in {times} of {self.count} transitions only"
+            elif shape is None:
+                left_out[path] = "not of one shape"
+        kept = [path for path in self._seen if path not in left_out]
+        pairs = {other: path for path in self._seen for other in (path, mate(path)) if mate(path)}  # observations and what follows them
+        for path in kept:
+            if (pair := pairs.get(path)) and (pair not in kept or mate(pair) not in kept):
+                left_out[path] = "no pair of observation and next observation"
+        for path in (path for path in left_out if path not in NO_COLUMNS):
+            notes.add(f"{path}: {left_out[path]}, not carried over")
+        kept = [path for path in kept if path not in left_out and path not in NO_COLUMNS]
+        for name in NEEDED[:-1]:
+            if not any(path == name or path.startswith(f"{name}/") for path in kept):
+                raise SchemaError(f"{where}: not all transitions have {name} of one shape. Convert its files one by one.")
+        return Spec({path: (TYPES.get(path, self._seen[path][1]), () if path in TYPES else self._seen[path][2]) for path in kept})
+
+
+def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> HilSerlWriter:
+    """`exp_name` begins the names of demonstrations; a file is written when there are at least `buffer_period` transitions for it."""
+    if buffer_period < 1 or not re.fullmatch(r"[\w.-]+", exp_name):
+        raise ConfigError(f"buffer_period={buffer_period}, exp_name={exp_name!r}: expected at least 1, and letters, digits, '.', '_', '-'.")
+    return HilSerlWriter(path, exp_name, buffer_period)
+
+
+class HilSerlWriter(Writer):
+    """Episodes whose steps are all demonstrations go to ``demo_data``, all others to ``buffer``, with their human steps in
+    ``demo_buffer`` too. A file holds whole episodes; every column of the log is a key of the transition."""
+
+    def __init__(self, path: Path, exp_name: str, buffer_period: int):
+        super().__init__()
+        DISK.make_folders(path)
+        self._path, self._name, self._period = path, exp_name, buffer_period
+        self._journal = Journal(path / ".progress", DISK, write=True)
+        self._state: dict[str, Any] = {"began": int(time.time()), "next": 0, "files": 0, "steps": 0, "columns": {}, "episodes": []}
+        for line in self._journal.read_new():
+            self._state |= {**line, "episodes": self._state["episodes"] + line["episodes"]}
+        self._journal.cut_tail()
+        self.next = self._state["next"]
+        self._waiting: dict[str, list[Row]] = {"demo": [], "online": []}
+        self._entries: list[list[Any]] = []
+        if not self.next:  # nothing is known of what may lie there
+            for folder in FOLDERS[:-1]:
+                DISK.remove(path / folder)
+            self._commit([])
+        for rest in leftovers(path):
+            DISK.remove(rest)
+
+    def add(self, number: int, episode: Episode) -> None:
+        columns, whole = flatten(episode.columns), not len(gaps(episode))
+        layout = {path: [column.dtype.str, list(column.shape[1:])] for path, column in columns.items()}
+        if self._state["columns"] and layout != self._state["columns"]:
+            known = self._state["columns"]
+            differs = ", ".join(sorted(p for p in {**known, **layout} if known.get(p) != layout.get(p)))
+            raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
+        self._state["columns"], self._state["next"] = layout, number + 1
+        kind = "demo" if (columns["source"] == Source.DEMO).all() else "online"
+        rows = self._waiting[kind]
+        self._entries.append([kind, len(rows), len(rows) + len(episode), whole, plain(episode.facts)])
+        rows += _transitions(columns, whole, episode.facts.get("success") if kind == "demo" else None)
+        if max(map(len, self._waiting.values())) >= self._period:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        known = {name: self._state[name] for name in ("columns", "episodes")}
+        DISK.replace(self._path / "hilt.json", json.dumps(known, allow_nan=False).encode())
+        self.close()
+        DISK.remove(self._path / ".progress")
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def _flush(self) -> None:
+        """Writes what waits, and then the line that says so."""
+        demos, online = self._waiting["demo"], self._waiting["online"]
+        moment = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime(self._state["began"] + self._state["files"]))
+        count = sum(entry[0] == "demo" for entry in self._entries)
+        self._state["files"] += 1
+        self._state["steps"] += len(online)
+        file = f"transitions_{self._state['steps']}.pkl"
+        names = {"demo": f"demo_data/{self._name}_{count}_demos_{moment}.pkl", "online": f"buffer/{file}"}
+        if demos:
+            self._write(names["demo"], demos)
+        if online:
+            self._write(names["online"], online)
+            self._write(f"demo_buffer/{file}", [row for row in online if row["source"] == Source.HUMAN])
+        self._commit([[names[kind], *rest] for kind, *rest in self._entries])
+        self._waiting, self._entries = {"demo": [], "online": []}, []
+
+    def _commit(self, entries: list[Any]) -> None:
+        self._journal.append({**self._state, "episodes": entries})
+        self._journal.sync()
+        self._state["episodes"] += entries
+
+    def _write(self, name: str, rows: list[Row]) -> None:
+        path = self._path / name
+        DISK.make_folders(path.parent)
+        beside = path.with_name(f".{path.name}.new")
+        with storage_errors(path), open(beside, "wb") as file:
+            dump(rows, file)
+            file.flush()
+            os.fsync(file.fileno())
+        DISK.rename(beside, path)
+        DISK.sync_folder(path.parent)
+
+
+def _files(path: Path) -> list[Path]:
+    """The pickles of a dataset, each kind in the order of the numbers in their names."""
+    if path.is_file():
+        return [path]
+
+    def natural(file: Path) -> list[Any]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name)]
+
+    return [file for folder in FOLDERS for file in sorted((path / folder).glob("*.pkl"), key=natural)]
+
+
+def _kind(path: Path) -> str:
+    if label := re.search(r"_(success|failure)_images_", path.name):
+        return label[1]
+    if re.fullmatch(r"transitions_\d+\.pkl", path.name):
+        return "human" if path.parent.name == "demo_buffer" else "online"
+    return "demo"
+
+
+def _read(path: Path) -> list[Row]:
+    with storage_errors(path), path.open("rb") as file:
+        steps = safe_load(file, where=str(path))
+    if not isinstance(steps, list):
+        raise FormatError(f"{path}: expected a list of transitions, as HIL-SERL writes, got a {type(steps).__name__}.")
+    rows = []
+    for i, step in enumerate(steps):
+        if not isinstance(step, Mapping) or any(name not in step for name in NEEDED):
+            raise FormatError(f"{path}, transition {i}: expected a dictionary with {', '.join(NEEDED)}, as HIL-SERL writes.")
+        rows.append(dict(_leaves(step)))
+        if "infos/grasp_penalty" in rows[-1]:  # as HIL-SERL's learner does
+            rows[-1].setdefault("grasp_penalty", rows[-1]["infos/grasp_penalty"])
+    return rows
+
+
+def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """By path; what a column cannot be named by is None, which is no number."""
+    for key, value in tree.items():
+        if not isinstance(key, str) or not key or "/" in key:
+            yield f"{prefix}{key!r}", None
+        elif isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}/")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _ends(row: Row, where: str) -> tuple[bool, bool]:
+    """(terminated, truncated) of a transition."""
+    try:
+        done = bool(np.asarray(row["dones"], float).any())
+        mask = float(np.asarray(row.get("masks", 1.0 - done), float).min())
+        derived = ends_from_done_and_mask(done, mask)
+        return bool(row.get("terminated", derived[0])), bool(row.get("truncated", derived[1]))
+    except (KeyError, TypeError, ValueError):
+        raise FormatError(f"{where}: dones, masks, terminated and truncated are numbers, or absent but for dones.") from None
+
+
+def _goes_on(last: Row, row: Row) -> bool:
+    """Whether a step begins with what the last one ended with, bit by bit."""
+    paths = [path for path in row if mate(path)]
+    return all(mate(path) in last and equal(_array(last[mate(path)]), _array(row[path])) for path in paths)
+
+
+def _digest(row: Row) -> bytes:
+    """A name for the contents of a transition."""
+    found = hashlib.blake2b(digest_size=16)
+    for path, value in row.items():
+        if not path.startswith("infos/"):
+            array = _array(value)
+            found.update(f"{path} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+    return found.digest()
+
+
+def _array(value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged
+        array = np.asarray(None)
+    return array if array.dtype.kind in "biuf" else np.frombuffer(repr(value).encode(), np.uint8)
+
+
+def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[str, Array]:
+    """Columns ``[T, ...]`` of rows; each observation is there once when there are no gaps."""
+    out: dict[str, Array] = {}
+    for path in sorted(columns, key=lambda path: not mate(path)):
+        spec, after = columns[path], mate(path)
+        if path in out or (not images and spec.dtype == np.uint8 and len(spec.shape) > 2):
+            continue
+        shared = whole and after in columns
+        values = [row[path] for row in rows] + ([rows[-1][after]] if shared else [])
+        column = np.stack([np.asarray(value, spec.dtype).reshape(spec.shape) for value in values])
+        out[path] = column[:-1] if shared else column
+        if shared:
+            out[after] = column[1:]
+    return out
+
+
+def _transitions(columns: dict[str, Array], whole: bool, success: bool | None) -> list[Row]:
+    """What HIL-SERL stores of each step. An observation that ends a step and begins the next is one object, and pickled once."""
+    columns = {**columns}
+    columns.setdefault("dones", columns["terminated"] | columns["truncated"])
+    columns.setdefault("masks", (~columns["terminated"]).astype(np.float32))
+    values = {path: list(column) for path, column in columns.items()}
+    for path in [path for path in values if whole and mate(path) in values]:
+        values[mate(path)] = [*values[path][1:], values[mate(path)][-1]]
+    steps = [unflatten({path: rows[i] for path, rows in values.items()}) for i in range(len(columns["dones"]))]
+    if success is not None and not any(path.startswith("infos") for path in columns):
+        for i, step in enumerate(steps):
+            step["infos"] = {"succeed": bool(success) and i == len(steps) - 1}
+    return steps
+
+
+def _raise(error: CorruptError) -> NoReturn:
+    raise error

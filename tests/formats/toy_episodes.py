@@ -1,0 +1,132 @@
+"""Small episodes for tests of readers and writers, and writers that are stopped."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.files import Files
+from hilt.core.tree import equal, flatten
+from hilt.formats.episodes import Episode, Writer, transitions
+
+
+def made(length: int, seed: int = 0, *, source: int | Sequence[int] = 2, ended: str = "terminated", **more: Any) -> Episode:
+    """An episode of random numbers, with a camera; `more` are further columns."""
+    rng = np.random.default_rng(seed)
+    seen = {
+        "state": rng.normal(size=(length + 1, 3)).astype(np.float32),
+        "front": rng.integers(0, 256, (length + 1, 20, 24, 3), np.uint8),
+    }
+    columns = {
+        **transitions(seen),
+        "actions": rng.normal(size=(length, 2)).astype(np.float32),
+        "rewards": rng.normal(size=length).astype(np.float32),
+        "terminated": np.zeros(length, bool),
+        "truncated": np.zeros(length, bool),
+        "source": np.broadcast_to(np.asarray(source, np.uint8), length).copy(),
+        "policy_version": rng.integers(-1, 9, length),
+        **more,
+    }
+    if ended:
+        columns[ended][-1] = True
+    return Episode(columns, {"success": bool(seed % 2), "language_instruction": f"put {seed} down"})
+
+
+def assert_same(got: Episode, wanted: Episode) -> None:
+    """The same columns, types, bytes and facts."""
+    a, b = flatten(got.columns), flatten(wanted.columns)
+    assert set(a) == set(b)
+    for path in a:
+        assert equal(np.ascontiguousarray(a[path]), np.ascontiguousarray(b[path])), path
+    assert got.facts == wanted.facts
+
+
+def assert_all_same(got: Sequence[Episode], wanted: Sequence[Episode]) -> None:
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted, strict=True):
+        assert_same(a, b)
+
+
+def write(writer: Writer, episodes: Sequence[Episode]) -> None:
+    """Everything from where the writer goes on."""
+    try:
+        for number in range(writer.next, len(episodes)):
+            writer.add(number, episodes[number])
+        writer.finish()
+    finally:
+        writer.close()
+
+
+class Stopped(BaseException):
+    pass
+
+
+def write_stopped_at_every_call(
+    make: Callable[[Path], Writer],
+    episodes: Sequence[Episode],
+    check: Callable[[Path], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> int:
+    """Stops a writer before its first change to the disk, another before its second, and so on; each is then completed, and checked.
+
+    Returns how many changes there were.
+    """
+    calls = stop = 0
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise Stopped
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("create", "write", "truncate", "make_folder", "rename", "remove", "sync", "sync_folder"):
+        monkeypatch.setattr(Files, name, counted(getattr(Files, name)))
+    for stop in itertools.count(1):
+        calls = 0
+        place = folder / str(stop)
+        try:
+            write(make(place), episodes)
+            return calls
+        except Stopped:
+            write(make(place), episodes)
+        check(place)
+        shutil.rmtree(place)
+    raise AssertionError
+
+
+def write_killed(make: Callable[[], Writer], episodes: Sequence[Episode], kills: int, longest: float) -> int:
+    """Kills the writing process `kills` times from outside, at random moments, and then lets it finish. How many were killed at work."""
+    chance, hit = random.Random(0), 0
+    for attempt in range(kills + 1):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                write(make(), episodes)
+                code = 0
+            finally:
+                os._exit(code)
+        if attempt < kills:
+            time.sleep(chance.uniform(0, longest))
+            os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        hit += os.WIFSIGNALED(status)
+        if not os.WIFSIGNALED(status):
+            assert os.WEXITSTATUS(status) == 0
+            return hit
+    raise AssertionError
