@@ -109,24 +109,26 @@ def write_stopped_at_every_call(
     raise AssertionError
 
 
-def write_killed(make: Callable[[], Writer], episodes: Sequence[Episode], kills: int, longest: float) -> int:
-    """Kills the writing process `kills` times from outside, at random moments, and then lets it finish. How many were killed at work."""
-    chance, hit = random.Random(0), 0
+def write_killed(
+    make: Callable[[Path], Writer], episodes: Sequence[Episode], check: Callable[[Path], None], folder: Path, kills: int
+) -> int:
+    """Kills writing processes from outside at random moments, completes what each left, and checks it. How many were killed at work."""
+    chance, hit, duration = random.Random(0), 0, 0.0
     for attempt in range(kills + 1):
+        place, began = folder / f"killed-{attempt}", time.monotonic()
         child = os.fork()
         if not child:
-            code = 1
             try:
-                write(make(), episodes)
-                code = 0
+                write(make(place), episodes)
             finally:
-                os._exit(code)
-        if attempt < kills:
-            time.sleep(chance.uniform(0, longest))
+                os._exit(0)
+        if attempt:
+            time.sleep(chance.uniform(0, duration))
             os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-        hit += os.WIFSIGNALED(status)
-        if not os.WIFSIGNALED(status):
-            assert os.WEXITSTATUS(status) == 0
-            return hit
-    raise AssertionError
+        hit += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        duration = duration or time.monotonic() - began  # of the first one, which is not killed
+        if attempt:
+            write(make(place), episodes)
+        check(place)
+        shutil.rmtree(place)
+    return hit
