@@ -103,6 +103,11 @@ class TrainerClient:
 
     # Steps
 
+    @property
+    def data_stores(self) -> Mapping[str, QueuedDataStore]:
+        """The queues that this client sends, by name."""
+        return self._stores
+
     def update(self, timeout_ms: float | None = None) -> Update:
         """Waits until all that was inserted before is acknowledged, for as long as the client's timeout unless told otherwise."""
         return self._flush(self.timeout_s if timeout_ms is None else timeout_ms / 1e3, self._told)

@@ -1,0 +1,240 @@
+"""Between RLDS steps and transitions: N steps of an episode are N - 1 transitions, and back.
+
+step        (o_0, a_0, r_0)   (o_1, a_1, r_1)   (o_2, -, -) last, terminal
+transition  (o_0, a_0, r_0, o_1)   (o_1, a_1, r_1, o_2) terminated
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, Spec, flatten, unflatten
+from hilt.formats.episodes import INSTRUCTION, Episode, Notes, Steps, gaps, map_leaves, plain, text_fact, texts_of, transitions
+from hilt.replay.schema import BUILT_IN
+
+FEATURES = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
+FLAGS = FEATURES[4:]
+AT_THE_END = ("action", "reward", "discount")
+"""What means nothing on a last step"""
+RESERVED = ("observations", "actions", "rewards", "next_observations", *BUILT_IN)
+"""Names that mean something in a log"""
+MARK = "hilt"
+"""The metadata of an episode that we wrote: its facts, and which column was which."""
+_TO_RLDS = {"observations": "observation", "actions": "action", "rewards": "reward"}
+_INSTRUCTIONS = (INSTRUCTION, "natural_language_instruction", "instruction")
+
+
+def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = False) -> Episode | None:
+    """An RLDS episode of N steps as N - 1 transitions; None when that is none.
+
+    Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts and metadata become
+    facts. The last step's action and reward belong to no transition: where they say something they are the fact ``last_step``.
+    `keep_last` makes a transition of it, whose next observation is its own.
+    """
+    steps = as_steps(rlds_episode["steps"])
+    if (own := _marked(rlds_episode, steps)) is not None:
+        return own
+    if len(steps) < (1 if keep_last else 2):
+        notes.add("an episode of one step has no transition")
+        return None
+    columns, facts = _without_text(steps, notes)
+    first, last, terminal = (_flag(columns, name, len(steps)) for name in FLAGS)
+    if (terminal & ~last).any():
+        notes.add("is_terminal on a step that is not the last: not taken for an end")
+    rows, after = rows_of(first, keep_last)
+    ends, length = rows if keep_last else after, len(first[rows])
+    out: dict[str, Any] = {}
+    if "observation" in columns:
+        out["observations"], out["next_observations"] = (_take(columns["observation"], at) for at in (rows, after))
+    if "action" in columns:
+        out["actions"] = _take(columns["action"], rows)
+    reward = columns.get("reward", np.zeros(len(steps), np.float32))[rows]
+    out["rewards"] = reward if reward.dtype == np.float64 else reward.astype(np.float32, copy=False)
+    out |= {"terminated": (terminal & last)[ends], "truncated": (last & ~terminal)[ends]}
+    out["source"] = np.full(length, Source.DEMO, np.uint8)
+    for name, column in columns.items():
+        if name not in FEATURES or name == "discount":
+            (out.setdefault("extra", {}) if name in RESERVED else out)[name] = _take(column, rows)
+        if name in ("is_intervention", "intervention") and np.shape(column) == (len(steps),):
+            out["source"] = np.where(column[rows], Source.HUMAN, Source.POLICY).astype(np.uint8)
+    if "reward" not in columns:
+        notes.add("no rewards in this dataset: 0 everywhere")
+    beside = {name: value for name, value in rlds_episode.items() if name not in ("steps", "episode_metadata")}
+    if metadata := plain({**beside, **rlds_episode.get("episode_metadata", {})}):
+        facts["episode_metadata"] = metadata
+    if (success := _success(metadata, columns)) is not None:
+        facts["success"] = success
+    if not keep_last and (said := _last_words(columns)):
+        facts["last_step"] = said
+        notes.add("the last step's action and reward belong to no transition: kept as the fact last_step")
+    return Episode(out, facts)
+
+
+def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
+    """An episode of T transitions as T + 1 steps, ``{"steps": Steps, "episode_metadata": {...}}``; `to_episode` makes the same of it.
+
+    RLDS stores each observation once: there is one such episode for each stretch without a gap, or an end, inside.
+    """
+    columns, length = episode.columns, len(episode)
+    specs = [dict(Spec.of({"seen": columns[name]}, 1)) for name in ("observations", "next_observations") if name in columns]
+    paired = len(specs) == 2 and specs[0] == specs[1]
+    ended = np.zeros(length, bool) | columns.get("terminated", False) | columns.get("truncated", False)
+    cuts = sorted({*(gaps(episode).tolist() if paired else ()), *(np.flatnonzero(ended[:-1]) + 1).tolist()})
+    if cuts:
+        notes.add("an episode with gaps or ends inside was cut there", len(cuts))
+    return [_piece(episode, start, stop, paired) for start, stop in zip([0, *cuts], [*cuts, length], strict=True)]
+
+
+def as_list(steps: Any) -> Steps | list[Any]:
+    """Steps that can be read again."""
+    return steps if isinstance(steps, Steps) else list(steps.as_numpy_iterator() if hasattr(steps, "as_numpy_iterator") else steps)
+
+
+def as_steps(steps: Any, example: Mapping[str, Any] | None = None) -> Steps:
+    """Steps as columns. What a step lacks is NaN or 0, of the type that other steps or the example have."""
+    steps = as_list(steps)
+    return steps if isinstance(steps, Steps) else Steps(_stacked(steps, example) if steps else {})
+
+
+def _stacked(values: list[Any], example: Any) -> Any:
+    given = [value for value in values if value is not None]
+    model = given[0] if given else example
+    if isinstance(model, Mapping):
+        examples = example if isinstance(example, Mapping) else {}
+        names = dict.fromkeys([*(name for value in given for name in value), *examples])
+        return {name: _stacked([None if value is None else value.get(name) for value in values], examples.get(name)) for name in names}
+    model = as_leaf(model)
+    absent = np.full_like(model, np.nan) if np.asarray(model).dtype.kind == "f" else zero_of(model)
+    leaves = [absent if value is None else as_leaf(value) for value in values]
+    if not isinstance(model, (bytes, str)) and len({(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves}) == 1:
+        return np.stack(leaves)
+    column = np.empty(len(leaves), object)
+    for i, leaf in enumerate(leaves):
+        column[i] = leaf
+    return column
+
+
+def as_leaf(value: Any) -> Any:
+    """A value as numpy has it; plain numbers get the types that TensorFlow would give them."""
+    if isinstance(value, (np.ndarray, np.generic, bytes, str)):
+        return value
+    array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return array if hasattr(value, "dtype") else array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))[()]
+
+
+def zero_of(value: Any) -> Any:
+    return type(value)() if isinstance(value, (bytes, str)) else np.zeros_like(value)[()]
+
+
+def _take(tree: Any, rows: Any) -> Any:
+    return map_leaves(lambda column: column[rows], tree)
+
+
+def rows_of(first: Array, keep_last: bool) -> tuple[Any, Any]:
+    """The steps where transitions begin, and those where they end. A last step only ends one, unless it is kept."""
+    rows, over = np.arange(len(first)), np.append(first[1:], True)
+    if keep_last:
+        return slice(None), np.where(over, rows, rows + 1)
+    return (slice(0, -1), slice(1, None)) if not over[:-1].any() else (rows[~over], rows[~over] + 1)
+
+
+def _flag(columns: Mapping[str, Any], name: str, length: int) -> Array:
+    """A flag of every step; where the data lacks it, as it should be."""
+    return np.asarray(columns[name], bool) if name in columns else np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
+
+
+def _without_text(steps: Steps, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns of numbers, and texts as facts; what else has no fixed shape is left out."""
+    columns, facts = {}, dict[str, Any]()
+    for path, column in flatten(steps.columns).items():
+        if column.dtype.kind not in "OSU":
+            columns[path] = column
+        elif all(isinstance(value, (bytes, str)) for value in column):
+            texts = text_fact(plain(list(column[: max(1, len(column) - 1)])))
+            if path.split("/")[-1] in _INSTRUCTIONS and INSTRUCTION not in facts:
+                facts[INSTRUCTION] = texts
+            else:
+                facts.setdefault("texts", {})[path] = texts
+        else:
+            notes.add(f"{path}: its shape changes from step to step, not carried over")
+    return unflatten(columns), facts
+
+
+def _success(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> bool | None:
+    for name in ("success", "is_success"):
+        if isinstance(said := metadata.get(name), (bool, int, float)):
+            return bool(said)
+        if isinstance(column := columns.get(name), np.ndarray) and column.ndim == 1:
+            return bool(column.any())
+    return None
+
+
+def _last_words(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a last step has for action, reward and discount, unless the first two are zeros and NaN."""
+    found = {name: _take(columns[name], -1) for name in AT_THE_END if name in columns}
+    said = [np.nan_to_num(leaf).any() for name in ("action", "reward") if name in found for leaf in flatten({name: found[name]}).values()]
+    return plain(found) if any(said) else {}
+
+
+def _piece(episode: Episode, start: int, stop: int, paired: bool) -> dict[str, Any]:
+    """The transitions from `start` to `stop` as steps, and one more for the last observation."""
+    columns, facts, length = episode.columns, dict(episode.facts), stop - start
+    words = facts.get("last_step") if stop == len(episode) else None
+    names, steps = dict[str, str](), dict[str, Any]()
+    for name, column in columns.items():
+        if name == "next_observations" and paired:
+            continue
+        rlds = _TO_RLDS.get(name, f"{MARK}_{name}" if name in (*FEATURES, INSTRUCTION) and name != "discount" else name)
+        last = _take(columns["next_observations"], stop - 1) if paired and name == "observations" else map_leaves(zero_of, _take(column, 0))
+        if isinstance(words, dict) and isinstance(column, np.ndarray) and np.shape(words.get(rlds, [[]])) == column.shape[1:]:
+            last = np.nan_to_num(np.array(words[rlds], float)).astype(column.dtype)
+        names[rlds], steps[rlds] = name, _joined(_take(column, slice(start, stop)), last)
+    place = np.arange(length + 1)
+    steps.setdefault("discount", np.ones(length + 1, np.float32))
+    terminated = np.any(columns["terminated"][stop - 1]) if "terminated" in columns else False
+    steps |= {"is_first": place == 0, "is_last": place == length, "is_terminal": (place == length) & terminated}
+    texts = _texts(facts.get(INSTRUCTION, ""), len(episode))[start:stop]
+    if length < len(episode) and INSTRUCTION in facts:
+        facts[INSTRUCTION] = text_fact(texts)
+    steps[INSTRUCTION] = np.array([text.encode(errors="replace") for text in (*texts, texts[-1])], object)
+    mark = json.dumps({"columns": names, "paired": paired, "facts": facts}, sort_keys=True).encode()
+    metadata = facts.get("episode_metadata")
+    return {"episode_metadata": {**(metadata if isinstance(metadata, dict) else {}), MARK: mark}, "steps": Steps(steps)}
+
+
+def _marked(rlds_episode: Mapping[str, Any], steps: Steps) -> Episode | None:
+    """What `_piece` was made from; None when it was not made by us."""
+    metadata = rlds_episode.get("episode_metadata")
+    mark = metadata.get(MARK) if isinstance(metadata, Mapping) else None
+    if not isinstance(mark, (bytes, str)) or len(steps) < 2:
+        return None
+    try:
+        known = json.loads(mark)
+        found = {name: steps.columns[rlds] for rlds, name in known["columns"].items() if rlds in steps.columns}
+        facts, paired = plain(known["facts"]), known["paired"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(facts, dict) or not found or any(column.dtype.hasobject for column in flatten(found).values()):
+        return None
+    pair = transitions(found["observations"]) if paired and "observations" in found else {}
+    return Episode({**{name: _take(column, slice(0, -1)) for name, column in found.items()}, **pair}, facts)
+
+
+def _joined(columns: Any, last: Any) -> Any:
+    if isinstance(columns, Mapping):
+        return {name: _joined(columns[name], last[name]) for name in columns}
+    return np.concatenate([columns, np.asarray(last)[None]])
+
+
+def _texts(fact: Any, length: int) -> list[str]:
+    """The text of each step; what a fact of another shape does not say is empty."""
+    try:
+        texts = [str(text) for text in texts_of(fact, length)]
+    except (KeyError, TypeError, ValueError):
+        texts = []
+    return [*texts, *[""] * length][:length]
