@@ -9,6 +9,7 @@ episode, and several threads may call several jobs at once.
 from __future__ import annotations
 
 import math
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -200,3 +201,8 @@ def gaps(episode: Episode) -> Array:
                 same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
                 broken |= ~same.reshape(len(broken), math.prod(same.shape[1:])).all(axis=1)
     return np.flatnonzero(broken) + 1
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts names by the numbers in them: ``demo_2`` before ``demo_10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -32,7 +32,7 @@ from hilt.core.files import DISK, leftovers, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
-from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, plain
+from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, natural, plain
 from hilt.replay.journal import Journal
 from hilt.replay.schema import mate
 
@@ -339,11 +339,7 @@ def _files(path: Path) -> list[Path]:
     """The pickles of a dataset, each kind in the order of the numbers in their names."""
     if path.is_file():
         return [path]
-
-    def natural(file: Path) -> list[Any]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name)]
-
-    return [file for folder in FOLDERS for file in sorted((path / folder).glob("*.pkl"), key=natural)]
+    return [file for folder in FOLDERS for file in sorted((path / folder).glob("*.pkl"), key=lambda file: natural(file.name))]
 
 
 def _kind(path: Path) -> str:

@@ -1,0 +1,122 @@
+"""HDF5 files, read with suspicion.
+
+Such a file may lead into other files of this machine, contain itself, or promise more than any memory holds; all of this is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, HiltError, MissingPackageError, UnsafeError
+from hilt.core.files import storage_errors
+from hilt.formats.episodes import plain
+
+MAGIC = b"\x89HDF\r\n\x1a\n"
+MAX_BYTES = 4 << 30
+"""Of one column of one episode"""
+MAX_ELEMENTS = 1 << 30
+"""Bytes of a column whose elements have lengths of their own, such as text"""
+MAX_LEAVES, MAX_DEPTH = 10_000, 16
+RATIO = 1100
+"""Deflate makes nothing smaller than a 1032nd."""
+_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, NotImplementedError)
+
+
+def import_h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackageError("h5py", "Reading and writing HDF5", "formats") from error
+    return h5py
+
+
+def is_hdf5(path: Path) -> bool:
+    """By its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8) == MAGIC
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file, open for reading; whatever the library finds wrong with it is a `CorruptError`."""
+    h5py = import_h5py()
+    with storage_errors(path), path.open("rb"):
+        pass
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except HiltError:
+        raise
+    except _DAMAGE as error:
+        raise CorruptError(f"{path}: damaged, or no HDF5 file ({error}). Copy it again from where it came.") from error
+
+
+def child(group: Any, name: str) -> Any:
+    """What has this name in a group; None when nothing has, or there is no group."""
+    h5py = import_h5py()
+    link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
+    if link is None:
+        return None
+    found = group[name] if isinstance(link, h5py.HardLink) else None
+    if found is None or (isinstance(found, h5py.Dataset) and (found.external or found.is_virtual)):
+        place = f"{group.file.filename}: {group.name.rstrip('/')}/{name}"
+        raise UnsafeError(
+            f"{place} leads to another place or file, which could be any of this machine's; it was refused. Copy its data in."
+        )
+    return found
+
+
+def leaves(group: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every dataset under a group, by path."""
+    h5py, count = import_h5py(), 0
+    for name in group:
+        found, path = child(group, name), f"{prefix}{name}"
+        for leaf in leaves(found, f"{path}/", depth + 1) if isinstance(found, h5py.Group) and depth < MAX_DEPTH else [(path, found)]:
+            count += 1
+            if count > MAX_LEAVES or not isinstance(leaf[1], h5py.Dataset):
+                raise CorruptError(f"{group.file.filename}: {group.name} holds itself, or too much.")
+            yield leaf
+
+
+def values(dataset: Any, more: int = 0) -> Any:
+    """Numbers as an array, with `more` rows behind that repeat the last; texts as a list; None when it has neither, or no rows."""
+    h5py = import_h5py()
+    if not dataset.shape:
+        return None
+    size, stored = math.prod(dataset.shape) * dataset.dtype.itemsize, min(dataset.id.get_storage_size(), dataset.file.id.get_filesize())
+    if size > min(MAX_BYTES, stored * (RATIO if dataset.chunks else 1) + 4096):
+        raise CorruptError(f"{dataset.file.filename}: {dataset.name} promises {size:,} bytes and has {stored:,}; it was not read.")
+    if h5py.check_string_dtype(dataset.dtype) and len(dataset.shape) == 1:
+        return [plain(value) for value in elements(dataset)]
+    if dataset.dtype.kind not in "biuf":
+        return None
+    out = np.empty((dataset.shape[0] + more, *dataset.shape[1:]), np.dtype(dataset.dtype.str).newbyteorder("="))
+    if dataset.shape[0]:
+        dataset.read_direct(out, dest_sel=np.s_[: dataset.shape[0]])
+        out[dataset.shape[0] :] = out[dataset.shape[0] - 1]
+    return out
+
+
+def elements(dataset: Any) -> Iterator[Any]:
+    """What has no fixed length, one by one, since all of it may be in the file only once."""
+    total = 0
+    for i in range(dataset.shape[0]):
+        value = dataset[i]
+        total += len(value)
+        if total > MAX_ELEMENTS:
+            raise CorruptError(f"{dataset.file.filename}: {dataset.name} is longer than {MAX_ELEMENTS:,} bytes; it was not read.")
+        yield value
+
+
+def attributes(group: Any) -> dict[str, Any]:
+    """As plain values; long ones are left out."""
+    return {name: plain(group.attrs[name]) for name in group.attrs if group.attrs.get_id(name).get_storage_size() <= 1 << 20}

@@ -1,0 +1,243 @@
+"""robomimic's HDF5 demonstrations, and LIBERO's, which are the same with an instruction.
+
+data                        attributes: env_args (JSON); LIBERO: problem_info (JSON), bddl_file_name
+data/demo_0/obs/NAME        what was seen before each step; next_obs/NAME after it (not in LIBERO)
+data/demo_0/actions, rewards, dones, states, ...
+mask/NAME                   filter keys: lists of demonstrations
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, leftovers, storage_errors
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, flatten, unflatten
+from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, Writer, natural, plain, text_fact
+from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
+from hilt.replay.schema import mate
+
+NAMES = {"obs": "observations", "next_obs": "next_observations", "dones": "terminated"}
+"""robomimic's names of our columns; all others are the same"""
+OURS = ("hilt", "hilt_facts", *NAMES)
+"""Names of their own in a file: a log's column of such a name is written under ``hilt/``."""
+
+
+def matches(path: Path) -> bool:
+    return any(is_hdf5(file) for file in _files(path))
+
+
+def open_dataset(path: Path, *, filter_key: str = "") -> RobomimicDataset:
+    """One file, or a folder of them, such as a suite of LIBERO. `filter_key` names a list of demonstrations, such as ``train``."""
+    return RobomimicDataset(path, filter_key)
+
+
+class RobomimicDataset(Dataset):
+    format = "robomimic"
+
+    def __init__(self, path: Path, filter_key: str = ""):
+        super().__init__(path)
+        self._files, self._filter_key = _files(path), filter_key
+        if not self._files:
+            raise FormatError(f"{path}: no .hdf5 file in it. Check the path.")
+
+    @cached_property
+    def _demos(self) -> list[tuple[Path, str | CorruptError]]:
+        found: list[tuple[Path, str | CorruptError]] = []
+        for path in self._files:
+            try:
+                with opened(path) as file:
+                    data = child(file, "data")
+                    if not isinstance(data, import_h5py().Group):
+                        raise FormatError(f"{path}: no group named 'data' in it, so no demonstrations of robomimic or LIBERO.")
+                    names = sorted(data, key=natural)
+                    if self._filter_key:
+                        chosen = set(values(self._mask(file)) or ())
+                        names = [name for name in names if name in chosen]
+                    found += [(path, name) for name in names]
+            except CorruptError as error:
+                found.append((path, error))
+        return found
+
+    def _mask(self, file: Any) -> Any:
+        keys = child(file, "mask")
+        mask = child(keys, self._filter_key) if keys is not None and self._filter_key in list(keys) else None
+        if mask is None:
+            raise UnknownNameError("filter key", self._filter_key, list(keys or ()))
+        return mask
+
+    def __len__(self) -> int:
+        return len(self._demos)
+
+    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
+        for path, name in self._demos[first:]:
+            yield partial(self._read, path, name, images)
+
+    def describe(self) -> dict[str, Any]:
+        known: dict[str, Any] = {"files": len(self._files)}
+        with opened(self._files[0]) as file:
+            known["filter keys"] = sorted(child(file, "mask") or ())
+            known |= _facts_of_all(child(file, "data"))
+        return known
+
+    def _read(self, path: Path, name: str | CorruptError, images: bool) -> Episode | None:
+        if isinstance(name, CorruptError):
+            raise name
+        with opened(path) as file:
+            data = child(file, "data")
+            demo = child(data, name)
+            found = dict(leaves(demo))
+            facts, single = _facts(data, demo, self.notes), False
+            if "hilt_facts" in found:
+                facts, single = json.loads(found.pop("hilt_facts").asstr()[()])
+                facts = dict(facts)
+            if "actions" not in found and not any(leaf.startswith("actions/") for leaf in found):
+                raise CorruptError(f"{path}: {name} has no actions.")
+            length = len(next(found[leaf] for leaf in found if leaf.partition("/")[0] == "actions"))
+            if not length:
+                return None
+            columns = self._columns(found, length, images, facts)
+        names = {f"{path}/array": path for path in ("observations", "next_observations") if single}
+        return Episode(unflatten({names.get(path, path): column for path, column in columns.items()}), facts)
+
+    def _columns(self, found: dict[str, Any], length: int, images: bool, facts: dict[str, Any]) -> dict[str, Array]:
+        columns: dict[str, Array] = {}
+        if not any(leaf.startswith("obs/") for leaf in found) and "states" in found:
+            self.notes.add("no obs in this dataset: states stand for them")
+            found["obs/states"] = found.pop("states")
+        for leaf, dataset in found.items():
+            path, paired = _ours(leaf), leaf.startswith("obs/") and f"next_{leaf}" not in found
+            if not images and dataset.dtype == np.uint8 and len(dataset.shape) > 3:
+                continue
+            rows = dataset.shape[0] if dataset.shape else 0
+            column = values(dataset, more=length + 1 - rows if paired else 0) if rows in (length, length + paired) else None
+            if isinstance(column, list):
+                facts[INSTRUCTION if "instruction" in path or "language" in path else path] = text_fact(column)
+            elif column is None:
+                self.notes.add(f"{leaf}: not numbers for each step, not carried over")
+            elif paired:
+                columns[path], columns[mate(path)] = column[:-1], column[1:]
+                if rows == length:
+                    self.notes.add("no next_obs in this dataset: after the last step its own observation stands for the next one")
+            else:
+                columns[path] = column
+        if "rewards" not in columns:
+            self.notes.add("no rewards in this dataset: 0 everywhere")
+        for path, kind in (("rewards", np.float32), ("terminated", bool), ("truncated", bool), ("source", np.uint8)):
+            column = columns.setdefault(path, np.full(length, Source.DEMO if path == "source" else 0, kind))
+            if column.size != length or (path == "source" and column.dtype != kind):
+                raise CorruptError(f"{path}: expected one value for each of {length} steps, got {column.dtype} {column.shape}.")
+            columns[path] = column.reshape(length) if column.dtype.kind == "f" else column.reshape(length).astype(kind)
+        return columns
+
+
+def create(path: Path) -> RobomimicWriter:
+    """One file, ``data.hdf5``, in the folder."""
+    return RobomimicWriter(path)
+
+
+class RobomimicWriter(Writer):
+    """Each episode is a file of its own until the end: an HDF5 file that is being written does not survive its writer."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._path, self._parts = path, path / ".parts"
+        DISK.make_folders(self._parts)
+        for rest in [*leftovers(path), *leftovers(self._parts)]:
+            DISK.remove(rest)
+        self.next = max((int(part.stem) + 1 for part in self._parts.glob("*.hdf5")), default=0)
+
+    def add(self, number: int, episode: Episode) -> None:
+        single = not isinstance(episode.columns["observations"], Mapping)
+        with _new(self._parts / f"{number}.hdf5") as file:
+            demo = file.create_group("demo")
+            for path, column in flatten(episode.columns).items():
+                if column.dtype.kind not in "biuf":
+                    raise SchemaError(f"{path}: {column.dtype} has no place in HDF5. Leave this column out.")
+                name = _theirs(f"{path}/array" if single and path in ("observations", "next_observations") else path)
+                demo[name] = column.astype(np.int64) if path == "terminated" else column
+            demo["hilt_facts"] = json.dumps([plain(episode.facts), single])
+            demo.attrs["num_samples"] = len(episode)
+
+    def finish(self) -> None:
+        with _new(self._path / "data.hdf5") as file:
+            data, total, environment = file.create_group("data"), 0, "{}"
+            for number, part in enumerate(sorted(self._parts.glob("*.hdf5"), key=lambda part: natural(part.name))):
+                with opened(part) as source:
+                    source.copy("demo", data, f"demo_{number}")
+                    total += int(source["demo"].attrs["num_samples"])
+                    said = json.dumps(json.loads(source["demo/hilt_facts"].asstr()[()])[0].get("env_args"))
+                environment = said if said != "null" and len(said) < 60_000 else environment  # the most that an attribute can hold
+            data.attrs["total"], data.attrs["env_args"] = total, environment
+        DISK.rename(self._parts, trash := self._path / ".parts.trash")  # a part of them must not be taken for all
+        DISK.remove(trash)
+
+    def close(self) -> None:
+        """Nothing is open between two episodes."""
+
+
+@contextlib.contextmanager
+def _new(path: Path) -> Iterator[Any]:
+    """A new HDF5 file, whole or absent."""
+    beside = path.with_name(f".{path.name}.new")
+    with storage_errors(path), import_h5py().File(beside, "w") as file:
+        yield file
+    written = DISK.open(beside)
+    DISK.sync(written)
+    DISK.close(written)
+    DISK.rename(beside, path)
+    DISK.sync_folder(path.parent)
+
+
+def _files(path: Path) -> list[Path]:
+    found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=lambda file: natural(file.name))
+    return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]  # which is Minari's
+
+
+def _ours(leaf: str) -> str:
+    head, _, tail = leaf.partition("/")
+    if head == "hilt":
+        return tail
+    if head in NAMES.values():
+        return f"extra/{leaf}"
+    return leaf if head not in NAMES else f"{NAMES[head]}/{tail}" if tail else NAMES[head]
+
+
+def _theirs(path: str) -> str:
+    head, _, tail = path.partition("/")
+    for name, ours in NAMES.items():
+        if head == ours:
+            return f"{name}/{tail}" if tail else name
+    return f"hilt/{path}" if head in OURS else path
+
+
+def _facts(data: Any, demo: Any, notes: Notes) -> dict[str, Any]:
+    """What the attributes of a file and of a demonstration say."""
+    facts = _facts_of_all(data)
+    own = {name: value for name, value in attributes(demo).items() if name != "num_samples"}
+    for name in [name for name, value in (facts | own).items() if isinstance(value, str) and len(value) > 4096]:
+        notes.add(f"{name}: a text of more than 4,096 characters, not carried over")
+        facts.pop(name, None)
+        own.pop(name, None)
+    if "success" in own:
+        facts["success"] = bool(own.pop("success"))
+    return facts | ({"episode_metadata": own} if own else {})
+
+
+def _facts_of_all(data: Any) -> dict[str, Any]:
+    facts = {name: value for name, value in attributes(data).items() if name not in ("total", "num_demos")}
+    for name in ("env_args", "problem_info"):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):  # not JSON: it stays a text
+            facts[name] = plain(json.loads(facts.get(name, "")))
+    told = facts.get("problem_info")
+    if isinstance(told, dict) and INSTRUCTION in told:
+        facts[INSTRUCTION] = "".join(map(str, told.pop(INSTRUCTION))).strip('"')
+    return facts
