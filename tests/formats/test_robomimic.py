@@ -196,6 +196,16 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
         len(open_dataset(tmp_path))
 
 
+def test_filter_keys_that_are_none(tmp_path: Path) -> None:
+    path = demonstrations(tmp_path / "a.hdf5")
+    with h5py.File(path, "a") as file:
+        del file["mask"]
+        file["mask"] = np.array([b"train"])
+    assert open_dataset(path).describe()["filter keys"] == []
+    with pytest.raises(UnknownNameError, match="no filter key named 'train'"):
+        len(open_dataset(path, filter_key="train"))
+
+
 def test_damage_costs_one_episode(tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "a.hdf5", (3, 3, 3))
     with h5py.File(path, "a") as file:

@@ -68,11 +68,10 @@ class RobomimicDataset(Dataset):
         return found
 
     def _mask(self, file: Any) -> Any:
-        keys = child(file, "mask")
-        mask = child(keys, self._filter_key) if keys is not None and self._filter_key in list(keys) else None
-        if mask is None:
-            raise UnknownNameError("filter key", self._filter_key, list(keys or ()))
-        return mask
+        keys = _filter_keys(file)
+        if self._filter_key not in keys:
+            raise UnknownNameError("filter key", self._filter_key, keys)
+        return child(child(file, "mask"), self._filter_key)
 
     def __len__(self) -> int:
         return len(self._demos)
@@ -84,7 +83,7 @@ class RobomimicDataset(Dataset):
     def describe(self) -> dict[str, Any]:
         known: dict[str, Any] = {"files": len(self._files)}
         with opened(self._files[0]) as file:
-            known["filter keys"] = sorted(child(file, "mask") or ())
+            known["filter keys"] = _filter_keys(file)
             known |= _facts_of_all(child(file, "data"))
         return known
 
@@ -200,6 +199,11 @@ def _new(path: Path) -> Iterator[Any]:
 def _files(path: Path) -> list[Path]:
     found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=lambda file: natural(file.name))
     return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]  # which is Minari's
+
+
+def _filter_keys(file: Any) -> list[str]:
+    keys = child(file, "mask")
+    return sorted(keys) if isinstance(keys, import_h5py().Group) else []
 
 
 def _ours(leaf: str) -> str:
