@@ -1,0 +1,234 @@
+"""Minari's datasets, read without Minari.
+
+    data/metadata.json                   the spaces, how many episodes, and in which form the rest is
+    data/main_data.hdf5                  episode_0/{observations, actions, rewards, terminations, truncations, infos}
+    data/0/part-0.arrow (or .parquet)    the same in Arrow's forms, one folder for each episode, with a metadata.json of its own
+
+Observations have one row more than the rest: what was seen after the last step.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError
+from hilt.core.files import read
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, unflatten
+from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, natural, plain, text_fact
+from hilt.formats.hdf5 import MAX_BYTES, attributes, child, elements, import_h5py, leaves, opened, values
+from hilt.replay.schema import mate
+
+MAIN = "main_data.hdf5"
+NAMES = {"terminations": "terminated", "truncations": "truncated"}
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
+
+
+def matches(path: Path) -> bool:
+    metadata = _folder(path) / "metadata.json"
+    try:
+        with metadata.open("rb") as file:
+            return (metadata.parent / MAIN).is_file() or b'"data_format"' in file.read(4096)
+    except OSError:
+        return False
+
+
+def open_dataset(path: Path) -> MinariDataset:
+    """The folder of a dataset (``D4RL/door/human-v2``), or its ``data``."""
+    return MinariDataset(path)
+
+
+class MinariDataset(Dataset):
+    format = "minari"
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self._data = _folder(path)
+        file = self._data / "metadata.json"
+        try:
+            self._about = _parsed(read(file))
+            self._spaces = {name: _parsed(self._about.get(f"{name[:-1]}_space", "{}")) for name in ("observations", "actions")}
+        except (ValueError, TypeError, RecursionError) as error:
+            raise FormatError(f"{file}: not the metadata of a Minari dataset ({error}).") from None
+        self._kind = str(self._about.get("data_format", "hdf5"))
+        if self._kind not in ("hdf5", "arrow", "parquet"):
+            raise FormatError(f"{file}: data_format is {self._kind!r}; hdf5, arrow and parquet are read.")
+
+    @cached_property
+    def _episodes(self) -> list[str]:
+        if self._kind != "hdf5":
+            return sorted((folder.name for folder in self._data.iterdir() if folder.name.isdecimal()), key=natural)
+        with opened(self._data / MAIN) as file:
+            return sorted((name for name in file if re.fullmatch(r"episode_\d+", name)), key=natural)
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
+        for name in self._episodes[first:]:
+            yield partial(self._from_hdf5 if self._kind == "hdf5" else self._from_arrow, name, images)
+
+    def describe(self) -> dict[str, Any]:
+        return {name: plain(value) for name, value in self._about.items() if not name.endswith(("_space", "_spec"))}
+
+    def _from_hdf5(self, name: str, images: bool) -> Episode | None:
+        with opened(self._data / MAIN) as file:
+            group, found = child(file, name), {}
+            for path, dataset in leaves(group):
+                path = re.sub(r"\b_index_(\d+)\b", r"\1", path)  # of a tuple
+                space, of_bytes = self._space(path), import_h5py().check_vlen_dtype(dataset.dtype) == np.uint8
+                if not images and (_is_image(space) or of_bytes):
+                    continue
+                packed = of_bytes or (dataset.dtype == np.uint8 and _is_image(space) and len(dataset.shape) == 2)
+                found[path] = _pictures([bytes(data) for data in elements(dataset)], space) if packed else values(dataset)
+            return self._episode(found, unflatten(attributes(group)), f"{file.filename}: {name}")
+
+    def _from_arrow(self, name: str, images: bool) -> Episode | None:
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise MissingPackageError("pyarrow", "Reading Minari's Arrow files", "formats") from error
+        folder = self._data / name
+        found: dict[str, Any] = {}
+        try:
+            for path, column, shape in _arrow_leaves(_table(sorted(map(str, folder.glob(f"*.{self._kind}"))), self._kind), ""):
+                space, rows = self._space(path), None if path.partition("/")[0] in ("observations", "infos") else -1
+                if pa.types.is_binary(column.type):
+                    found[path] = _pictures(column.to_pylist()[:rows], space) if images else None
+                elif pa.types.is_fixed_size_list(column.type):
+                    flat = column.flatten().to_numpy(zero_copy_only=False)
+                    found[path] = flat.reshape(len(column), *_shape(space, shape))[:rows]
+                else:
+                    text = pa.types.is_string(column.type)
+                    found[path] = (column.to_pylist() if text else column.to_numpy(zero_copy_only=False))[:rows]
+            found.pop("episode_id", None)
+            found = {path: value for path, value in found.items() if images or not _is_image(self._space(path))}
+            return self._episode(found, _parsed(read(folder / "metadata.json")), str(folder))
+        except HiltError:
+            raise
+        except _DAMAGE as error:
+            raise CorruptError(f"{folder}: damaged ({error}). Copy it again from where it came.") from error
+
+    def _space(self, path: str) -> dict[str, Any]:
+        """What metadata.json says of a leaf."""
+        head, *rest = path.split("/")
+        space = self._spaces.get(head, {})
+        for part in rest:
+            inner = space.get("subspaces")
+            space = inner.get(part, {}) if isinstance(inner, dict) else inner[int(part)] if isinstance(inner, list) else {}
+        return space
+
+    def _episode(self, found: dict[str, Any], about: dict[str, Any], where: str) -> Episode | None:
+        length = len(found.get("rewards", ()))
+        if not length:
+            return None
+        facts = {
+            name: plain(about.pop(key)) for key, name in (("id", "episode_id"), ("seed", "seed"), ("options", "options")) if key in about
+        }
+        columns: dict[str, Array] = {"source": np.full(length, Source.DEMO, np.uint8)}
+        for path, value in found.items():
+            seen, told = path.partition("/")[0] == "observations", path.startswith("infos/")
+            if isinstance(value, list):
+                facts[INSTRUCTION if path.endswith(("mission", "instruction")) else path] = text_fact(list(map(str, value)))
+            elif value is None or value.dtype.kind not in "biuf":
+                self.notes.add(f"{path}: not numbers of one shape for each step, not carried over")
+            elif len(value) != length + seen and not (told and len(value) == length + 1):
+                raise CorruptError(f"{where}/{path} has {len(value)} rows, for {length} steps.")
+            elif seen:
+                columns[path], columns[mate(path)] = value[:-1], value[1:]
+            else:
+                columns[NAMES.get(path, path)] = value[-length:]
+                if told and len(value) > length:
+                    self.notes.add("infos of the reset, before the first step: not carried over")
+        rest = {name: plain(value) for name, value in about.items() if name != "total_steps"}
+        return Episode(unflatten(columns), facts | ({"episode_metadata": rest} if rest else {}))
+
+
+def _folder(path: Path) -> Path:
+    if path.name == MAIN:
+        return path.parent
+    return path / "data" if (path / "data" / "metadata.json").is_file() else path
+
+
+def _parsed(text: str | bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError(f"{type(found).__name__}, not an object")
+    return found
+
+
+def _is_image(space: Mapping[str, Any]) -> bool:
+    """As Minari decides what it stores as JPEG."""
+    shape = space.get("shape") or ()
+    return space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
+
+
+def _pictures(encoded: Sequence[bytes], space: Mapping[str, Any]) -> Array | None:
+    """JPEG images, bit for bit as Minari decodes them; None when they are not of one size."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingPackageError("pillow", "Reading Minari's images", "images") from error
+    out: Array | None = None
+    for i, data in enumerate(encoded):
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                if image.width * image.height * len(encoded) * 3 > MAX_BYTES:
+                    raise CorruptError(f"{len(encoded)} images of {image.height} x {image.width} pixels; they were not read.")
+                pixels = np.asarray(image)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise error if isinstance(error, HiltError) else CorruptError(f"not a readable JPEG image ({error}).") from error
+        out = np.empty((len(encoded), *pixels.shape), np.uint8) if out is None else out
+        if pixels.shape != out.shape[1:]:
+            return None
+        out[i] = pixels
+    return out
+
+
+def _table(files: Sequence[str], kind: str) -> Any:
+    """All rows of an episode as an array of structs. They are read in small parts, since few bytes can stand for many."""
+    import pyarrow as pa
+    import pyarrow.dataset as datasets
+    import pyarrow.parquet as parquet
+
+    size = 0
+    for about in [parquet.ParquetFile(file).metadata for file in files if kind == "parquet"]:
+        groups = [about.row_group(i) for i in range(about.num_row_groups)]
+        size += 4 * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
+    parts, size = [], size if size > MAX_BYTES else 0
+    for part in datasets.dataset(files, format=kind).to_batches(batch_size=64, batch_readahead=0) if not size else ():
+        size += part.nbytes
+        if size > MAX_BYTES:
+            break
+        part.validate(full=True)
+        parts.append(part)
+    if not parts or size > MAX_BYTES:
+        raise ValueError(f"{len(files)} files with {size:,} bytes")
+    return pa.Table.from_batches(parts).combine_chunks().to_struct_array().combine_chunks()
+
+
+def _shape(space: Mapping[str, Any], told: str | None) -> Sequence[int]:
+    """Of one row of numbers, which Arrow has flat: as the space says, or what lies beside infos."""
+    if told is not None:
+        return [int(size) for size in told.split(",") if size]
+    many = space.get("n")
+    return space["shape"] if "shape" in space else np.shape(space["nvec"]) if "nvec" in space else many if isinstance(many, list) else [-1]
+
+
+def _arrow_leaves(array: Any, prefix: str) -> Iterator[tuple[str, Any, str | None]]:
+    """Path, array and what is told of its shape, of every leaf of a struct."""
+    for i, field in enumerate(array.type):
+        column = array.field(i)
+        if str(column.type).startswith("struct<"):
+            yield from _arrow_leaves(column, f"{prefix}{field.name}/")
+        else:
+            told = (field.metadata or {}).get(b"shape")
+            yield f"{prefix}{field.name}", column, None if told is None else told.decode()
