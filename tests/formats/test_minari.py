@@ -217,6 +217,18 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
         open_dataset(folder)
 
 
+@pytest.mark.parametrize("name", ["rewards", "terminations", "truncations"])
+def test_an_episode_without_what_every_step_has_is_damaged(name: str, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "a")
+    with h5py.File(path / "data/main_data.hdf5", "a") as file:
+        del file["episode_0"][name]
+        del file["episode_1"][name]
+        file["episode_1"][name] = np.zeros((3, 1))
+    for job in open_dataset(path).jobs():
+        with pytest.raises(CorruptError, match=rf"episode_\d/{name}: expected one number for each step, got"):
+            job()
+
+
 def test_an_element_that_stands_for_many_is_not_read_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hilt.formats.hdf5.MAX_ELEMENTS", 100)
     folder, _ = written(tmp_path / "a", (4,))

@@ -127,7 +127,12 @@ class MinariDataset(Dataset):
         return space
 
     def _episode(self, found: dict[str, Any], about: dict[str, Any], where: str) -> Episode | None:
-        length = len(found.get("rewards", ()))
+        for name in ("rewards", *NAMES):
+            told = found.get(name)
+            if not isinstance(told, np.ndarray) or told.ndim != 1 or told.dtype.kind not in ("biuf" if name == "rewards" else "b"):
+                got = f"{told.dtype} {told.shape}" if isinstance(told, np.ndarray) else "none"
+                raise CorruptError(f"{where}/{name}: expected one number for each step, got {got}.")
+        length = len(found["rewards"])
         if not length:
             return None
         facts = {
