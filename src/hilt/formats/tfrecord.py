@@ -23,6 +23,8 @@ OVERHEAD = 16
 class RecordFile:
     """A TFRecord file, open for reading; several threads may read at once."""
 
+    unit = "byte"
+
     def __init__(self, path: Path):
         self.path = path
         self._fd = DISK.open(path)

@@ -1,0 +1,152 @@
+"""PNG and JPEG images, bit for bit as TensorFlow decodes them. Decoding lets other threads run."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, CorruptError, MissingPackageError
+from hilt.core.tree import Array
+
+PIXEL_LIMIT = 1 << 26
+"""Pixels of one image whose size was not declared beforehand; more are refused."""
+
+_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
+"""By the color type of a PNG."""
+_NO_IMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, struct.error, zlib.error)
+"""What Pillow raises for images that are none."""
+
+
+def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: Any = np.uint8) -> Array:
+    """One image ``[height, width, channels]`` of the declared shape, where None stands for any number."""
+    return decode_all([data], shape, dtype)[0]
+
+
+def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8) -> Array:
+    """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
+
+    Gray becomes color and color gray, and transparency is dropped, when the declared channels say so. The dtype is uint8, uint16,
+    or float32, whose four bytes are stored as the four channels of a PNG.
+    """
+    if not images:
+        return np.empty(0, object) if None in shape else np.empty((0, *(size or 0 for size in shape)), dtype)
+    stored = np.dtype(np.uint8 if dtype == np.float32 else dtype)
+    sizes = [_size(data, (*shape[:2], 4) if dtype == np.float32 else shape) for data in images]
+    if len(set(sizes)) > 1:
+        mixed = np.empty(len(images), object)
+        mixed[:] = [decode(data, shape, dtype) for data in images]
+        return mixed
+    try:
+        out = np.empty((len(images), *sizes[0]), stored)
+    except (MemoryError, ValueError):
+        raise CorruptError(f"{len(images)} images of shape {sizes[0]} do not fit into memory.") from None
+    for data, place in zip(images, out, strict=True):
+        if data[:2] == b"\xff\xd8":
+            _jpeg(data, place)
+        else:
+            _png(data, place)
+    return out.view(np.float32) if dtype == np.float32 else out
+
+
+def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
+    """An image ``[height, width, channels]`` as PNG, which keeps every bit, or as JPEG of this quality."""
+    kind, channels = image.dtype, image.shape[-1]
+    kinds = {"png": (kind == np.uint8 and channels in _MODES) or (kind in (np.uint16, np.float32) and channels == 1)}
+    if not (kinds | {"jpeg": kind == np.uint8 and channels in (1, 3)}).get(format):
+        raise ConfigError(f"images of {kind} with {channels} channels cannot be stored as {format!r}.")
+    pixels = np.ascontiguousarray(image)
+    if format == "jpeg":
+        return _simplejpeg().encode_jpeg(pixels, quality, "GRAY" if channels == 1 else "RGB", "Gray" if channels == 1 else "420")
+    pixels = pixels.view(np.uint8) if kind == np.float32 else pixels
+    file = io.BytesIO()
+    _pillow().fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "png", compress_level=3)
+    return file.getvalue()
+
+
+def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
+    """Height, width and channels that an image will have, from its first bytes."""
+    if data[:2] == b"\xff\xd8":
+        try:
+            height, width, color, _ = _simplejpeg().decode_jpeg_header(data)
+        except ValueError as error:
+            raise CorruptError(f"not a readable JPEG image ({error}).") from error
+        channels = 1 if color == "Gray" else 3
+    elif data[:8] == b"\x89PNG\r\n\x1a\n" and len(data) > 25 and data[25] in _PNG_CHANNELS:
+        width, height, _, color = struct.unpack(">IIBB", data[16:26])
+        channels = _PNG_CHANNELS[color]
+    else:
+        raise CorruptError(f"neither a PNG nor a JPEG image: {len(data)} bytes that begin with {bytes(data[:8]).hex(' ') or 'nothing'}.")
+    if any(wanted not in (None, found) for wanted, found in zip(declared[:2], (height, width), strict=True)):
+        raise CorruptError(f"an image of {height} x {width} pixels, declared as {declared[0]} x {declared[1]}.")
+    if None in declared[:2] and width * height > PIXEL_LIMIT:
+        raise CorruptError(f"an image of {height} x {width} pixels; at most {PIXEL_LIMIT} are read when the size is not declared.")
+    return height, width, declared[2] or channels
+
+
+def _jpeg(data: Any, out: Array) -> None:
+    color = {1: "GRAY", 3: "RGB"}.get(out.shape[-1] if out.dtype == np.uint8 else 0)
+    if color is None:
+        raise CorruptError(f"a JPEG image, declared with {out.shape[-1]} channels of {out.dtype}.")
+    simplejpeg = _simplejpeg()
+    try:
+        simplejpeg.decode_jpeg(data, color, fastdct=True, buffer=out)
+    except ValueError as error:
+        if "premature" in str(error).lower():
+            raise CorruptError(f"not a whole JPEG image ({error}).") from error
+        try:  # stray bytes between its parts, which others pass over too
+            simplejpeg.decode_jpeg(data, color, fastdct=True, buffer=out, strict=False)
+        except ValueError:
+            raise CorruptError(f"not a readable JPEG image ({error}).") from error
+
+
+def _png(data: Any, out: Array) -> None:
+    channels, deep, Image = out.shape[-1], data[24] == 16, _pillow()
+    if deep and out.dtype == np.uint16 and channels > 1:
+        out[:] = _deep_color(data, channels)
+        return
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+            if image.mode.startswith("I"):  # gray of 16 bits
+                pixels = np.asarray(image).astype(np.uint16)[..., None]
+                out[:] = pixels if out.dtype == np.uint16 else pixels >> 8
+            else:
+                pixels = np.asarray(image if image.mode == _MODES[channels] else image.convert(_MODES[channels]))
+                out[:] = pixels.reshape(out.shape) if out.dtype == np.uint8 else pixels.reshape(out.shape) * np.uint16(257)
+    except (*_NO_IMAGE, Image.DecompressionBombError) as error:
+        raise CorruptError(f"not a readable PNG image ({' '.join(str(error).split()) or type(error).__name__}).") from error
+
+
+def _deep_color(data: Any, channels: int) -> Array:
+    """A color PNG of 16 bits a channel, which Pillow would cut to 8."""
+    try:
+        import av
+    except ImportError as error:
+        raise MissingPackageError("av", "Reading color PNG images of 16 bits", "formats") from error
+    try:
+        frames = av.CodecContext.create("png", "r").decode(av.Packet(bytes(data)))
+        return frames[0].to_ndarray(format={3: "rgb48le", 4: "rgba64le"}[channels])
+    except (av.FFmpegError, LookupError, ValueError) as error:
+        raise CorruptError(f"not a readable PNG image of {channels} channels and 16 bits ({error}).") from error
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingPackageError("pillow", "Reading and writing PNG images", "images") from error
+    return Image
+
+
+def _simplejpeg() -> Any:
+    """A wrapper of libjpeg-turbo: unlike Pillow it has TensorFlow's choice of the two cosine transforms, and half the overhead."""
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise MissingPackageError("simplejpeg", "Reading and writing JPEG images", "images") from error
+    return simplejpeg
