@@ -293,7 +293,7 @@ class TrajectoryReplayBuffer:
         if self.log is None:
             self.log = Log.anonymous(Schema.of(unflatten(columns), leading=2))
         facts = {name: entry[name] for name in ("trajectory_id", "model_weights_id", "max_episode_length", "shape")}
-        self._numbers[number] = self.log.add(unflatten({**columns, **_ends_and_source(columns)}), facts=facts)
+        self._numbers[number] = self.log.add(unflatten({**columns, **ends_and_source(columns)}), facts=facts)
 
     def _draw(self, num_chunks: int) -> tuple[Array, Array]:
         """(trajectory ids, rows in them), by RLinf's own stream of random numbers."""
@@ -416,7 +416,7 @@ class TrajectoryReplayBuffer:
             raise ClosedError("this buffer is closed; make another one.")
 
 
-def _ends_and_source(columns: dict[str, Array]) -> dict[str, Array]:
+def ends_and_source(columns: dict[str, Array]) -> dict[str, Array]:
     """The log's own columns: what of a chunk step ended it, who acted, and with which weights."""
 
     def any_of(path: str) -> Array:
