@@ -83,7 +83,7 @@ class Trajectory(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Type and shape of one field. The functions of TF-Agents' ``tensor_spec`` take it for one of their own."""
+    """Type and shape of one field."""
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...] = ()
@@ -97,11 +97,13 @@ class BoundedTensorSpec(TensorSpec):
 
 
 def create_trajectory_data_spec(rlds_data: Any) -> Trajectory:
-    """The specs of the trajectories that `rlds_data` gives, for a Reverb table:
+    """The specs of the trajectories that `rlds_data` gives, for a Reverb table and replay buffer:
 
-        table = reverb.Table(..., signature=tensor_spec.add_outer_dim(create_trajectory_data_spec(rlds_data)))
+        spec = create_trajectory_data_spec(rlds_data)
+        table = reverb.Table(..., signature=tensor_spec.add_outer_dim(spec))
 
-    Raises ValueError when there are no steps, or when they lack a feature.
+    Where TF-Agents is loaded they are its own specs, else `TensorSpec` with numpy's types. Raises ValueError when there are no steps,
+    or when they lack a feature.
     """
     return _Data(rlds_data).spec()
 
@@ -146,7 +148,8 @@ def push_rlds_to_reverb(rlds_data: Any, reverb_observer: Any, policy_info_fn: Po
 
     The target is one of TF-Agents' Reverb observers, which gets each trajectory; or a `Log`, a `TrainerClient` with one data store,
     or a data store. Those hold transitions: an episode of N steps is N - 1 of them, the last step being only where the last of them
-    ends; all N steps are counted. Columns of steps that a log does not have are left out. Nothing is flushed or closed.
+    ends; all N steps are counted. What the target has no place for (the policy's info, further columns of the steps) is left out,
+    with a warning. Nothing is flushed or closed.
 
     Raises ValueError when there are no steps, when they lack a feature, and when the target has another signature or schema than the
     data, with what differs. Raises `InvalidArgumentError` at a malformed episode, as `convert_rlds_to_trajectories` does: the episodes
@@ -176,7 +179,7 @@ class _Data:
 
     def __init__(self, data: Any):
         if isinstance(data, (str, bytes, Mapping)) or not (hasattr(data, "rlds") or isinstance(data, Iterable)):
-            raise SchemaError(f"{NO_STEPS} Expected an RLDS dataset or an iterable of episodes, got {type(data).__name__}.")
+            raise SchemaError(NO_STEPS)
         self._data, self._kept = data, list[dict[str, Any]]()
         self._tensorflow = _tensorflow_spec(data)
         self._example = self._look()
@@ -203,10 +206,13 @@ class _Data:
             raise SchemaError(_lacking(found) if found else NO_STEPS)
         return {}
 
-    def spec(self) -> Trajectory:
-        step = self._tensorflow or map_leaves(lambda value: TensorSpec(np.asarray(value).dtype, np.shape(value)), self._example)
+    def spec(self, policy_info_fn: PolicyInfo | None = None) -> Trajectory:
+        step = self._tensorflow or map_leaves(_spec_of, self._example)
+        info = map_leaves(_spec_of, policy_info_fn(self._example, self._example)) if policy_info_fn and self._example else ()
         step_type, discount = TensorSpec(np.dtype(np.int32), (), "step_type"), BoundedTensorSpec(np.dtype(np.float32), (), "discount")
-        return Trajectory(step_type, step["observation"], step["action"], (), step_type, step["reward"], discount)
+        spec = Trajectory(step_type, step["observation"], step["action"], info, step_type, step["reward"], discount)
+        theirs = sys.modules.get("tf_agents.specs.tensor_spec")
+        return spec if theirs is None else _their_trajectory()(*theirs.add_outer_dims_nest(spec, ()))
 
     def transition(self, policy_info_fn: PolicyInfo | None) -> dict[str, Any]:
         """The columns of a transition, made from one step."""
@@ -295,6 +301,15 @@ class _Trajectories:
                 raise _invalid(*episode.bad, episode.number)
 
 
+def _spec_of(value: Any) -> TensorSpec:
+    return TensorSpec(np.asarray(as_leaf(value)).dtype, np.shape(value))
+
+
+def _their_trajectory() -> Any:
+    """TF-Agents' class where it is loaded: its observers need it, and so does what samples for its agents."""
+    return getattr(sys.modules.get("tf_agents.trajectories.trajectory"), "Trajectory", Trajectory)
+
+
 def _padding(steps: Steps) -> dict[str, Any]:
     """The step after the last one."""
     return {**map_leaves(zero_of, steps[0]), "is_first": np.True_}
@@ -302,8 +317,7 @@ def _padding(steps: Steps) -> dict[str, Any]:
 
 def _checked_keys(episode: Any) -> Mapping[str, Any]:
     if not isinstance(episode, Mapping) or "steps" not in episode:
-        found = f"the keys {sorted(map(str, episode))}" if isinstance(episode, Mapping) else type(episode).__name__
-        raise SchemaError(f"{NO_STEPS} Expected episodes with 'steps', got {found}.")
+        raise SchemaError(NO_STEPS)
     return episode
 
 
@@ -358,9 +372,13 @@ def _of_both(theirs: type[Exception]) -> Any:
 def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Callable[[_Checked], Iterator[int]]:
     """What gives a target one episode, and says after each part of it how many steps that was."""
     if hasattr(target, "get_table_signature"):
-        theirs, ours = _fields(target.get_table_signature()), _fields(data.spec(), outer=(None,))
+        theirs = _fields(target.get_table_signature())
+        if policy_info_fn is not None and not any(path.startswith("policy_info") for path in theirs):
+            logger.warning("the table's signature has no policy_info: left out")
+            policy_info_fn = None
+        ours = _fields(data.spec(policy_info_fn), outer=(None,))
         _require_same("table", theirs, ours, [*ours, *theirs])
-        kind: Any = getattr(sys.modules.get("tf_agents.trajectories.trajectory"), "Trajectory", Trajectory)
+        kind = _their_trajectory()
         return lambda episode: (target(kind(*each)) or 1 for each in episode.trajectories(policy_info_fn))
     stores = getattr(target, "data_stores", None)
     if isinstance(stores, Mapping):

@@ -28,6 +28,7 @@ from hilt.core.files import read
 from hilt.formats.episodes import Dataset, Episode, Job
 from hilt.formats.features import Features, Many
 from hilt.formats.rlds import to_episode
+from hilt.formats.tfds_write import create as create
 from hilt.formats.tfrecord import RecordFile
 
 _SHARD = re.compile(r"(?P<name>.+)-(?P<split>[^-]+)\.(?P<format>tfrecord|array_record)-(?P<number>\d+)-of-(?P<count>\d+)")
@@ -43,9 +44,14 @@ def matches(path: Path) -> bool:
         return False
 
 
-def open_dataset(path: Path, *, split: str | None = None) -> RldsDataset:
-    """The episodes of a split, or of a part of it or of several: ``train``, ``train[:10%]``, ``train[10:20]+val``; all without."""
-    return RldsDataset(path, split)
+def open_dataset(path: Path, *, split: str | None = None, last_step: str = "end") -> RldsDataset:
+    """The episodes of a split, or of a part of it or of several: ``train``, ``train[:10%]``, ``train[10:20]+val``; all without.
+
+    An episode's last step is only where its last transition ends; ``last_step="keep"`` makes a transition of it, too.
+    """
+    if last_step not in ("end", "keep"):
+        raise ConfigError(f"last_step={last_step!r}: expected end or keep.")
+    return RldsDataset(path, split, last_step)
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,9 @@ class Part:
 class RldsDataset(Dataset):
     format = "rlds"
 
-    def __init__(self, path: Path, split: str | None = None):
+    def __init__(self, path: Path, split: str | None = None, last_step: str = "end"):
         super().__init__(path)
+        self._keep_last = last_step == "keep"
         folders = _folders(path)
         if len(folders) != 1:
             found = ", ".join(str(folder.relative_to(path)) for folder in folders) or "none"
@@ -123,7 +130,7 @@ class RldsDataset(Dataset):
         }
 
     def _episode(self, split: str, decode: Callable[[], dict[str, Any]]) -> Episode | None:
-        episode = to_episode(decode(), self.notes)
+        episode = to_episode(decode(), self.notes, self._keep_last)
         if episode is not None and len(self.splits) > 1:
             episode.facts.setdefault("split", split)
         return episode
