@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.errors import ClosedError, ConfigError, CorruptError, EmptyError, FormatError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.replay import Trajectory, TrajectoryCache, TrajectoryReplayBuffer
 from tests.replay.rlinf_golden import FOLDER, nested, packed, under
@@ -306,3 +306,11 @@ def test_cached_trajectories_are_not_read_from_disk() -> None:
         buffer.sample(8)
         assert buffer.stats()["disk_reads"] == reads
         buffer.close()
+
+
+@pytest.mark.parametrize("text", ["[" * 10**6, '{"trajectory_format": "pt", "seed": 1e999, "trajectory_counter": 4}', "[]", "{", "{}"])
+def test_metadata_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "pt", tmp_path / "c")
+    (tmp_path / "c/metadata.json").write_text(text)
+    with pytest.raises((CorruptError, FormatError), match=r"metadata\.json|its JSON files are not those of an RLinf replay buffer"):
+        TrajectoryReplayBuffer(load_path=str(tmp_path / "c"))

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,19 @@ def test_a_flipped_bit_in_a_pt_file_is_found(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(CorruptError, match=r"flipped\.pt is damaged: the checksum of .* does not match"):
             bridge.load_pt(path)
+
+
+def test_a_cut_pickle_in_an_archive_with_good_checksums_is_corrupt(tmp_path: Path) -> None:
+    bridge.save_pt(trajectory(), tmp_path / "whole.pt")
+    with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in members if name.endswith("data.pkl"))
+    for length in range(0, len(members[name]), 3):
+        with zipfile.ZipFile(tmp_path / "cut.pt", "w") as archive:
+            for member, data in members.items():
+                archive.writestr(member, data[:length] if member == name else data)
+        with pytest.raises((CorruptError, UnsafeError), match=r"cut\.pt (is not a whole file of torch\.save|asks for)"):
+            bridge.load_pt(tmp_path / "cut.pt")
 
 
 @pytest.mark.parametrize("data", [b"hello" * 20, bytes(1000), b"PK\x03\x04" + bytes(100), pickle.dumps([1, 2, 3], 0)])

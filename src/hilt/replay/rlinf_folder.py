@@ -117,7 +117,7 @@ def read_index(folder: Path) -> FolderIndex:
             for name in ("num_samples", "trajectory_id", "shape"):
                 entry[name]
             index.entries[int(number)] = entry
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them).") from None
     check_format_name(index.trajectory_format)
     return index
@@ -145,7 +145,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
         raise FileNotFoundError(f"{what} not found at {path}; give a folder that save_checkpoint wrote.")
     try:
         data = json.loads(read(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy.") from None
     if not isinstance(data, dict):
         raise FormatError(f"{path}: expected a JSON object, got {type(data).__name__}.")

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -241,7 +242,7 @@ def _verify_zip(file: BinaryIO, path: Path) -> None:
 def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, PickleError) as error:
+    except (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, PickleError, struct.error) as error:
         refused = re.search(r"GLOBAL (\S+)|unrecognized function <[^>]*?(\w+)[^>]*>|Unsupported class (\S+)", str(error))
         if refused:
             asked = next(name for name in refused.groups() if name).rstrip(".,")
