@@ -203,6 +203,10 @@ def test_dataset_info_without_lengths(shards: Path):
         ({"splits": 3}, "not the description of a TFDS dataset"),
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "not the description of a TFDS dataset"),
         ({"splits": [{"shardLengths": ["1"]}]}, "not the description of a TFDS dataset"),
+        *(
+            ({"splits": [{"name": "train", "shardLengths": ["2", count, "3"]}]}, rf"not the description .*{count} records in all_features")
+            for count in ("-1", "99999999999", str(2**70))
+        ),
         ({"name": None}, "not the description of a TFDS dataset"),
     ],
 )
@@ -234,6 +238,14 @@ def test_missing_files_are_counted(shards: Path):
     with pytest.raises(FormatError, match=r"00002-of-00003: 1 of 2 files are missing\. .* train\[:5shard\]"):
         open_dataset(shards)
     assert ids(open_dataset(shards, split="train[:2shard]")) == [0, 1]
+
+
+def test_a_name_that_no_file_can_have(shards: Path):
+    info = json.loads((shards / "dataset_info.json").read_text())
+    info["splits"][0]["filepathTemplate"] = "x" * 5000
+    (shards / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(FormatError, match="2 of 2 files are missing"):
+        open_dataset(shards)
 
 
 def test_what_cannot_be_read_is_noted(shards: Path):

@@ -31,6 +31,9 @@ from hilt.formats.rlds import to_episode
 from hilt.formats.tfds_write import create as create
 from hilt.formats.tfrecord import RecordFile
 
+LOST_LIMIT = 1 << 16
+"""Records of a file that was cut off: so many are counted as lost when the file cannot ever have held them."""
+
 _SHARD = re.compile(r"(?P<name>.+)-(?P<split>[^-]+)\.(?P<format>tfrecord|array_record)-(?P<number>\d+)-of-(?P<count>\d+)")
 _SPLIT = re.compile(r"([\w-]+)(?:\[([\d%:._a-z-]+)\])?")
 _BORDER = re.compile(r"(?:(-?[\d_.]+)(%|shard)?)?")
@@ -89,7 +92,7 @@ class RldsDataset(Dataset):
             raise FormatError(f"{self.folder}: a TFDS dataset, but not of episodes: its features have no nested dataset 'steps'.")
         self.info, self.splits = _splits(self.folder)
         self.parts = select(split or "all", self.splits)
-        missing = [part.shard.path for part in self.parts if not part.shard.path.exists()]
+        missing = [part.shard.path for part in self.parts if not _is_there(part.shard.path)]
         if missing:
             raise FormatError(
                 f"{missing[0]}: {len(missing)} of {len(self.parts)} files are missing. Fetch them, or read those that are there "
@@ -283,8 +286,18 @@ def _shards(folder: Path, info: dict[str, Any], kind: str, split: dict[str, Any]
         parts |= {"SHARD_INDEX": f"{number:0{digits}}", "NUM_SHARDS": f"{count:0{digits}}"}
         for key, value in parts.items():
             name = name.replace(f"{{{key}}}", value)
-        shards.append(Shard(folder / name, lengths[number] if lengths else _count(folder / name)))
+        path = folder / name
+        if lengths and (lengths[number] < 0 or (_is_there(path) and lengths[number] > max(path.stat().st_size, LOST_LIMIT))):
+            raise ValueError(f"{lengths[number]} records in {name}")
+        shards.append(Shard(path, lengths[number] if lengths else _count(path)))
     return shards
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have such a name
+        return False
 
 
 def _count(path: Path) -> int:
