@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hilt.core.errors import SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.formats.episodes import Episode, Notes, Steps, transitions
 from hilt.formats.steps import to_episode, to_steps
@@ -132,6 +133,53 @@ def test_what_has_no_fixed_shape_is_left_out_with_a_note() -> None:
     assert list(found.columns["observations"]) == ["state"] and found.columns["rewards"].tolist() == [0, 0]
     assert notes["observation/cloud: its shape changes from step to step, not carried over"] == 1
     assert notes["no rewards in this dataset: 0 everywhere"] == 1
+
+
+def test_only_first_steps_are_no_transition() -> None:
+    notes = Notes()
+    assert to_episode({"steps": [step(i, first=True) for i in range(4)]}, notes) is None
+    assert notes.counts == {"an episode of one step has no transition": 1}
+
+
+def test_a_last_step_of_another_width_does_not_cost_the_column() -> None:
+    made = episode(0, 3)
+    made["steps"][-1] |= {"action": 0.0, "reward": np.float64(0)}
+    found, _ = read(made)
+    assert found.columns["actions"].dtype == np.float32 and found.columns["rewards"].tolist() == [0, 1]
+
+
+def test_steps_may_be_columns_or_a_generator() -> None:
+    made = episode(0, 3)["steps"]
+    same(read({"steps": {k: np.stack([s[k] for s in made]) for k in made[0]}})[0].columns, read({"steps": iter(made)})[0].columns)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"is_first": np.zeros(2, bool)}, r"is_first: expected one number for each of 3 steps, got shape \(3, 2\)"),
+        ({"is_last": {"a": np.False_}}, r"is_last: expected one number for each of 3 steps, got shape \(\)"),
+    ],
+)
+def test_flags_that_are_none(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SchemaError, match=said):
+        read({"steps": [{**one, **changes} for one in episode(0, 3)["steps"]]})
+
+
+def test_steps_that_are_no_dictionaries() -> None:
+    with pytest.raises(SchemaError, match="steps: expected a dictionary of arrays for each step, got int"):
+        read({"steps": [1, 2]})
+
+
+def test_odd_columns_and_metadata_are_carried() -> None:
+    made = episode(0, 3, episode_metadata=b"free text", more={"x": np.arange(2)})
+    for one in made["steps"]:
+        one |= {"extra": np.int8(1), "source": np.int8(2), "reward": {"a": np.float64(1), "b": np.int8(2)}}
+    found, _ = read(made)
+    assert set(found.columns["extra"]) == {"extra", "source"} and found.facts["episode_metadata"] == {
+        "episode_metadata": "free text",
+        "more": {"x": [0, 1]},
+    }
+    assert found.columns["rewards"]["a"].dtype == np.float64 and found.columns["rewards"]["b"].dtype == np.float32
 
 
 # And back

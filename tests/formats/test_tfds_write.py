@@ -16,8 +16,9 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.formats import open_dataset as open_any
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Dataset, Episode
-from hilt.formats.rlds import convert_rlds_to_trajectories, create_trajectory_data_spec
+from hilt.formats.rlds import convert_rlds_to_trajectories, create_log_schema, create_trajectory_data_spec, push_rlds_to_reverb
 from hilt.formats.tfds_write import create
+from hilt.replay import Log
 from tests.formats.test_steps import random_episode
 from tests.formats.toy_episodes import assert_all_same, made, write, write_killed, write_stopped_at_every_call
 
@@ -176,6 +177,14 @@ def test_a_complete_dataset_is_not_written_to(tmp_path: Path) -> None:
     assert_all_same(list(open_dataset(tmp_path)), episodes())
 
 
+@pytest.mark.parametrize("file", ["dataset_info.json", "metadata.json", "notes.txt"])
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ConfigError, match="expected a new or empty folder, got one with other files in it"):
+        create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
 def test_going_on_with_other_options(tmp_path: Path) -> None:
     writer = create(tmp_path, shard_bytes=1)
     writer.add(0, made(2))
@@ -217,6 +226,14 @@ def test_golden_data_goes_to_a_log_to_rlds_and_to_a_log(tmp_path: Path, name: st
     convert(tmp_path / "log", tmp_path / "tfds", to="rlds")
     convert(tmp_path / "tfds", tmp_path / "again")
     assert_all_same(list(open_any(tmp_path / "again")), list(open_any(tmp_path / "log")))
+
+
+def test_what_we_wrote_is_pushed_as_it_was(tmp_path: Path) -> None:
+    write(create(tmp_path / "tfds"), episodes())
+    data = open_dataset(tmp_path / "tfds")
+    with Log.create(tmp_path / "log", create_log_schema(data)) as log:
+        assert push_rlds_to_reverb(data, log) == sum(len(e) + 1 for e in episodes())
+    assert_all_same(list(open_any(tmp_path / "log")), episodes())
 
 
 def test_the_last_step_of_a_dataset_can_be_kept() -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats.episodes import Episode, Notes, Steps, map_leaves
-from hilt.formats.steps import AT_THE_END, FEATURES, FLAGS, RESERVED, as_leaf, as_list, as_steps, rows_of, to_episode, to_steps, zero_of
+from hilt.formats.steps import AT_THE_END, FEATURES, FLAGS, RESERVED, as_leaf, as_list, as_steps, per_step, rows_of, to_episode, zero_of
 from hilt.replay.log import Log
 from hilt.replay.schema import BUILT_IN, Schema
 
@@ -43,17 +43,6 @@ STRICT_CHECKS = (
     "An episode must begin with a first step.",
 )
 logger = logging.getLogger("hilt.formats")
-
-__all__ = [
-    "InvalidArgumentError",
-    "Trajectory",
-    "convert_rlds_to_trajectories",
-    "create_log_schema",
-    "create_trajectory_data_spec",
-    "push_rlds_to_reverb",
-    "to_episode",
-    "to_steps",
-]
 
 PolicyInfo = Callable[[dict[str, Any], dict[str, Any]], Any]
 
@@ -199,7 +188,7 @@ class _Data:
                 step = episode["steps"][i]
                 found = {**{name: value for name, value in step.items() if value is not None}, **found}
                 if all(name in found for name in FEATURES):
-                    self._kept = seen
+                    self._kept, self._beside = seen, {**episode, "steps": None}
                     return map_leaves(as_leaf, found)
                 _require_features(step)
         if self._tensorflow is None:
@@ -219,7 +208,7 @@ class _Data:
         if not self._example:
             raise SchemaError(NO_STEPS)
         steps = as_steps([{**self._example, "is_first": flag} for flag in (np.True_, np.False_)])
-        found = _Checked(0, {"steps": steps}, steps[0], strict=False).transitions(policy_info_fn)
+        found = _Checked(0, {**self._beside, "steps": steps}, steps[0], strict=False).transitions(policy_info_fn)
         assert found is not None
         return found.columns
 
@@ -242,7 +231,7 @@ class _Data:
                 _require_features(step)
         columns = dict(as_steps(steps, self._example).columns)
         _require_features(columns, FEATURES)
-        last, terminal = np.asarray(columns["is_last"], bool), np.asarray(columns["is_terminal"], bool)
+        last, terminal = (per_step(columns, name, len(columns["is_last"])).astype(bool) for name in FLAGS[1:])
         for name in AT_THE_END:
             good = ~terminal if name == "discount" else np.zeros(len(last), bool)
             columns[name] = map_leaves(functools.partial(_finite_at, last, good), columns[name])
@@ -254,7 +243,8 @@ class _Checked:
 
     def __init__(self, number: int, episode: dict[str, Any], following: dict[str, Any], strict: bool):
         self.number, self.episode, self.steps, self.following = number, episode, episode["steps"], following
-        first, last, terminal = (np.asarray(self.steps.columns[name], bool) for name in FLAGS)
+        first, last, terminal, discount = (per_step(self.steps.columns, name, len(self.steps)) for name in (*FLAGS, "discount"))
+        first, last, terminal = (flag.astype(bool) for flag in (first, last, terminal))
         next_first, next_last = np.append(first[1:], bool(following["is_first"])), np.append(last[1:], bool(following["is_last"]))
         place, alone = np.arange(len(first)), first & next_first
         wrong = [terminal & ~last, ~last & ~first & next_first, last & ~next_first]
@@ -265,7 +255,7 @@ class _Checked:
         self.bad = min(places, default=None, key=lambda bad: bad[0])
         types, next_types = np.where(first, FIRST, np.where(last, LAST, MID)), np.where(next_first, FIRST, np.where(next_last, LAST, MID))
         self.types, self.next_types = np.where(alone, LAST, types).astype(np.int32), np.where(alone, LAST, next_types).astype(np.int32)
-        self.discounts = np.where(last & terminal, 0, self.steps.columns["discount"]).astype(np.float32)
+        self.discounts = np.where(last & terminal, 0, discount).astype(np.float32)
 
     def trajectories(self, policy_info_fn: PolicyInfo | None) -> Iterator[Trajectory]:
         """Of all steps, or of those before the first that is wrong."""

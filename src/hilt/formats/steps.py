@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.errors import SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, Spec, flatten, unflatten
 from hilt.formats.episodes import INSTRUCTION, Episode, Notes, Steps, gaps, map_leaves, plain, text_fact, texts_of, transitions
@@ -34,38 +35,41 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
 
     Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts and metadata become
     facts. The last step's action and reward belong to no transition: where they say something they are the fact ``last_step``.
-    `keep_last` makes a transition of it, whose next observation is its own.
+    `keep_last` makes a transition of it, whose next observation is its own. What we wrote ourselves comes back as it was.
     """
     steps = as_steps(rlds_episode["steps"])
     if (own := _marked(rlds_episode, steps)) is not None:
         return own
-    if len(steps) < (1 if keep_last else 2):
-        notes.add("an episode of one step has no transition")
-        return None
     columns, facts = _without_text(steps, notes)
-    first, last, terminal = (_flag(columns, name, len(steps)) for name in FLAGS)
-    if (terminal & ~last).any():
-        notes.add("is_terminal on a step that is not the last: not taken for an end")
+    first, last, terminal = (per_step(columns, name, len(steps)).astype(bool) for name in FLAGS)
     rows, after = rows_of(first, keep_last)
     ends, length = rows if keep_last else after, len(first[rows])
+    if not length:
+        notes.add("an episode of one step has no transition")
+        return None
+    if (terminal & ~last).any():
+        notes.add("is_terminal on a step that is not the last: not taken for an end")
     out: dict[str, Any] = {}
     if "observation" in columns:
         out["observations"], out["next_observations"] = (_take(columns["observation"], at) for at in (rows, after))
     if "action" in columns:
         out["actions"] = _take(columns["action"], rows)
-    reward = columns.get("reward", np.zeros(len(steps), np.float32))[rows]
-    out["rewards"] = reward if reward.dtype == np.float64 else reward.astype(np.float32, copy=False)
+    out["rewards"] = map_leaves(_as_reward, _take(columns.get("reward", np.zeros(len(steps), np.float32)), rows))
     out |= {"terminated": (terminal & last)[ends], "truncated": (last & ~terminal)[ends]}
     out["source"] = np.full(length, Source.DEMO, np.uint8)
-    for name, column in columns.items():
-        if name not in FEATURES or name == "discount":
-            (out.setdefault("extra", {}) if name in RESERVED else out)[name] = _take(column, rows)
-        if name in ("is_intervention", "intervention") and np.shape(column) == (len(steps),):
-            out["source"] = np.where(column[rows], Source.HUMAN, Source.POLICY).astype(np.uint8)
+    further = {name: _take(column, rows) for name, column in columns.items() if name not in FEATURES or name == "discount"}
+    for name in ("is_intervention", "intervention"):
+        if name in further and np.shape(further[name]) == (length,):
+            out["source"] = np.where(further[name], Source.HUMAN, Source.POLICY).astype(np.uint8)
+    if clashing := {name: column for name, column in further.items() if name in (*RESERVED, "extra")}:
+        out["extra"] = clashing
+    out |= {name: column for name, column in further.items() if name not in clashing}
     if "reward" not in columns:
         notes.add("no rewards in this dataset: 0 everywhere")
+    metadata = rlds_episode.get("episode_metadata", {})
     beside = {name: value for name, value in rlds_episode.items() if name not in ("steps", "episode_metadata")}
-    if metadata := plain({**beside, **rlds_episode.get("episode_metadata", {})}):
+    metadata = plain({**beside, **(metadata if isinstance(metadata, Mapping) else {"episode_metadata": metadata})})
+    if metadata:
         facts["episode_metadata"] = metadata
     if (success := _success(metadata, columns)) is not None:
         facts["success"] = success
@@ -91,8 +95,13 @@ def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
 
 
 def as_list(steps: Any) -> Steps | list[Any]:
-    """Steps that can be read again."""
-    return steps if isinstance(steps, Steps) else list(steps.as_numpy_iterator() if hasattr(steps, "as_numpy_iterator") else steps)
+    """Steps that can be read again: dictionaries of any iterable, or columns."""
+    if isinstance(steps, (Steps, Mapping)):
+        return steps if isinstance(steps, Steps) else Steps(map_leaves(np.asarray, steps))
+    found = list(steps.as_numpy_iterator() if hasattr(steps, "as_numpy_iterator") else steps)
+    if strange := [step for step in found if not isinstance(step, Mapping)]:
+        raise SchemaError(f"steps: expected a dictionary of arrays for each step, got {type(strange[0]).__name__}.")
+    return found
 
 
 def as_steps(steps: Any, example: Mapping[str, Any] | None = None) -> Steps:
@@ -111,8 +120,9 @@ def _stacked(values: list[Any], example: Any) -> Any:
     model = as_leaf(model)
     absent = np.full_like(model, np.nan) if np.asarray(model).dtype.kind == "f" else zero_of(model)
     leaves = [absent if value is None else as_leaf(value) for value in values]
-    if not isinstance(model, (bytes, str)) and len({(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves}) == 1:
-        return np.stack(leaves)
+    if not any(isinstance(leaf, (bytes, str)) for leaf in leaves) and len({np.shape(leaf) for leaf in leaves}) == 1:
+        column, wanted = np.stack(leaves), np.asarray(model).dtype
+        return column.astype(wanted, copy=False) if np.can_cast(column.dtype, wanted, "same_kind") else column
     column = np.empty(len(leaves), object)
     for i, leaf in enumerate(leaves):
         column[i] = leaf
@@ -143,9 +153,17 @@ def rows_of(first: Array, keep_last: bool) -> tuple[Any, Any]:
     return (slice(0, -1), slice(1, None)) if not over[:-1].any() else (rows[~over], rows[~over] + 1)
 
 
-def _flag(columns: Mapping[str, Any], name: str, length: int) -> Array:
-    """A flag of every step; where the data lacks it, as it should be."""
-    return np.asarray(columns[name], bool) if name in columns else np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
+def per_step(columns: Mapping[str, Any], name: str, length: int) -> Array:
+    """A column with one number a step; a flag that the data lacks is as it should be."""
+    if name not in columns:
+        return np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
+    if np.shape(columns[name]) != (length,):
+        raise SchemaError(f"{name}: expected one number for each of {length} steps, got shape {np.shape(columns[name])}.")
+    return np.asarray(columns[name])
+
+
+def _as_reward(column: Array) -> Array:
+    return column if column.dtype == np.float64 else column.astype(np.float32, copy=False)
 
 
 def _without_text(steps: Steps, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:

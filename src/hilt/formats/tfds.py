@@ -27,7 +27,7 @@ from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPack
 from hilt.core.files import read
 from hilt.formats.episodes import Dataset, Episode, Job
 from hilt.formats.features import Features, Many
-from hilt.formats.rlds import to_episode
+from hilt.formats.steps import to_episode
 from hilt.formats.tfds_write import create as create
 from hilt.formats.tfrecord import RecordFile
 
@@ -126,8 +126,8 @@ class RldsDataset(Dataset):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "name": self.info.get("name", self.folder.parent.name),
-            "version": self.info.get("version", self.folder.name),
+            "name": str(self.info.get("name", self.folder.parent.name)),
+            "version": str(self.info.get("version", self.folder.name)),
             "splits": {name: sum(shard.records for shard in shards) for name, shards in self.splits.items()},
             "features": dict(self.features.leaves()),
         }

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, SchemaError, StorageError
 from hilt.core.files import DISK, leftovers, read
 from hilt.core.tree import flatten, unflatten
 from hilt.formats import images
@@ -70,9 +70,9 @@ class TfdsWriter(Writer):
         self._shard: RecordWriter | None = None
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hilt-encode")
         self._journal: Journal | None = None
-        progress, complete = path / ".progress", path / "metadata.json"
-        if complete.exists() and not progress.exists():
-            self.next = json.loads(read(complete))["hilt"]["next"]
+        progress = path / ".progress"
+        if not progress.exists() and path.is_dir() and any(path.iterdir()):
+            self.next = _complete_until(path)
             return
         DISK.make_folders(path)
         self._journal = Journal(progress, DISK, write=True)
@@ -178,6 +178,14 @@ class TfdsWriter(Writer):
         assert self._journal is not None
         self._journal.append(line)
         self._journal.sync()
+
+
+def _complete_until(path: Path) -> int:
+    """How many jobs are in a dataset that we completed here; anything else that is here is not ours."""
+    try:
+        return int(json.loads(read(path / "metadata.json"))["hilt"]["next"])
+    except (StorageError, ValueError, LookupError, TypeError):
+        raise ConfigError(f"{path}: expected a new or empty folder, got one with other files in it. Choose another path.") from None
 
 
 def features_of(values: Mapping[str, Any], image_format: str) -> dict[str, Kind]:
