@@ -238,6 +238,12 @@ def test_the_spec_of_a_trajectory() -> None:
     assert (spec.discount.dtype, spec.discount.name, spec.discount.minimum, spec.discount.maximum) == (np.float32, "discount", 0.0, 1.0)
 
 
+def test_the_spec_of_a_text() -> None:
+    data = [{"steps": [step(0, True, True, observation={"told": b"pick"})]}]
+    assert create_trajectory_data_spec(data).observation["told"].dtype == object
+    assert next(iter(convert_rlds_to_trajectories(data))).observation["told"] == b"pick"
+
+
 def test_what_a_first_step_lacks_is_looked_for_in_later_ones() -> None:
     short = {"steps": [{k: v for k, v in step(0, True, True).items() if k not in ("action", "reward", "discount")}]}
     assert create_trajectory_data_spec([short, episode(0, 2)]).action.dtype == np.float32

@@ -292,7 +292,8 @@ class _Trajectories:
 
 
 def _spec_of(value: Any) -> TensorSpec:
-    return TensorSpec(np.asarray(as_leaf(value)).dtype, np.shape(value))
+    dtype = object if isinstance(value, (bytes, str)) else np.asarray(as_leaf(value)).dtype
+    return TensorSpec(np.dtype(dtype), np.shape(value))
 
 
 def _their_trajectory() -> Any:
