@@ -435,7 +435,11 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
             list(open_dataset(tmp_path))
     for columns in ({"nothing": ["<f4", []]}, {"actions": ["<f4", [5]]}):
         path.write_text(json.dumps({**known, "columns": columns}))
-        with pytest.raises(CorruptError, match=r"does not have the columns that hilt\.json"):
+        with pytest.raises(CorruptError, match=r"not the transitions that hilt\.json or the other files tell of"):
+            list(open_dataset(tmp_path))
+    for first, stop in ((3, 3), (2, 9), (-1, 2), (9, 10)):
+        path.write_text(json.dumps({**known, "episodes": [[known["episodes"][0][0], first, stop, True, {}], known["episodes"][1]]}))
+        with pytest.raises(CorruptError, match="transitions for"):
             list(open_dataset(tmp_path))
     path.write_text(json.dumps(known))
     save(tmp_path / "buffer" / "transitions_99.pkl", [])

@@ -304,6 +304,16 @@ def test_a_flipped_bit_in_a_pt_file_is_found(tmp_path: Path) -> None:
             bridge.load_pt(path)
 
 
+def test_an_archive_of_several_disks_is_corrupt(tmp_path: Path) -> None:
+    bridge.save_pt({"a": torch.zeros(3)}, path := tmp_path / "disks.pt")
+    raw = bytearray(path.read_bytes())
+    locator = raw.index(b"PK\x06\x07")
+    raw[locator + 16] = 2
+    path.write_bytes(raw)
+    with pytest.raises(CorruptError, match=r"disks\.pt is a damaged archive \(zipfiles that span multiple disks"):
+        bridge.load_pt(path)
+
+
 def test_a_cut_pickle_in_an_archive_with_good_checksums_is_corrupt(tmp_path: Path) -> None:
     bridge.save_pt(trajectory(), tmp_path / "whole.pt")
     with zipfile.ZipFile(tmp_path / "whole.pt") as archive:

@@ -191,10 +191,12 @@ class HilSerlDataset(Dataset):
             people, other = self._plan.people.get(number, set()), SOURCES.get(self._kinds[number], Source.DEMO)
             sources += [Source.HUMAN if i in people else other for i in range(first, stop)]
         try:
+            if not rows or len(rows) != len(sources):
+                raise ValueError(f"{len(rows)} transitions for {len(sources)} steps")
             columns = _stacked(rows, self._plan.columns, whole, images)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             names = ", ".join(str(self._paths[number]) for number, _, _ in pieces)
-            raise CorruptError(f"{names}: a transition does not have the columns that hilt.json or the others have ({error!r}).") from None
+            raise CorruptError(f"{names}: not the transitions that hilt.json or the other files tell of ({error!r}).") from None
         if not self._plan.exact:
             columns["terminated"], columns["truncated"] = np.array([_ends(row, "") for row in rows], bool).T.copy()
             columns.setdefault("source", np.array(sources, np.uint8))

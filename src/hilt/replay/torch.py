@@ -187,8 +187,7 @@ def load_pt(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     torch = import_torch()
     with storage_errors(path), path.open("rb") as file:
-        if zipfile.is_zipfile(file):
-            _verify_zip(file, path)
+        _verify_zip(file, path)
         file.seek(0)
         return _dictionary(_torch_load(torch, file, str(path)), path)
 
@@ -231,6 +230,8 @@ def _dictionary(value: Any, path: Path) -> dict[str, Any]:
 
 def _verify_zip(file: BinaryIO, path: Path) -> None:
     try:
+        if not zipfile.is_zipfile(file):  # as old versions of torch wrote
+            return
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
