@@ -236,6 +236,14 @@ def test_what_we_wrote_is_pushed_as_it_was(tmp_path: Path) -> None:
     assert_all_same(list(open_any(tmp_path / "log")), episodes())
 
 
+def test_what_has_no_ends_is_pushed_without(tmp_path: Path) -> None:
+    one = Episode({"observations": np.ones((2, 3)), "actions": np.ones(2), "rewards": np.ones(2)})
+    write(create(tmp_path), [one])
+    data = open_dataset(tmp_path)
+    with Log.anonymous(create_log_schema(data)) as log:
+        assert push_rlds_to_reverb(data, log) == 3 and len(log) == 2 and not log.read(log.all().keys())["terminated"].any()
+
+
 def test_the_last_step_of_a_dataset_can_be_kept() -> None:
     usual, kept = (list(open_dataset(GOLDEN / "d4rl_like", split="train", last_step=how)) for how in ("end", "keep"))
     steps = [len(e["steps"]) for e in open_dataset(GOLDEN / "d4rl_like", split="train").rlds()]  # type: ignore[attr-defined]

@@ -412,6 +412,8 @@ def _columns_for(schema: Schema, given: dict[str, Any]) -> set[str]:
 
 def _with_masks(columns: dict[str, Any]) -> dict[str, Any]:
     """With HIL-SERL's ``dones`` and ``masks``, in case the log wants them."""
+    if "terminated" not in columns or "truncated" not in columns:
+        return columns
     masks = 1 - columns["terminated"].astype(np.float32)
     return {"dones": columns["terminated"] | columns["truncated"], "masks": masks, **columns}
 
