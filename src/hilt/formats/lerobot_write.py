@@ -1,0 +1,403 @@
+"""LeRobot's datasets, version 3.0, written as LeRobot 0.4 writes and reads them.
+
+Files are written in units: one parquet file of frames, its mp4 files, its part of meta/episodes, and its part of meta/hilt, which
+LeRobot does not look at: what was seen after the last frame of each episode, and the episode's facts. Each complete unit is a line
+in a journal, so that a writer goes on where the one before was stopped.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, MissingPackageError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, storage_errors
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, flatten
+from hilt.formats import images as pictures
+from hilt.formats.episodes import INSTRUCTION, Episode, Writer, gaps, plain, text_fact, texts_of
+from hilt.formats.video import CODECS, VideoWriter
+from hilt.replay.journal import Journal
+from hilt.replay.schema import mate
+
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+LAST_PATH = "meta/hilt/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+JOURNAL, FILES_PER_CHUNK = "writing.jsonl", 1000
+BOOKKEEPING = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64")}
+"""Columns that say where a frame belongs, and nothing of what happened. No other column has such a name."""
+NAMES = {
+    "observations": "observation.state",
+    "actions": "action",
+    "rewards": "next.reward",
+    "terminated": "next.terminated",
+    "truncated": "next.truncated",
+    "source": "complementary_info.source",
+    "policy_version": "complementary_info.policy_version",
+}
+QUANTILES = {f"q{percent:02d}": percent / 100 for percent in (1, 10, 50, 90, 99)}
+UNIT_BYTES = 4 << 30
+"""Bytes of images, as they come in, after which a unit is complete even if its files are small."""
+
+
+def create(
+    path: Path,
+    *,
+    fps: float | None = None,
+    robot_type: str | None = None,
+    images: str = "video",
+    codec: str = "av1",
+    data_files_size_in_mb: int = 100,
+    video_files_size_in_mb: int = 200,
+) -> LeRobotWriter:
+    """`images`: as ``video``, or every bit of them as ``png``. `codec` of videos: av1, h264 or lossless.
+
+    `fps` and `robot_type` are those of the first episode's facts, unless given.
+    """
+    if images not in ("video", "png"):
+        raise UnknownNameError("way to store images", images, ("video", "png"))
+    if codec not in CODECS:
+        raise UnknownNameError("codec", codec, CODECS)
+    if fps is not None and not 0 < fps < 1e6:
+        raise ConfigError(f"fps: expected a number of frames per second, got {fps}.")
+    if min(data_files_size_in_mb, video_files_size_in_mb) < 1:
+        raise ConfigError("data_files_size_in_mb and video_files_size_in_mb: expected 1 or more.")
+    sizes = {"data_files_size_in_mb": data_files_size_in_mb, "video_files_size_in_mb": video_files_size_in_mb}
+    return LeRobotWriter(path, {"fps": fps, "robot_type": robot_type}, codec if images == "video" else "", sizes)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of an episode, and the feature that it becomes."""
+
+    path: str
+    """Empty when the feature repeats what other columns say, for programs that know it under this name"""
+    name: str
+    kind: str
+    """Its dtype, ``image`` or ``video``"""
+    shape: tuple[int, ...]
+    """In the files"""
+    origin: tuple[int, ...]
+    """In the episode"""
+
+    @property
+    def is_image(self) -> bool:
+        return self.kind in ("image", "video")
+
+    def feature(self, fps: float, codec: str) -> dict[str, Any]:
+        axes = ["height", "width", "channels"]
+        said: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes if self.is_image else None}
+        said["hilt"] = {"path": self.path, "shape": list(self.origin)}
+        if self.kind == "video":
+            kind = {"video.codec": {"lossless": "h264"}.get(codec, codec), "video.pix_fmt": CODECS[codec][1], "video.fps": fps}
+            size = {f"video.{axis}": length for axis, length in zip(axes, self.shape, strict=True)}
+            said["info"] = {**size, **kind, "video.is_depth_map": False, "has_audio": False}
+        return said
+
+
+class LeRobotWriter(Writer):
+    """Writes a dataset whose features are the columns of the first episode."""
+
+    def __init__(self, path: Path, given: dict[str, Any], codec: str, sizes: dict[str, int]):
+        super().__init__()
+        self._path, self._given, self._codec, self._sizes = path, given, codec, sizes
+        self._columns: list[Column] = []
+        self._dropped: dict[str, str] = {}
+        self._tasks: dict[str, int] = {}
+        self._stats: dict[str, dict[str, Array]] = {}
+        self._episodes = self._frames = self._units = 0
+        self._unit: _Unit | None = None
+        DISK.make_folders(path)
+        self._journal = Journal(path / JOURNAL, DISK, write=True)
+        for line in self._journal.read_new():
+            self._go_on(line)
+        self._journal.cut_tail()
+        paths = (DATA_PATH, VIDEO_PATH, EPISODES_PATH, LAST_PATH)
+        kept = {path / _place(p, unit, c.name) for unit in range(self._units) for c in self._columns for p in paths} | {path / JOURNAL}
+        for file in [file for file in path.rglob("*") if file.is_file() and file not in kept]:
+            DISK.remove(file)
+
+    def add(self, number: int, episode: Episode) -> None:
+        leaves, length = flatten(episode.columns), len(episode)
+        if not self._columns:
+            self._begin(leaves, episode.facts)
+        self._check(leaves)
+        unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
+        cuts = [0, *gaps(episode).tolist(), length]
+        if len(cuts) > 2:
+            self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(cuts) - 2)
+        texts = texts_of(episode.facts.get(INSTRUCTION, ""), length)
+        for begin, end in pairwise(cuts):
+            facts = plain(episode.facts) | ({INSTRUCTION: text_fact(texts[begin:end])} if INSTRUCTION in episode.facts else {})
+            success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
+            self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], facts, success)
+        self.next = number + 1
+        if unit.is_full(self._sizes):
+            self._complete_unit()
+
+    def finish(self) -> None:
+        if not self._episodes:
+            raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
+        self._complete_unit()
+        table = pyarrow().table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
+        kinds = [{"name": n, "field_name": n, "pandas_type": t, "numpy_type": t, "metadata": None} for n, t in _TASKS]
+        index = {"index_columns": ["task"], "column_indexes": [], "columns": kinds, "pandas_version": "2.0.0"}  # pandas finds tasks by text
+        _write(self._path / "meta/tasks.parquet", table.replace_schema_metadata({"pandas": json.dumps(index)}))
+        stats = {name: {stat: values.tolist() for stat, values in found.items()} for name, found in self._stats.items()}
+        DISK.replace(self._path / "meta/stats.json", json.dumps(stats, indent=4).encode())
+        features = {column.name: column.feature(self._given["fps"], self._codec) for column in self._columns}
+        features |= {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in BOOKKEEPING.items() if name != "subtask_index"}
+        info = {
+            "codebase_version": "v3.0",
+            **self._given,
+            "total_episodes": self._episodes,
+            "total_frames": self._frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": FILES_PER_CHUNK,
+            **self._sizes,
+            "splits": {"train": f"0:{self._episodes}"},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if any(column.kind == "video" for column in self._columns) else None,
+            "features": features,
+        }
+        DISK.replace(self._path / "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
+        self.close()
+        DISK.remove(self._path / JOURNAL)
+
+    def close(self) -> None:
+        if self._unit is not None:
+            self._unit.close(complete=False)
+            self._unit = None
+        self._journal.close()
+
+    def _begin(self, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
+        """Decides, by the first episode, what all are like."""
+        given = {name: facts.get(name) if value is None else value for name, value in self._given.items()}
+        fps = given["fps"]
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
+            fps = 10
+            self.notes.add("fps: not known, 10 is written; give it with the option fps")
+        self._columns, self._dropped = _plan(leaves, "success" in facts, self._codec)
+        self._given = given | {"fps": int(fps) if fps == int(fps) else fps}
+        self._journal.append({"given": self._given, "columns": [asdict(column) for column in self._columns], "dropped": self._dropped})
+
+    def _go_on(self, line: dict[str, Any]) -> None:
+        """Takes in one line of the journal: what all episodes are like, or that a unit is complete."""
+        if "columns" in line:
+            self._given, self._dropped = line["given"], line["dropped"]
+            self._columns = [Column(c["path"], c["name"], c["kind"], tuple(c["shape"]), tuple(c["origin"])) for c in line["columns"]]
+            return
+        import pyarrow.parquet as pq
+
+        for row in pq.read_table(self._path / _place(EPISODES_PATH, self._units)).to_pylist():
+            self._count(row)
+        self._units, self.next = self._units + 1, line["next"]
+
+    def _check(self, leaves: dict[str, Array]) -> None:
+        known = {column.path: column for column in self._columns if column.path}
+        for path, values in leaves.items():
+            column = known.get(path)
+            if column and (values.shape[1:] != column.origin or values.dtype.name != ("uint8" if column.is_image else column.kind)):
+                raise SchemaError(f"{path}: {values.dtype} {values.shape[1:]}, where the first episode has {column.kind} {column.origin}.")
+            if not column and path not in self._dropped and not path.startswith("next_observations"):
+                raise SchemaError(f"{path}: the first episode has no such column, and all must be alike.")
+            if path in self._dropped:
+                self.notes.add(f"{path}: {self._dropped[path]}, not carried over")
+        if missing := [path for path in known if path not in leaves]:
+            raise SchemaError(f"{missing[0]}: the first episode has it, this one does not, and all must be alike.")
+
+    def _add(self, unit: _Unit, leaves: dict[str, Array], texts: list[str], facts: dict[str, Any], success: Array) -> None:
+        """One episode of the dataset: a whole one, or a part up to a gap."""
+        count = np.arange(len(texts))
+        begin, chunk, file = self._frames, *divmod(self._units, FILES_PER_CHUNK)
+        told = {"next.success": success, "complementary_info.is_intervention": leaves.get("source", count * 0) == Source.HUMAN}
+        told["next.done"] = leaves.get("terminated", count < 0) | leaves.get("truncated", count < 0)
+        values = {c.name: (leaves[c.path] if c.path else told[c.name]).reshape(len(count), *c.shape) for c in self._columns}
+        tasks = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
+        places = (count / self._given["fps"], count, count * 0 + self._episodes, begin + count, np.array(tasks))
+        values |= {n: place.astype(BOOKKEEPING[n]).reshape(-1, 1) for n, place in zip(BOOKKEEPING, places, strict=False)}
+        row = {"episode_index": self._episodes, "tasks": list(dict.fromkeys(texts)), "length": len(texts)}
+        row |= {"data/chunk_index": chunk, "data/file_index": file, "dataset_from_index": begin, "dataset_to_index": begin + len(texts)}
+        for name, time in unit.add(values).items():
+            row |= {f"videos/{name}/chunk_index": chunk, f"videos/{name}/file_index": file}
+            row |= {f"videos/{name}/from_timestamp": time, f"videos/{name}/to_timestamp": time + len(texts) / self._given["fps"]}
+        for name, column in values.items():
+            row |= {f"stats/{name}/{stat}": value.tolist() for stat, value in statistics(column, name in unit.images).items()}
+        after = {c.name: leaves[mate(c.path)][-1:].reshape(1, *c.shape) for c in self._columns if mate(c.path) in leaves}
+        further = {"episode_index": [self._episodes], "length": [len(texts)], "facts": [json.dumps(facts)]}
+        unit.rows.append(row | {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file})
+        unit.last.append(pyarrow().table({**further, **{name: encode(value, name in unit.images) for name, value in after.items()}}))
+        self._count(row)
+
+    def _count(self, row: dict[str, Any]) -> None:
+        """Takes an episode into what meta says of all of them."""
+        self._episodes += 1
+        self._frames += row["length"]
+        for task in row["tasks"]:
+            self._tasks.setdefault(task, len(self._tasks))
+        for name in [key.removeprefix("stats/").removesuffix("/count") for key in row if key.endswith("/count")]:
+            one = {stat: np.asarray(row[f"stats/{name}/{stat}"]) for stat in ("min", "max", "mean", "std", "count", *QUANTILES)}
+            self._stats[name] = merge(self._stats[name], one) if name in self._stats else one
+
+    def _complete_unit(self) -> None:
+        if self._unit is not None:
+            self._unit.close(complete=True)
+            _write(self._path / _place(EPISODES_PATH, self._units), pyarrow().Table.from_pylist(self._unit.rows))
+            _write(self._path / _place(LAST_PATH, self._units), pyarrow().concat_tables(self._unit.last))
+            self._unit, self._units = None, self._units + 1
+            self._journal.append({"next": self.next})
+            self._journal.sync()
+
+
+class _Unit:
+    """The files of one unit while they grow."""
+
+    def __init__(self, path: Path, unit: int, columns: list[Column], fps: float, codec: str):
+        self.images = {column.name for column in columns if column.is_image}
+        self.rows: list[dict[str, Any]] = []
+        self.last: list[Any] = []
+        self._fps, self._frames, self._bytes = fps, 0, 0
+        self._writer: Any = None
+        self._file = path / _place(DATA_PATH, unit)
+        self._videos: dict[str, tuple[Path, VideoWriter]] = {}
+        DISK.make_folders(self._file.parent)
+        for column in [column for column in columns if column.kind == "video"]:
+            file = path / _place(VIDEO_PATH, unit, column.name)
+            DISK.make_folders(file.parent)
+            self._videos[column.name] = file, VideoWriter(file, fps, column.shape[0], column.shape[1], codec)
+
+    def add(self, values: dict[str, Array]) -> dict[str, float]:
+        """Writes the frames of an episode; returns the time at which it begins in each video."""
+        columns = {name: encode(column, name in self.images) for name, column in values.items() if name not in self._videos}
+        with storage_errors(self._file):
+            import pyarrow.parquet as pq
+
+            table = pyarrow().table(columns)
+            self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
+            self._writer.write_table(table)
+        for name, (_, video) in self._videos.items():
+            video.add(values[name])
+        begin, self._frames = self._frames / self._fps, self._frames + table.num_rows
+        self._bytes += sum(values[name].nbytes for name in self.images)
+        return dict.fromkeys(self._videos, begin)
+
+    def is_full(self, sizes: dict[str, int]) -> bool:
+        video = max((writer.nbytes for _, writer in self._videos.values()), default=0)
+        data = self._file.stat().st_size
+        return data >> 20 >= sizes["data_files_size_in_mb"] or video >> 20 >= sizes["video_files_size_in_mb"] or self._bytes >= UNIT_BYTES
+
+    def close(self, complete: bool) -> None:
+        """Ends all files; complete ones are on the disk when it returns."""
+        with storage_errors(self._file):
+            if self._writer is not None:
+                self._writer.close()
+        for _, video in self._videos.values():
+            video.close(complete)
+        for file in [self._file, *(file for file, _ in self._videos.values())] if complete else []:
+            fd = DISK.open(file)
+            DISK.sync(fd)
+            DISK.close(fd)
+            DISK.sync_folder(file.parent)
+
+
+def _plan(leaves: dict[str, Array], success: bool, codec: str) -> tuple[list[Column], dict[str, str]]:
+    """The features of a dataset with such episodes; and what cannot be one, with the reason."""
+    columns: dict[str, Column] = {}
+    dropped: dict[str, str] = {}
+    for path, values in leaves.items():
+        kind, shape, (head, _, tail) = values.dtype.name, values.shape[1:], path.partition("/")
+        if head == "next_observations":
+            continue
+        if values.dtype.kind not in "biuf" or 0 in shape:
+            dropped[path] = f"{values.dtype} {shape} is nothing that LeRobot stores"
+            continue
+        size = shape or (1,) if len(shape) < 6 else (math.prod(shape),)
+        if values.dtype == np.uint8 and len(shape) > 2 and shape[-1] in (1, 3, 4) and math.prod(shape[:-3]) == 1:
+            size = shape[-3:]
+            fits = size[2] == 3 and (codec == "lossless" or (size[0] % 2 == size[1] % 2 == 0 and min(size[:2]) >= 16))
+            kind = "video" if codec and fits else "image"
+        start = {"observations": "observation", "actions": "action"}.get(head, head)
+        names = [start, *tail.split("/")] if tail else [NAMES.get(path, path)]
+        if start == "observation" and kind in ("image", "video") and not tail.startswith("image"):
+            names = ["observation.images", *names[1:]] if tail else ["observation.images.image"]
+        name = ".".join(names)
+        while name in columns or name in BOOKKEEPING or name in ("task", "subtask"):
+            name = f"extra.{name}"
+        columns[name] = Column(path, name, kind, size, shape)
+    for name in ("next.done", "complementary_info.is_intervention", *(["next.success"] if success else [])):
+        columns.setdefault(name, Column("", name, "bool", (1,), (1,)))
+    return list(columns.values()), dropped
+
+
+def encode(values: Array, is_image: bool) -> Any:
+    """``[N, ...]`` as a column of parquet: numbers, lists of them, lists of lists, or PNG images as LeRobot holds them."""
+    pa = pyarrow()
+    if is_image:
+        files = pa.array([pictures.encode(image) for image in values], pa.binary())
+        return pa.StructArray.from_arrays([files, pa.nulls(len(values), pa.string())], ["bytes", "path"])
+    column, sizes = pa.array(np.ascontiguousarray(values).reshape(-1)), values.shape[1:]
+    for size in reversed(sizes) if len(sizes) > 1 else ():
+        column = pa.ListArray.from_arrays(pa.array(np.arange(0, len(column) + 1, size, dtype=np.int32)), column)
+    return column if sizes == (1,) or len(sizes) > 1 else pa.FixedSizeListArray.from_arrays(column, sizes[0])
+
+
+def statistics(values: Array, is_image: bool) -> dict[str, Array]:
+    """What LeRobot keeps of a feature to normalize it: of images by channel, from 0 to 1; of others by element.
+
+    Of images a sample is counted, of others all finite numbers. A feature of very many elements has none.
+    """
+    if not is_image and math.prod(values.shape[1:]) > 4096:
+        return {}
+    if is_image:
+        every, stride = -(-len(values) // 32), max(1, min(values.shape[1:3]) // 64)
+        values = values[::every, ::stride, ::stride]
+    axes: Any = (0, 1, 2) if is_image else 0
+    numbers = np.nan_to_num(values, nan=np.nan, posinf=np.nan, neginf=np.nan).astype(np.float64) / (255 if is_image else 1)
+    numbers = numbers.clip(-1e150, 1e150)  # their squares are finite too
+    numbers[:, np.isnan(numbers).all(axis=0)] = 0
+    found = {name: function(numbers, axis=axes) for name, function in _MOMENTS.items()}
+    found |= dict(zip(QUANTILES, np.nanquantile(numbers, list(QUANTILES.values()), axis=axes), strict=True))
+    return {**{name: value.reshape(-1, 1, 1) if is_image else value for name, value in found.items()}, "count": np.array([len(values)])}
+
+
+def merge(a: dict[str, Array], b: dict[str, Array]) -> dict[str, Array]:
+    """The statistics of two parts as those of the whole; its quantiles are only near, as LeRobot's own are."""
+    count = a["count"] + b["count"]
+    wa, wb = a["count"] / count, b["count"] / count
+    whole = {name: a[name] * wa + b[name] * wb for name in ("mean", *QUANTILES)}
+    spread = (a["std"] ** 2 + (a["mean"] - whole["mean"]) ** 2) * wa + (b["std"] ** 2 + (b["mean"] - whole["mean"]) ** 2) * wb
+    return {"min": np.minimum(a["min"], b["min"]), "max": np.maximum(a["max"], b["max"]), "std": np.sqrt(spread), **whole, "count": count}
+
+
+_MOMENTS: dict[str, Any] = {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean, "std": np.nanstd}
+_TASKS = (("task_index", "int64"), ("task", "str"))
+
+
+def _place(template: str, unit: int, video: str = "") -> str:
+    chunk, file = divmod(unit, FILES_PER_CHUNK)
+    return template.format(chunk_index=chunk, file_index=file, video_key=video)
+
+
+def _write(path: Path, table: Any) -> None:
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    DISK.make_folders(path.parent)
+    DISK.replace(path, file.getvalue())
+
+
+def pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingPackageError("pyarrow", "Reading and writing LeRobot's datasets", "formats") from error
+    return pyarrow

@@ -1,0 +1,118 @@
+"""Frames of an mp4 file by the time at which they are shown, and mp4 files from frames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import CorruptError, MissingPackageError, StorageError
+from hilt.core.tree import Array
+
+CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "av1": ("libsvtav1", "yuv420p", {"crf": "30", "preset": "12"}),
+    "h264": ("libx264", "yuv420p", {"crf": "20", "preset": "veryfast"}),
+    "lossless": ("libx264rgb", "rgb24", {"qp": "0", "preset": "veryfast"}),
+}
+"""By name: the encoder, how it stores pixels, and its settings. AV1 has those of LeRobot; the last one is H.264 that keeps every bit."""
+
+
+def read_frames(path: Path, times: Array, height: int, width: int, tolerance: float) -> Array:
+    """``[len(times), height, width, 3]``: the frames that are shown at these times in seconds, which never fall.
+
+    Only what lies between the key frame before the first and the last of them is decoded.
+    """
+    av, needed = _av(), len(np.unique(times))
+    try:
+        with av.open(str(path), metadata_errors="replace") as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise CorruptError(f"{path}: there is no video in it. Restore the file from a copy.")
+            _check_size(path, stream, height, width)
+            if 0 < stream.frames < needed:
+                raise CorruptError(f"{path}: {stream.frames} frames, fewer than the {needed} of the episode. Restore the file from a copy.")
+            stream.codec_context.thread_count = 1  # several episodes are decoded at once instead
+            out, place = np.empty((len(times), height, width, 3), np.uint8), 0
+            for frame in _frames_from(container, stream, float(times[0]), tolerance):
+                if frame.time > times[place] + tolerance:
+                    break
+                if frame.time >= times[place] - tolerance:
+                    _check_size(path, frame, height, width)
+                    end = int(np.searchsorted(times, frame.time + tolerance, side="right"))
+                    out[place:end] = frame.to_ndarray(format="rgb24")
+                    place = end
+                if place == len(times):
+                    return out
+    except FileNotFoundError:
+        raise CorruptError(f"{path}: this video is missing. Restore it from a copy.") from None
+    except (av.FFmpegError, MemoryError) as error:
+        raise CorruptError(f"{path}: not readable as a video ({error}). Restore the file from a copy.") from error
+    raise CorruptError(f"{path}: no frame within {tolerance} s of {times[place]:.4f} s, where frame {place} of the episode belongs.")
+
+
+class VideoWriter:
+    """An mp4 file that grows by frames; every other one is a key frame, so that any is quickly found."""
+
+    def __init__(self, path: Path, fps: float, height: int, width: int, codec: str):
+        self._path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(1001), _av()
+        self.nbytes = 0
+        os.environ.setdefault("SVT_LOG", "1")  # of the AV1 encoder: errors only, where it would print its settings
+        encoder, pixels, options = CODECS[codec]
+        try:
+            self._container = self._av.open(str(path), "w", format="mp4")
+            self._stream = self._container.add_stream(encoder, self._rate, options={"g": "2", **options})
+            self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, pixels
+            self._stream.codec_context.open()
+        except (self._av.FFmpegError, ValueError) as error:
+            raise StorageError(f"{path}: {height} x {width} pixels cannot be stored with the codec {codec} ({error}).") from error
+
+    def add(self, frames: Array) -> None:
+        """Appends ``[N, height, width, 3]``."""
+        for pixels in frames:
+            frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame.pts, frame.time_base = self._frames, 1 / self._rate
+            self._frames += 1
+            self._encode(frame)
+
+    def close(self, complete: bool = True) -> None:
+        """The end of the file; one that is not complete is useless afterwards."""
+        if complete:
+            self._encode(None)
+        self._container.close()
+
+    def _encode(self, frame: Any) -> None:
+        try:
+            packets = self._stream.encode(frame)
+            self.nbytes += sum(packet.size for packet in packets)
+            self._container.mux(packets)
+        except self._av.FFmpegError as error:
+            raise StorageError(f"{self._path}: the video could not be written ({error}).") from error
+
+
+def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> Iterator[Any]:
+    """The frames from the key frame before a time on. A file whose index leads too far is read from its beginning."""
+    for start in (max(0, int((time - tolerance) / stream.time_base)), 0):
+        container.seek(start, stream=stream)
+        frames = (frame for frame in container.decode(stream) if frame.pts is not None)
+        first = next(frames, None)
+        if first is not None and (first.time <= time + tolerance or not start):
+            yield first
+            yield from frames
+            return
+
+
+def _check_size(path: Path, found: Any, height: int, width: int) -> None:
+    if (found.height, found.width) != (height, width):
+        raise CorruptError(f"{path}: its frames have {found.height} x {found.width} pixels, meta/info.json says {height} x {width}.")
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise MissingPackageError("av", "Reading and writing videos", "formats") from error
+    return av

@@ -1,0 +1,148 @@
+"""Videos: every frame is found by its time, from wherever it is read, and what is damaged is named."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilt.core.errors import CorruptError, StorageError
+from hilt.core.tree import Array
+from hilt.formats import video
+from hilt.formats.video import CODECS, VideoWriter, read_frames
+
+av = pytest.importorskip("av")
+FPS, TOLERANCE = 10, 1e-4
+
+
+def drawn(count: int, height: int = 32, width: int = 48) -> Array:
+    """Soft shading, and a square that moves: neighbouring frames differ."""
+    y, x = np.mgrid[:height, :width]
+    pictures = np.repeat(np.stack([40 + x, 30 + y, 90 + 0 * x], axis=-1)[None], count, axis=0)
+    for i in range(count):
+        pictures[i, 8:20, 2 * i % (width - 12) :][:, :12] = (230, 220 - 3 * i, 40)
+    return pictures.clip(0, 255).astype(np.uint8)
+
+
+def written(path: Path, frames: Array, codec: str = "lossless", fps: float = FPS) -> Path:
+    writer = VideoWriter(path, fps, *frames.shape[1:3], codec)
+    writer.add(frames[:3])
+    writer.add(frames[3:])
+    writer.close()
+    assert 0 < writer.nbytes < path.stat().st_size
+    return path
+
+
+def shown(path: Path, first: int, end: int, fps: float = FPS, size: tuple[int, int] = (32, 48)) -> Array:
+    return read_frames(path, np.arange(first, end) / fps, *size, TOLERANCE)
+
+
+def decibels(a: Array, b: Array) -> float:
+    return float(10 * np.log10(255**2 / max(1e-9, np.mean((a.astype(float) - b) ** 2))))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("fps", [10, 29.97])
+def test_what_is_written_is_read(tmp_path: Path, codec: str, fps: float) -> None:
+    frames = drawn(20)
+    path = written(tmp_path / "a.mp4", frames, codec, fps)
+    back = shown(path, 0, 20, Fraction(fps).limit_denominator(1001).__float__())
+    if codec == "lossless":
+        assert np.array_equal(back, frames)
+    for i in range(20):
+        others = max(decibels(back[i], frames[j]) for j in range(20) if j != i)
+        assert decibels(back[i], frames[i]) > max(28, others)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 29), st.integers(1, 30))
+def test_any_part_is_the_same_as_in_the_whole(tmp_path_factory: pytest.TempPathFactory, first: int, count: int) -> None:
+    path, end = long_distance(tmp_path_factory), min(30, first + count)
+    whole = shown(path, 0, 30)
+    assert np.array_equal(shown(path, first, end), whole[first:end])
+    assert decibels(whole, drawn(30)) > 35
+
+
+def long_distance(factory: pytest.TempPathFactory) -> Path:
+    """A video with few key frames, and with frames that are stored in another order than shown."""
+    path = factory.getbasetemp() / "long.mp4"
+    if not path.exists():
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("libx264", FPS, options={"g": "12", "bf": "3", "b_strategy": "0", "crf": "5", "preset": "medium"})
+            stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+            for frame in drawn(30):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(stream.encode(None))
+        with av.open(str(path)) as container:
+            kinds = [int(frame.pict_type) for frame in container.decode(video=0)]
+        assert 3 in kinds and kinds.count(1) < 5  # predicted from both sides; key frames
+    return path
+
+
+def test_the_same_time_twice_is_the_same_frame_twice(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.mp4", drawn(6))
+    back = read_frames(path, np.array([0.3, 0.4, 0.5, 0.5]), 32, 48, TOLERANCE)
+    assert np.array_equal(back, drawn(6)[[3, 4, 5, 5]])
+
+
+def test_an_index_that_leads_too_far(tmp_path: Path) -> None:
+    """Then the file is read from its beginning."""
+    frames = [SimpleNamespace(pts=i, time=i / 10) for i in range(9)]
+    seeks: list[int] = []
+
+    def decode(stream: Any) -> Any:
+        return iter(frames[6:] if seeks[-1] else frames)
+
+    container = SimpleNamespace(seek=lambda start, stream: seeks.append(start), decode=decode)
+    got = list(video._frames_from(container, SimpleNamespace(time_base=Fraction(1, 100)), 0.4, TOLERANCE))
+    assert got == frames and seeks == [39, 0]
+
+
+def test_what_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.mp4", drawn(6))
+    with pytest.raises(CorruptError, match=r"none.mp4: this video is missing. Restore it"):
+        shown(tmp_path / "none.mp4", 0, 2)
+    with pytest.raises(CorruptError, match=r"a.mp4: its frames have 32 x 48 pixels, meta/info.json says 32 x 64"):
+        shown(path, 0, 2, size=(32, 64))
+    with pytest.raises(CorruptError, match=r"a.mp4: 6 frames, fewer than the 7 of the episode"):
+        shown(path, 0, 7)
+    with pytest.raises(CorruptError, match=r"a.mp4: no frame within 0.0001 s of 0.6000 s, where frame 2 of the episode belongs"):
+        shown(path, 4, 7)
+    with pytest.raises(CorruptError, match=r"no frame within 0.0001 s of 0.1500 s, where frame 1 of"):
+        read_frames(path, np.array([0.1, 0.15, 0.2]), 32, 48, TOLERANCE)
+    assert len(read_frames(path, np.array([0.1, 0.203]), 32, 48, 0.01)) == 2
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.mp4", drawn(6))
+    data = path.read_bytes()
+    for cut in (0, 20, len(data) // 2):
+        path.write_bytes(data[:cut])
+        with pytest.raises(CorruptError, match=r"a.mp4: not readable as a video"):
+            shown(path, 0, 6)
+    path.write_text("no video at all")
+    with pytest.raises(CorruptError, match=r"a.mp4: not readable as a video"):
+        shown(path, 0, 6)
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("aac", 8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        sound.sample_rate = 8000
+        container.mux(stream.encode(sound))
+        container.mux(stream.encode(None))
+    with pytest.raises(CorruptError, match=r"a.mp4: there is no video in it"):
+        shown(path, 0, 6)
+
+
+def test_what_a_codec_cannot_hold(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"a.mp4: 21 x 33 pixels cannot be stored with the codec h264"):
+        VideoWriter(tmp_path / "a.mp4", FPS, 21, 33, "h264")
+    writer = VideoWriter(tmp_path / "none" / "a.mp4", FPS, 32, 48, "lossless")
+    with pytest.raises(StorageError, match=r"a.mp4: the video could not be written .*No such file or directory"):
+        writer.add(drawn(60))
+    writer.close(complete=False)
