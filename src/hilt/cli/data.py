@@ -1,4 +1,4 @@
-"""``hilt data``: look into logs, check every byte of them, mend them, merge and split them.
+"""``hilt data``: look into logs and other datasets, turn one into another, check every byte of a log, mend, merge and split logs.
 
 Exit codes: 0 when all is well, 1 when `verify` finds damage or something fails, 2 when the command line is wrong.
 """
@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from hilt.cli import dataset, strip
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
-from hilt.core.files import DISK
+from hilt.core.trajectory import Source
+from hilt.core.tree import flatten
+from hilt.formats import detect
 from hilt.replay.findings import Finding, Report
 from hilt.replay.log import Log
 from hilt.replay.merge import Copied, merge, split
@@ -25,28 +28,44 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="The folder of a log.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 MOST_FINDINGS = 30
-FRAMES = 8
 
 
 @app.callback()
 def data() -> None:
-    """Look into logs of experience, check them, mend them, merge and split them."""
+    """Look into logs and datasets of other systems, turn one into another; check logs, mend, merge and split them."""
+
+
+app.command("convert")(dataset.convert_dataset)
+app.command("formats")(dataset.list_formats)
 
 
 @app.command("inspect")
-def inspect_log(
-    log: LogPath,
+def inspect_data(
+    path: Annotated[Path, typer.Argument(metavar="DATA", help="A log, or a dataset of any known format.", show_default=False)],
     as_json: AsJson = False,
     frames: Annotated[bool, typer.Option("--frames", help="Write a picture strip of one episode instead, as a PNG.")] = False,
-    trajectory: Annotated[int | None, typer.Option("--trajectory", help="With --frames: which one.", show_default="the newest")] = None,
+    trajectory: Annotated[
+        int | None,
+        typer.Option("--trajectory", help="With --frames: which one.", show_default="the newest of a log, the first of a dataset"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="With --frames: the file to write.", show_default="in this folder")] = None,
+    format: dataset.Format = "auto",
+    split: dataset.Split = None,
+    options: dataset.Options = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not count the steps of a dataset that is not a log.")] = False,
 ) -> None:
-    """Show what a log holds."""
+    """Show what a log or a dataset holds."""
     if not frames and (trajectory is not None or out is not None):
         raise typer.BadParameter("--trajectory and --out are for the picture strip: add --frames.")
     if frames and as_json:
         raise typer.BadParameter("--frames writes a picture; leave out --json.")
-    with Log.open(log, "r") as opened:
+    name = detect(path) if format == "auto" else format
+    if name != "log":
+        dataset.inspect_dataset(path, name, split, options, as_json, quick, frames, trajectory, out)
+        return
+    if split is not None or options or quick:
+        raise typer.BadParameter("--split, --option and --quick are for datasets that are not logs.")
+    with Log.open(path, "r") as opened:
         if frames:
             typer.echo(write_strip(opened, trajectory, out))
             return
@@ -193,7 +212,7 @@ def _trajectory_row(t: dict[str, Any]) -> list[object]:
     success = {True: "yes", False: "no", None: "unknown"}[t["success"]]
     steps = f"{t['steps']:,}" if t["width"] == 1 else f"{t['steps'] // t['width']:,} × {t['width']}"
     acted = ", ".join(f"{count} {name}" for name, count in t["sources"].items())
-    facts = ", ".join(f"{name}={value}" for name, value in t["facts"].items() if name != "success")
+    facts = ", ".join(f"{name}={dataset.short(value, 40)}" for name, value in t["facts"].items() if name != "success")
     return [t["trajectory"], steps, "" if t["return"] is None else f"{t['return']:.3g}", success, t["end"], acted, facts]
 
 
@@ -236,8 +255,6 @@ def show_copied(made: list[Copied]) -> None:
 
 def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
     """Writes the strip of one trajectory and returns the file's path."""
-    from hilt.cli import strip
-
     cameras = [p for p, spec in log.schema.columns.items() if strip.is_image(spec) and p not in dict(log.schema.layout.pairs).values()]
     if not cameras:
         raise SchemaError(f"{log.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none).")
@@ -246,13 +263,10 @@ def write_strip(log: Log, trajectory: int | None, out: Path | None) -> Path:
     keys = log.trajectory_keys(number)
     with log.reading() as steps:
         keys = keys[:: int(steps.widths(keys[:1])[0])]
-    chosen = keys[np.linspace(0, len(keys) - 1, min(FRAMES, len(keys))).round().astype(int)]
-    batch = log.read(chosen, cameras)
-    rows = [strip.Row(path, strip.as_rgb(_leaf(batch, path))) for path in cameras]
-    picture = strip.draw_strip(_title(log, number, len(keys)), rows, _labels(log, chosen))
+    chosen = keys[np.linspace(0, len(keys) - 1, min(strip.FRAMES, len(keys))).round().astype(int)]
+    batch = flatten(log.read(chosen, cameras))
     target = out if out is not None else Path(f"{log.path.name}-trajectory-{number}.png")
-    DISK.replace(target, strip.png(picture), durable=False)
-    return target
+    return strip.save(target, _title(log, number, len(keys)), {path: batch[path] for path in cameras}, _labels(log, chosen))
 
 
 def _title(log: Log, number: int, length: int) -> str:
@@ -263,20 +277,7 @@ def _title(log: Log, number: int, length: int) -> str:
 
 
 def _labels(log: Log, keys: Any) -> list[tuple[str, bool]]:
-    """The step's number, and who acted if it was not the policy."""
-    from hilt.core.trajectory import Source
-
     with log.reading() as steps:
         (sources,) = steps.fields(keys, ["source"])
         width = int(steps.widths(keys[:1])[0])
-    labels = []
-    for key, source in zip(keys.tolist(), sources.tolist(), strict=True):
-        name = "" if source == Source.POLICY else f" {Source(source).name.lower()}"
-        labels.append((f"step {(key & 0xFFFFFFFF) // width}{name}", bool(name)))
-    return labels
-
-
-def _leaf(batch: Any, path: str) -> Any:
-    for key in path.split("/"):
-        batch = batch[key]
-    return batch
+    return [strip.label((key & 0xFFFFFFFF) // width, Source(source)) for key, source in zip(keys.tolist(), sources.tolist(), strict=True)]

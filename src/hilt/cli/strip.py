@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from hilt.core.files import DISK
+from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec
 
 PAPER, INK, FAINT, ACCENT = (250, 250, 247), (35, 38, 46), (120, 124, 132), (202, 92, 22)
 MARGIN, GAP, LEADING = 20, 8, 6
+FRAMES = 8
+"""So many of an episode are shown."""
 SMALLEST, LARGEST = 96, 256
 """Frames are shown with a height between these, where whole factors allow."""
 
@@ -61,6 +66,19 @@ def as_rgb(frames: Array) -> Array:
     if frames.shape[-1] not in (1, 3):
         frames = np.moveaxis(frames, 1, -1)
     return np.repeat(frames, 3, axis=-1) if frames.shape[-1] == 1 else frames
+
+
+def save(target: Path, title: str, cameras: Mapping[str, Array], labels: Sequence[tuple[str, bool]]) -> Path:
+    """Draws a strip of ``[n, ...]`` images by camera into a PNG file, and returns its path."""
+    picture = draw_strip(title, [Row(name, as_rgb(frames)) for name, frames in cameras.items()], labels)
+    DISK.replace(target, png(picture), durable=False)
+    return target
+
+
+def label(step: int, source: Source) -> tuple[str, bool]:
+    """The step's number, and who acted if it was not the policy."""
+    name = "" if source == Source.POLICY else f" {source.name.lower()}"
+    return f"step {step}{name}", bool(name)
 
 
 def draw_strip(title: str, rows: Sequence[Row], labels: Sequence[tuple[str, bool]]) -> Array:

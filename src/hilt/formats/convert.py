@@ -71,7 +71,7 @@ class Summary:
         self.notes.update(line["notes"])
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**vars(self), "notes": dict(self.notes)}
 
 
 def convert(
