@@ -122,7 +122,7 @@ def inspect_dataset(
 
     console = Console()
     rows = [["path", str(path)], ["format", dataset.format], *_counts(counted, quick)]
-    rows += [[name, short(value)] for name, value in described.items()]
+    rows += [[name, short(value)] for name, value in described.items() if name != "features"]  # the columns say it
     console.print(table("", "", rows=rows))
     console.print()
     console.print(
