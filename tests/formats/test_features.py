@@ -14,7 +14,7 @@ import pytest
 from hilt.core.errors import CorruptError, FormatError
 from hilt.formats import example, images
 from hilt.formats.episodes import Steps
-from hilt.formats.features import Features
+from hilt.formats.features import TEXT, Features, Leaf
 
 PREFIX = "tensorflow_datasets.core.features."
 
@@ -158,12 +158,12 @@ def test_the_form_of_before_2022(tmp_path: Path):
         },
     }
     features = load(tmp_path, old)
-    assert dict(features.leaves()) == {
-        "steps/image": "image[?, ?, 3]",
-        "steps/label": "int64",
-        "steps/state": "float32[2]",
-        "steps/text": "text",
-        "steps/clip": "int32[1]",
+    assert features.tree["steps"].steps and features.tree["steps"].feature == {
+        "image": Leaf(np.dtype(np.uint8), (None, None, 3), "image"),
+        "label": Leaf(np.dtype(np.int64)),
+        "state": Leaf(np.dtype(np.float32), (2,)),
+        "text": TEXT,
+        "clip": Leaf(np.dtype(np.int32), (1,)),
     }
     assert features.left_out == {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,6 @@ class Features:
 
     def without_images(self) -> Features:
         return replace(self, tree=_without_images(self.tree))
-
-    def leaves(self) -> Iterator[tuple[str, str]]:
-        """Path and a short description of every feature."""
-        yield from _described(self.tree, "")
 
 
 def _decode(feature: Feature, fields: Fields, path: str, levels: tuple[int | None, ...]) -> Any:
@@ -304,15 +300,3 @@ def _without_images(feature: Any) -> Any:
         inner = _without_images(feature.feature)
         return None if inner is None else replace(feature, feature=inner)
     return None if feature.encoding == "image" else feature
-
-
-def _described(feature: Feature, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(feature, dict):
-        for name, inner in feature.items():
-            yield from _described(inner, f"{path}/{name}" if path else name)
-    elif isinstance(feature, Many):
-        for name, text in _described(feature.feature, path):
-            yield name, text if feature.steps else f"sequence of {text}"
-    else:
-        kind = "text" if feature.dtype == object else "image" if feature.encoding == "image" else str(feature.dtype)
-        yield path, kind + (f"[{', '.join('?' if s is None else str(s) for s in feature.shape)}]" if feature.shape else "")

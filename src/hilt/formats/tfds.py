@@ -23,9 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, UnknownNameError
 from hilt.core.files import read
-from hilt.formats.episodes import Dataset, Episode, Job
+from hilt.core.tree import Array
+from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
 from hilt.formats.features import Features, Many
 from hilt.formats.steps import to_episode
 from hilt.formats.tfds_write import create as create
@@ -79,7 +83,7 @@ class RldsDataset(Dataset):
     format = "rlds"
 
     def __init__(self, path: Path, split: str | None = None, last_step: str = "end"):
-        super().__init__(path)
+        super().__init__(path := Path(path))
         self._keep_last = last_step == "keep"
         folders = _folders(path)
         if len(folders) != 1:
@@ -129,14 +133,21 @@ class RldsDataset(Dataset):
             "name": str(self.info.get("name", self.folder.parent.name)),
             "version": str(self.info.get("version", self.folder.name)),
             "splits": {name: sum(shard.records for shard in shards) for name, shards in self.splits.items()},
-            "features": dict(self.features.leaves()),
         }
 
     def _episode(self, split: str, decode: Callable[[], dict[str, Any]]) -> Episode | None:
         episode = to_episode(decode(), self.notes, self._keep_last)
-        if episode is not None and len(self.splits) > 1:
-            episode.facts.setdefault("split", split)
+        if episode is not None:
+            episode.columns = map_leaves(self._known, episode.columns)
+            if len(self.splits) > 1:
+                episode.facts.setdefault("split", split)
         return episode
+
+    def _known(self, column: Array) -> Array:
+        if column.dtype != ml_dtypes.bfloat16:
+            return column
+        self.notes.add("bfloat16, which logs do not have, becomes float32 of the same values")
+        return column.astype(np.float32)
 
     def _records(self, first: int, features: Features) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """The split of each record, and what decodes it."""
