@@ -162,6 +162,27 @@ def test_pictures_for_a_classifier_say_what_they_show(tmp_path: Path) -> None:
     assert episodes == [(1, {"success": True})] * 3 + [(2, {"success": False}), (3, {"success": False})]
 
 
+def test_each_file_of_demonstrations_stands_for_itself(tmp_path: Path) -> None:
+    save(tmp_path / "demo_data" / "a_1_demos_1.pkl", golden()[:2])
+    save(tmp_path / "demo_data" / "a_1_demos_2.pkl", golden()[2:4])
+    save(tmp_path / "buffer" / "transitions_4.pkl", golden()[2:4])
+    dataset = open_dataset(tmp_path)
+    assert [(len(e), int(e.columns["source"][0])) for e in dataset] == [(2, 2), (2, 2), (2, 0)]
+    assert not dataset.notes.counts
+
+
+def test_bytes_of_another_machine_and_flags_of_any_shape(tmp_path: Path) -> None:
+    steps = golden()
+    for step in steps:
+        step["actions"] = step["actions"].astype(">f4")
+        step |= {"rewards": np.array([step["rewards"]]), "dones": np.array([step["dones"]]), "masks": np.array([step["masks"]] * 2)}
+        step["infos"] = {"succeed": [[1], [2, 3]]}
+    episodes = list(open_dataset(save(tmp_path / "a.pkl", steps)))
+    assert [len(e) for e in episodes] == LENGTHS
+    assert episodes[0].columns["actions"].dtype == np.dtype("=f4") and episodes[0].columns["rewards"].shape == (4,)
+    assert np.array_equal(episodes[1].columns["actions"], [golden()[4]["actions"]])
+
+
 def test_what_not_all_transitions_have_is_named(tmp_path: Path) -> None:
     steps = golden()
     for i, step in enumerate(steps):
@@ -429,7 +450,14 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
     write(create(tmp_path, "hil-serl"), mixed()[:2])
     path = tmp_path / "hilt.json"
     known = json.loads(path.read_text())
-    for damage in ("[]", "{", '{"episodes": 3}', json.dumps({**known, "columns": {"a": ["O", []]}}), json.dumps({**known, "columns": []})):
+    for damage in (
+        "[]",
+        "{",
+        '{"episodes": 3}',
+        json.dumps({**known, "columns": {"a": ["O", []]}}),
+        json.dumps({**known, "columns": {"a": ["<U3", []]}}),
+        json.dumps({**known, "columns": []}),
+    ):
         path.write_text(damage)
         with pytest.raises(CorruptError, match=r"hilt\.json: not as Hilt writes it"):
             list(open_dataset(tmp_path))
@@ -437,7 +465,7 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
         path.write_text(json.dumps({**known, "columns": columns}))
         with pytest.raises(CorruptError, match=r"not the transitions that hilt\.json or the other files tell of"):
             list(open_dataset(tmp_path))
-    for first, stop in ((3, 3), (2, 9), (-1, 2), (9, 10)):
+    for first, stop in ((3, 3), (2, 9), (-1, 2), (9, 10), (0, 10**15)):
         path.write_text(json.dumps({**known, "episodes": [[known["episodes"][0][0], first, stop, True, {}], known["episodes"][1]]}))
         with pytest.raises(CorruptError, match="transitions for"):
             list(open_dataset(tmp_path))

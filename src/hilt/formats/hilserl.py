@@ -23,14 +23,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK, leftovers, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
-from hilt.core.tree import Array, ArraySpec, Spec, equal, flatten, unflatten
+from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, natural, plain
 from hilt.replay.journal import Journal
@@ -88,7 +88,7 @@ class HilSerlDataset(Dataset):
 
     def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
         for found in self._plan.episodes[first:]:
-            yield partial(_raise, found) if isinstance(found, CorruptError) else partial(self._episode, found, images)
+            yield partial(self._episode, found, images)
 
     def describe(self) -> dict[str, Any]:
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
@@ -116,8 +116,13 @@ class HilSerlDataset(Dataset):
             if {entry[0] for entry in known["episodes"]} != set(numbers):
                 self.notes.add("hilt.json names other files than there are: it was passed over")
                 return None
-            episodes = [([(numbers[name], int(a), int(b))], bool(whole), dict(facts)) for name, a, b, whole, facts in known["episodes"]]
-            return _Plan(Spec({p: ArraySpec(np.dtype(d), shape) for p, (d, shape) in known["columns"].items()}), episodes, exact=True)
+            episodes = [
+                ([(numbers[name], int(a), int(b))], bool(whole), plain(dict(facts))) for name, a, b, whole, facts in known["episodes"]
+            ]
+            columns = Spec({path: (np.dtype(kind), tuple(shape)) for path, (kind, shape) in known["columns"].items()})
+            if any(spec.dtype.kind not in "biuf" for spec in columns.values()):
+                raise ValueError("columns that are no numbers")
+            return _Plan(columns, episodes, exact=True)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CorruptError(f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's.") from None
 
@@ -127,7 +132,7 @@ class HilSerlDataset(Dataset):
         again: dict[int, set[int]] = {}  # by file of interventions: those that are among the actor's steps
         for number, (path, kind) in enumerate(zip(self._paths, self._kinds, strict=True)):
             labelled, seen_before = kind in ("success", "failure"), again.get(number, set())
-            last = last if kind == "online" else None
+            last = last if kind == "online" == self._kinds[number - 1] else None
             try:
                 rows = self._load(number)
             except CorruptError as error:
@@ -154,10 +159,10 @@ class HilSerlDataset(Dataset):
                 else:
                     pieces.append((number, i, i + 1))
                 ended = any(_ends(row, f"{path}, transition {i}"))
-                if not ended and not row.get("masks", True):
+                if not ended and not np.any(row.get("masks", True)):
                     self.notes.add("masks: 0 on a step that is not done, not carried over")
                 if ended and not labelled and "infos/succeed" in row:
-                    facts["success"] = bool(np.any(row["infos/succeed"]))
+                    facts["success"] = bool(_array(row["infos/succeed"]).any())
                 last = None if ended else row
         plan.columns = columns.settled(self.notes, self.path) if columns.count else plan.columns
         return plan
@@ -182,18 +187,22 @@ class HilSerlDataset(Dataset):
                         again.setdefault(twin, set()).add(i)
         return found
 
-    def _episode(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]], images: bool) -> Episode:
+    def _episode(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]] | CorruptError, images: bool) -> Episode:
+        if isinstance(found, CorruptError):
+            raise found
         pieces, whole, facts = found
         rows: list[Row] = []
         sources: list[int] = []
-        for number, first, stop in pieces:
-            rows += self._load(number)[first:stop]
-            people, other = self._plan.people.get(number, set()), SOURCES.get(self._kinds[number], Source.DEMO)
-            sources += [Source.HUMAN if i in people else other for i in range(first, stop)]
         try:
-            if not rows or len(rows) != len(sources):
-                raise ValueError(f"{len(rows)} transitions for {len(sources)} steps")
+            for number, first, stop in pieces:
+                rows += (part := self._load(number)[first:stop])
+                if not part or len(part) != stop - first:
+                    raise ValueError(f"{len(part)} transitions for {stop - first} steps")
+                people, other = self._plan.people.get(number, set()), SOURCES.get(self._kinds[number], Source.DEMO)
+                sources += [Source.HUMAN if i in people else other for i in range(first, stop)]
             columns = _stacked(rows, self._plan.columns, whole, images)
+        except (FormatError, CorruptError):
+            raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             names = ", ".join(str(self._paths[number]) for number, _, _ in pieces)
             raise CorruptError(f"{names}: not the transitions that hilt.json or the other files tell of ({error!r}).") from None
@@ -221,7 +230,7 @@ class _Columns:
             if array.dtype.kind not in "biuf" or dtype is None:
                 dtype = None
             else:
-                dtype = np.result_type(dtype, array.dtype) if times else array.dtype
+                dtype = np.result_type(dtype, array.dtype) if times else array.dtype.newbyteorder("=")
             self._seen[path] = times + 1, dtype, array.shape if not times or shape == array.shape else None
 
     def settled(self, notes: Notes, where: Path) -> Spec:
@@ -442,7 +451,3 @@ def _transitions(columns: dict[str, Array], whole: bool, success: bool | None) -
         for i, step in enumerate(steps):
             step["infos"] = {"succeed": bool(success) and i == len(steps) - 1}
     return steps
-
-
-def _raise(error: CorruptError) -> NoReturn:
-    raise error

@@ -50,46 +50,42 @@ class RobomimicDataset(Dataset):
             raise FormatError(f"{path}: no .hdf5 file in it. Check the path.")
 
     @cached_property
-    def _demos(self) -> list[tuple[Path, str | CorruptError]]:
-        found: list[tuple[Path, str | CorruptError]] = []
+    def _demos(self) -> list[tuple[Path, str, list[str]] | CorruptError]:
+        """File, name and filter keys of each demonstration."""
+        found: list[tuple[Path, str, list[str]] | CorruptError] = []
         for path in self._files:
             try:
                 with opened(path) as file:
-                    data = child(file, "data")
+                    data, members = child(file, "data"), _filter_keys(file)
                     if not isinstance(data, import_h5py().Group):
                         raise FormatError(f"{path}: no group named 'data' in it, so no demonstrations of robomimic or LIBERO.")
-                    names = sorted(data, key=natural)
-                    if self._filter_key:
-                        chosen = set(values(self._mask(file)) or ())
-                        names = [name for name in names if name in chosen]
-                    found += [(path, name) for name in names]
+                    if self._filter_key and self._filter_key not in members:
+                        raise UnknownNameError("filter key", self._filter_key, members)
+                    for name in sorted(data, key=natural):
+                        keys = [key for key in members if name in members[key]]
+                        found += [(path, name, keys)] if not self._filter_key or self._filter_key in keys else []
             except CorruptError as error:
-                found.append((path, error))
+                found.append(error)
         return found
-
-    def _mask(self, file: Any) -> Any:
-        keys = _filter_keys(file)
-        if self._filter_key not in keys:
-            raise UnknownNameError("filter key", self._filter_key, keys)
-        return child(child(file, "mask"), self._filter_key)
 
     def __len__(self) -> int:
         return len(self._demos)
 
     def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        for path, name in self._demos[first:]:
-            yield partial(self._read, path, name, images)
+        for demo in self._demos[first:]:
+            yield partial(self._read, demo, images)
 
     def describe(self) -> dict[str, Any]:
         known: dict[str, Any] = {"files": len(self._files)}
         with opened(self._files[0]) as file:
-            known["filter keys"] = _filter_keys(file)
+            known["filter keys"] = list(_filter_keys(file))
             known |= _facts_of_all(child(file, "data"))
         return known
 
-    def _read(self, path: Path, name: str | CorruptError, images: bool) -> Episode | None:
-        if isinstance(name, CorruptError):
-            raise name
+    def _read(self, which: tuple[Path, str, list[str]] | CorruptError, images: bool) -> Episode | None:
+        if isinstance(which, CorruptError):
+            raise which
+        path, name, keys = which
         with opened(path) as file:
             data = child(file, "data")
             demo = child(data, name)
@@ -98,6 +94,7 @@ class RobomimicDataset(Dataset):
             if "hilt_facts" in found:
                 facts, single = json.loads(found.pop("hilt_facts").asstr()[()])
                 facts = dict(facts)
+            facts |= {"filter_keys": keys} if keys else {}
             if "actions" not in found and not any(leaf.startswith("actions/") for leaf in found):
                 raise CorruptError(f"{path}: {name} has no actions.")
             length = len(next(found[leaf] for leaf in found if leaf.partition("/")[0] == "actions"))
@@ -169,13 +166,19 @@ class RobomimicWriter(Writer):
     def finish(self) -> None:
         with _new(self._path / "data.hdf5") as file:
             data, total, environment = file.create_group("data"), 0, "{}"
+            masks: dict[str, list[str]] = {}
             for number, part in enumerate(sorted(self._parts.glob("*.hdf5"), key=lambda part: natural(part.name))):
                 with opened(part) as source:
                     source.copy("demo", data, f"demo_{number}")
                     total += int(source["demo"].attrs["num_samples"])
-                    said = json.dumps(json.loads(source["demo/hilt_facts"].asstr()[()])[0].get("env_args"))
+                    facts = json.loads(source["demo/hilt_facts"].asstr()[()])[0]
+                for key in facts.get("filter_keys", ()):
+                    masks.setdefault(str(key).replace("/", "_"), []).append(f"demo_{number}")
+                said = json.dumps(facts.get("env_args"))
                 environment = said if said != "null" and len(said) < 60_000 else environment  # the most that an attribute can hold
             data.attrs["total"], data.attrs["env_args"] = total, environment
+            for key, names in masks.items():
+                file[f"mask/{key}"] = np.array(names, "S")
         DISK.rename(self._parts, trash := self._path / ".parts.trash")  # a part of them must not be taken for all
         DISK.remove(trash)
 
@@ -201,9 +204,11 @@ def _files(path: Path) -> list[Path]:
     return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]  # which is Minari's
 
 
-def _filter_keys(file: Any) -> list[str]:
-    keys = child(file, "mask")
-    return sorted(keys) if isinstance(keys, import_h5py().Group) else []
+def _filter_keys(file: Any) -> dict[str, set[str]]:
+    """The demonstrations of each."""
+    masks = child(file, "mask")
+    keys = sorted(masks) if isinstance(masks, import_h5py().Group) else []
+    return {key: set(values(lists) or ()) for key in keys if isinstance(lists := child(masks, key), import_h5py().Dataset)}
 
 
 def _ours(leaf: str) -> str:
