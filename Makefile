@@ -26,7 +26,7 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-peers $(if $(filter wire,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", ARGS=wire
+bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", ARGS=wire, ARGS=formats
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results

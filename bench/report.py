@@ -57,6 +57,8 @@ class Row:
     what: str
     """What was measured, in a line."""
     targets: Sequence[Target] = ()
+    enough: Literal["all", "any"] = "all"
+    """How many of the targets have to be met"""
     peers: dict[str, float] = field(default_factory=dict)
     """Each peer's figure, in the same unit."""
     best: str | None = None
@@ -88,11 +90,16 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether every target is met; None when the row has none."""
+        """Whether the targets are met; None when the row has none."""
         if not self.targets:
             return None
         value = {"ours": self.ours, "peer": self.ratio_to_peer, "limit": self.ratio_to_limit}
-        return not self.absent and not self.size and all(t.met(value[t.of]) for t in self.targets)
+        met = [t.met(value[t.of]) for t in self.targets]
+        return not self.absent and not self.size and (any(met) if self.enough == "any" else all(met))
+
+    @property
+    def target(self) -> str:
+        return (" or " if self.enough == "any" else " and ").join(t.text(self.unit) for t in self.targets)
 
     @property
     def notes(self) -> str:
@@ -110,7 +117,7 @@ class Row:
             "limit": self.limit,
             "ratio_to_peer": self.ratio_to_peer,
             "ratio_to_limit": self.ratio_to_limit,
-            "target": " and ".join(t.text(self.unit) for t in self.targets) or None,
+            "target": self.target or None,
             "met": self.met,
             "note": self.notes,
             "what": self.what,
@@ -199,7 +206,7 @@ def _cells(row: Row) -> list[str]:
         _times(row.ratio_to_peer),
         number(row.limit),
         _times(row.ratio_to_limit),
-        " and ".join(t.text(row.unit) for t in row.targets),
+        row.target,
     ]
 
 

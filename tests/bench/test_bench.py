@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import wire
+from bench import formats, wire
 from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
@@ -83,6 +83,9 @@ def test_met_needs_every_target_every_peer_and_the_full_size():
     assert absent.met is False and "c was not measured: no module named c" in absent.notes
     small = Row(**good, targets=targets, size="2 instead of 20")
     assert small.met is False and small.notes == "ran at another size: 2 instead of 20"
+    either = Row(**good, targets=[at_least(2, "peer"), at_least(0.75, "limit")], enough="any")
+    assert either.met is True and either.target == ">= 2x peer or >= 0.75x limit"
+    assert Row(**good, targets=[at_least(2, "peer"), at_least(0.8, "limit")], enough="any").met is False
     assert Row("x", None, "s", "", [at_most(1)]).met is False
     assert Row("x", 1.0, "s", "", [at_most(1)], peers={"slow": 9.0, "fast": 3.0}).peer == "fast"
 
@@ -170,3 +173,25 @@ def test_a_side_answers_and_tells_what_went_wrong():
             other.answer()
     with Side("bench.wire_sides", "nobody") as gone, pytest.raises(RuntimeError, match="KeyError: 'nobody'"):
         gone.answer()
+
+
+def test_the_formats_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
+    assert main(["formats", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "read: rlds_read_jpeg, rlds_read_png",
+        "to_log: rlds_to_log",
+        "memory: rlds_memory, rlds_memory_growth",
+    ]
+
+
+def test_formats_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Our sides of every row, and what is said when there is no .venv-reverb."""
+    monkeypatch.setattr(formats, "TFDS", tmp_path / "nowhere")
+    monkeypatch.setattr(Lab, "pick", lambda self, full, quick: 50 if quick >= 200 else 1)
+    monkeypatch.setattr(formats, "POOL", 5)
+    rows = {row.name: row for group in formats.GROUPS.values() for row in group.run(Lab(tmp_path, quick=True))}
+    assert list(tmp_path.iterdir()) == []
+    for row in rows.values():
+        assert row.ours and row.ours > 0 and row.met is False, row.name
+        assert "was not measured: there is no .venv-reverb; make bench ARGS=formats" in row.notes
+    assert rows["rlds_read_jpeg"].limit and rows["rlds_read_png"].limit and rows["rlds_memory"].limit == 50 * 128 * 128 * 3 / 1e6
