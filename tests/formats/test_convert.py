@@ -23,7 +23,7 @@ from tests.replay.toy_steps import new_log, numbers, step, write
 GOLDEN = Path(__file__).parent.parent / "golden" / "rlds"
 BRIDGE = GOLDEN / "bridge_like" / "1.0.0"
 WRITERS = [name for name in FORMATS if hasattr(__import__(FORMATS[name], fromlist=["create"]), "create")]
-LOSSLESS: dict[str, dict[str, Any]] = {"lerobot": {"images": "png"}}
+LOSSLESS: dict[str, dict[str, Any]] = {"lerobot": {"images": "png", "fps": 10}}
 """Options with which a format keeps every pixel."""
 
 
