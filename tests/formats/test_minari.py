@@ -200,7 +200,11 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
             outcome.append(len(job() or ()))
         except CorruptError as error:
             outcome.append(str(error))
-    assert "rows, for 2 steps" in outcome[0] and "not a readable JPEG image" in outcome[1] and outcome[2] == 3
+    assert (
+        "rows, for 2 steps" in outcome[0]
+        and "episode_1/observations/gray: neither a PNG nor a JPEG image" in outcome[1]
+        and outcome[2] == 3
+    )
     (folder / "data" / "other.hdf5").write_bytes((folder / "data" / "main_data.hdf5").read_bytes())
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
         del file["episode_2/infos"]

@@ -28,11 +28,12 @@ def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: A
     return decode_all([data], shape, dtype)[0]
 
 
-def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8) -> Array:
+def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8, *, fast: bool = True) -> Array:
     """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
 
     Gray becomes color and color gray, and transparency is dropped, when the declared channels say so. The dtype is uint8, uint16,
-    or float32, whose four bytes are stored as the four channels of a PNG.
+    or float32, whose four bytes are stored as the four channels of a PNG. JPEG is decoded as by TensorFlow, or as by Pillow when
+    not `fast`.
     """
     if not images:
         return np.empty(0, object) if None in shape else np.empty((0, *(size or 0 for size in shape)), dtype)
@@ -40,7 +41,7 @@ def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = 
     sizes = [_size(data, (*shape[:2], 4) if dtype == np.float32 else shape) for data in images]
     if len(set(sizes)) > 1:
         mixed = np.empty(len(images), object)
-        mixed[:] = [decode(data, shape, dtype) for data in images]
+        mixed[:] = [decode_all([data], shape, dtype, fast=fast)[0] for data in images]
         return mixed
     try:
         out = np.empty((len(images), *sizes[0]), stored)
@@ -48,7 +49,7 @@ def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = 
         raise CorruptError(f"{len(images)} images of shape {sizes[0]} do not fit into memory.") from None
     for data, place in zip(images, out, strict=True):
         if data[:2] == b"\xff\xd8":
-            _jpeg(data, place)
+            _jpeg(data, place, fast)
         else:
             _png(data, place)
     return out.view(np.float32) if dtype == np.float32 else out
@@ -89,18 +90,18 @@ def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
     return height, width, declared[2] or channels
 
 
-def _jpeg(data: Any, out: Array) -> None:
+def _jpeg(data: Any, out: Array, fast: bool) -> None:
     color = {1: "GRAY", 3: "RGB"}.get(out.shape[-1] if out.dtype == np.uint8 else 0)
     if color is None:
         raise CorruptError(f"a JPEG image, declared with {out.shape[-1]} channels of {out.dtype}.")
     simplejpeg = _simplejpeg()
     try:
-        simplejpeg.decode_jpeg(data, color, fastdct=True, buffer=out)
+        simplejpeg.decode_jpeg(data, color, fastdct=fast, buffer=out)
     except ValueError as error:
         if "premature" in str(error).lower():
             raise CorruptError(f"not a whole JPEG image ({error}).") from error
         try:  # stray bytes between its parts, which others pass over too
-            simplejpeg.decode_jpeg(data, color, fastdct=True, buffer=out, strict=False)
+            simplejpeg.decode_jpeg(data, color, fastdct=fast, buffer=out, strict=False)
         except ValueError:
             raise CorruptError(f"not a readable JPEG image ({error}).") from error
 

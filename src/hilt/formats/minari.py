@@ -9,8 +9,8 @@ Observations have one row more than the rest: what was seen after the last step.
 
 from __future__ import annotations
 
-import io
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -25,6 +25,7 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import Array, unflatten
 from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, natural, plain, text_fact
 from hilt.formats.hdf5 import MAX_BYTES, attributes, child, elements, import_h5py, leaves, opened, values
+from hilt.formats.images import decode_all
 from hilt.replay.schema import mate
 
 MAIN = "main_data.hdf5"
@@ -88,7 +89,11 @@ class MinariDataset(Dataset):
                 if not images and (_is_image(space) or of_bytes):
                     continue
                 packed = of_bytes or (dataset.dtype == np.uint8 and _is_image(space) and len(dataset.shape) == 2)
-                found[path] = _pictures([bytes(data) for data in elements(dataset)], space) if packed else values(dataset)
+                found[path] = (
+                    _pictures([bytes(data) for data in elements(dataset)], space, f"{file.filename}: {name}/{path}")
+                    if packed
+                    else values(dataset)
+                )
             return self._episode(found, unflatten(attributes(group)), f"{file.filename}: {name}")
 
     def _from_arrow(self, name: str, images: bool) -> Episode | None:
@@ -102,7 +107,7 @@ class MinariDataset(Dataset):
             for path, column, shape in _arrow_leaves(_table(sorted(map(str, folder.glob(f"*.{self._kind}"))), self._kind), ""):
                 space, rows = self._space(path), None if path.partition("/")[0] in ("observations", "infos") else -1
                 if pa.types.is_binary(column.type):
-                    found[path] = _pictures(column.to_pylist()[:rows], space) if images else None
+                    found[path] = _pictures(column.to_pylist()[:rows], space, f"{folder}: {path}") if images else None
                 elif pa.types.is_fixed_size_list(column.type):
                     flat = column.flatten().to_numpy(zero_copy_only=False)
                     found[path] = flat.reshape(len(column), *_shape(space, shape))[:rows]
@@ -176,26 +181,16 @@ def _is_image(space: Mapping[str, Any]) -> bool:
     return space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
 
 
-def _pictures(encoded: Sequence[bytes], space: Mapping[str, Any]) -> Array | None:
-    """JPEG images, bit for bit as Minari decodes them; None when they are not of one size."""
+def _pictures(encoded: Sequence[bytes], space: Mapping[str, Any], where: str) -> Array:
+    """JPEG images, bit for bit as Minari decodes them."""
+    shape = space["shape"] if _is_image(space) else [None, None]
     try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("pillow", "Reading Minari's images", "images") from error
-    out: Array | None = None
-    for i, data in enumerate(encoded):
-        try:
-            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-                if image.width * image.height * len(encoded) * 3 > MAX_BYTES:
-                    raise CorruptError(f"{len(encoded)} images of {image.height} x {image.width} pixels; they were not read.")
-                pixels = np.asarray(image)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise error if isinstance(error, HiltError) else CorruptError(f"not a readable JPEG image ({error}).") from error
-        out = np.empty((len(encoded), *pixels.shape), np.uint8) if out is None else out
-        if pixels.shape != out.shape[1:]:
-            return None
-        out[i] = pixels
-    return out
+        if _is_image(space) and math.prod(shape) * len(encoded) > MAX_BYTES:
+            raise CorruptError(f"{len(encoded)} images of {shape[0]} x {shape[1]} pixels; they were not read.")
+        images = decode_all(encoded, [*shape, None][:3], fast=False)
+    except CorruptError as error:
+        raise CorruptError(f"{where}: {error}") from error
+    return images[..., 0] if len(space.get("shape", ())) == 2 else images
 
 
 def _table(files: Sequence[str], kind: str) -> Any:
