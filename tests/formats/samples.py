@@ -23,7 +23,7 @@ def samples(format: str, folder: Path) -> list[Path]:
     if format == "rlds":
         return [GOLDEN / "rlds" / name / "1.0.0" for name in ("bridge_like", "d4rl_like", "all_features")]
     if format == "lerobot":
-        return [GOLDEN / "lerobot/v3_image", GOLDEN / "lerobot/v3_video", lerobot_v21(folder / "v21")]
+        return [GOLDEN / "lerobot" / name for name in ("v3_image", "v3_video", "v21_image", "v21_video")]
     if format == "rlinf":
         return [GOLDEN / "rlinf" / name for name in ("pkl", "pt", "checkpoint")]
     return {"hil-serl": hilserl, "robomimic": robomimic, "minari": minari, "log": log}[format](folder)
@@ -142,29 +142,3 @@ def log(folder: Path) -> list[Path]:
     writer.finish()
     writer.close()
     return [folder / "log"]
-
-
-def lerobot_v21(folder: Path) -> Path:
-    """The golden dataset with pictures, in the layout of v2.1."""
-    import pyarrow.parquet as parquet
-
-    source = GOLDEN / "lerobot/v3_image"
-    info = json.loads((source / "meta/info.json").read_text())
-    table = parquet.read_table(source / "data/chunk-000/file-000.parquet")
-    tasks = parquet.read_table(source / "meta/tasks.parquet").to_pylist()
-    (folder / "meta").mkdir(parents=True)
-    (folder / "data/chunk-000").mkdir(parents=True)
-    info |= {"codebase_version": "v2.1", "total_chunks": 1, "total_videos": 0}
-    info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
-    info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
-    lines = []
-    for number in range(3):
-        rows = table.filter(np.array(table["episode_index"]) == number)
-        parquet.write_table(rows, folder / f"data/chunk-000/episode_{number:06d}.parquet")
-        lines.append({"episode_index": number, "tasks": ["do it"], "length": len(rows)})
-    texts = [{"task_index": task["task_index"], "task": next(str(v) for k, v in task.items() if k != "task_index")} for task in tasks]
-    (folder / "meta/info.json").write_text(json.dumps(info))
-    (folder / "meta/episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in texts))
-    (folder / "meta/episodes_stats.jsonl").write_text("".join(json.dumps({"episode_index": n, "stats": {}}) + "\n" for n in range(3)))
-    return folder
