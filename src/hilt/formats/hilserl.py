@@ -13,7 +13,6 @@ In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -178,12 +177,15 @@ class HilSerlDataset(Dataset):
                     copies = self._load(twin)
                 except CorruptError:  # reported when its own turn comes
                     continue
-                places: dict[bytes, list[int]] = {}
+                places: dict[bytes, list[int]] = {}  # of steps that have all but their pictures in common
                 for i, row in enumerate(rows):
-                    places.setdefault(_digest(row), []).append(i)
+                    places.setdefault(_small(row), []).append(i)
                 for i, row in enumerate(copies):
-                    if same := places.get(_digest(row)):
-                        found.add(same.pop(0))
+                    near = places.get(_small(row), [])
+                    same = next((place for place in near if _same(rows[place], row)), None)
+                    if same is not None:
+                        near.remove(same)
+                        found.add(same)
                         again.setdefault(twin, set()).add(i)
         return found
 
@@ -404,14 +406,14 @@ def _goes_on(last: Row, row: Row) -> bool:
     return all(mate(path) in last and equal(_array(last[mate(path)]), _array(row[path])) for path in paths)
 
 
-def _digest(row: Row) -> bytes:
-    """A name for the contents of a transition."""
-    found = hashlib.blake2b(digest_size=16)
-    for path, value in row.items():
-        if not path.startswith("infos/"):
-            array = _array(value)
-            found.update(f"{path} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
-    return found.digest()
+def _small(row: Row) -> bytes:
+    arrays = [_array(value) for path, value in row.items() if not path.startswith("infos/")]
+    return b"".join(array.tobytes() for array in arrays if array.nbytes <= 4096)
+
+
+def _same(a: Row, b: Row) -> bool:
+    paths = {path for path in {**a, **b} if not path.startswith("infos/")}
+    return all(path in a and path in b and equal(_array(a[path]), _array(b[path])) for path in paths)
 
 
 def _array(value: Any) -> Array:
