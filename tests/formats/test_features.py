@@ -74,6 +74,11 @@ def test_steps_are_columns(tmp_path: Path):
     assert found.columns["inner"]["count"].tolist() == [255, 0]  # as TensorFlow casts
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_too_large_for_float16_are_infinite(tmp_path: Path):
+    assert decode(tmp_path, group(a=tensor("float16", 2)), a=np.array([1e30, 2.0]))["a"].tolist() == [np.inf, 2]
+
+
 def test_values_of_an_episode(tmp_path: Path):
     found = decode(
         tmp_path,
@@ -184,6 +189,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path):
         number=tensor("complex64"),
         packed=tensor("float32", encoding="gzip"),
         huge=tensor("float32", 2**40, 2**40),
+        tiny=tensor("int4"),
         mine={"pythonClassName": "my.package.Custom", "jsonFeature": {"json": "{}"}},
     )
     features = load(tmp_path, data)
@@ -195,6 +201,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_read(tmp_path: Path):
         "number": "a tensor of complex64 and shape (), which TFDS cannot read either",
         "packed": "a tensor of float32 in the encoding 'gzip', which is not supported",
         "huge": "a tensor of shape (1099511627776, 1099511627776), which is too large",
+        "tiny": f"a feature of class {PREFIX}tensor_feature.Tensor with numbers of int4, which is not supported",
         "mine": "a feature of class my.package.Custom, which is not supported",
     }
     assert features.decode(example.encode({"good": np.array([3])})) == {"good": 3, "inner": {}}
@@ -275,7 +282,6 @@ def test_a_compressed_bomb_is_not_inflated(tmp_path: Path):
         {},
         tensor("int64"),
         group(a=None),
-        group(a=tensor("quaternion")),
         group(a=tensor("int64", 10**30) | {"tensor": {"shape": "abc", "dtype": "int64"}}),
         {"featuresDict": {"features": []}},
         group(a=sequence(None)),

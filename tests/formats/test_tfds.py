@@ -196,6 +196,13 @@ def test_without_dataset_info_the_names_of_the_files_say_what_there_is(shards: P
     assert dataset.describe()["name"] == "all_features"
 
 
+def test_without_dataset_info_a_gap_between_the_files_is_seen(shards: Path):
+    (shards / "dataset_info.json").unlink()
+    (shards / "all_features-train.tfrecord-00001-of-00003").unlink()
+    with pytest.raises(FormatError, match=r"00002-of-00003: the file before it is missing\. Fetch it, or dataset_info\.json"):
+        open_dataset(shards)
+
+
 def test_dataset_info_without_lengths(shards: Path):
     info = json.loads((shards / "dataset_info.json").read_text())
     info["splits"] = [{"name": "train", "numShards": "3"}]

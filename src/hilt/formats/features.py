@@ -174,7 +174,8 @@ def _numbers(values: example.Values, dtype: np.dtype[Any]) -> Array:
     if len(values) and (given == "bytes", given == "int64") != (dtype.kind == "O", dtype.kind in "biu"):
         raise CorruptError(f"expected {'bytes' if dtype.kind == 'O' else dtype}, got {given}.")
     if not isinstance(values, list):
-        return values.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):  # too large for float16: infinite, as it is there
+            return values.astype(dtype, copy=False)
     texts = np.empty(len(values), dtype)
     texts[:] = [bytes(value) for value in values]
     return texts
@@ -254,7 +255,8 @@ def _parsed(data: Any, path: str, left_out: dict[str, str], depth: int = 0) -> F
     found = _leaf(kind, content)
     frames = found.shape[:1] if found and kind == "Video" else ()
     found = replace(found, shape=found.shape[1:]) if found and frames else found
-    why = _unreadable(found, content) if found else f"a feature of class {name or 'unknown'}, which is not supported"
+    numbers = f" with numbers of {content['dtype']}" if content.get("dtype") else ""
+    why = _unreadable(found, content) if found else f"a feature of class {name or 'unknown'}{numbers}, which is not supported"
     if why:
         left_out[path] = why
         return None
@@ -264,7 +266,9 @@ def _parsed(data: Any, path: str, left_out: dict[str, str], depth: int = 0) -> F
 def _leaf(kind: str, content: Mapping[str, Any]) -> Leaf | None:
     shape = content.get("shape") or ()
     shape = tuple(_size(size) for size in (shape.get("dimensions", ()) if isinstance(shape, dict) else shape))
-    dtype = str(content.get("dtype", "")).removeprefix("tf.")
+    dtype = str(content.get("dtype") or "").removeprefix("tf.")
+    if dtype and dtype not in DTYPES:
+        return None
     if kind in ("Image", "LabeledImage", "Video"):
         default = (None, None, None, 3)[kind != "Video" :] if kind != "LabeledImage" else (None, None, 1)
         return Leaf(DTYPES[dtype or "uint8"], shape or default, "image")

@@ -1,11 +1,13 @@
 """RLDS datasets, Open X-Embodiment's among them: folders of TFDS, read without TensorFlow.
 
-for episode in open_dataset("bridge/1.0.0", split="train[:10%]").rlds():
-    episode["episode_metadata"], episode["steps"][0]["observation"]
+    for episode in open_dataset(Path("bridge/1.0.0"), split="train[:10%]").rlds():
+        episode["episode_metadata"], episode["steps"][0]["observation"]
 
-1.0.0/  dataset_info.json  splits, and how many records each of their files has
-        features.json      what a record holds
-        bridge-train.tfrecord-00000-of-00002, ...
+Such a folder holds
+
+    dataset_info.json                           splits, and how many records each of their files has
+    features.json                               what a record holds
+    bridge-train.tfrecord-00000-of-00002, ...   a record for each episode
 """
 
 from __future__ import annotations
@@ -281,6 +283,8 @@ def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
         for file in sorted(folder.iterdir()):
             if match := _SHARD.fullmatch(file.name):
                 splits.setdefault(match["split"], []).append(Shard(file, _count(file)))
+                if len(splits[match["split"]]) - 1 != int(match["number"]):
+                    raise FormatError(f"{file}: the file before it is missing. Fetch it, or dataset_info.json, which names all files.")
     if not splits:
         raise FormatError(f"{folder}: no splits in dataset_info.json, and no files such as name-train.tfrecord-00000-of-00001.")
     return info, splits
