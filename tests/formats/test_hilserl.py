@@ -378,8 +378,11 @@ def test_further_columns_and_single_arrays_come_back(tmp_path: Path) -> None:
     episode.columns["observations"] = np.arange(8.0).reshape(4, 2)
     episode.columns["next_observations"] = np.arange(8.0).reshape(4, 2) + 2
     episode.columns["rewards"] = episode.columns["rewards"].astype(np.float64)
+    episode.columns["dones"] = np.ones((4, 2), bool)  # of RLinf's two chunks, say
     write(create(tmp_path, "hil-serl"), [episode])
     assert_all_same(list(open_dataset(tmp_path)), [episode])
+    step = original_loop(list((tmp_path / "demo_data").glob("*.pkl")), hoist=True)[0]
+    assert step["dones"].shape == () and step["masks"] == 0.5 and step["grasp_penalty"] == 1
 
 
 def original_loop(paths: list[Path], hoist: bool) -> list[dict[str, Any]]:

@@ -432,7 +432,8 @@ def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[
         if path in out or (not images and spec.dtype == np.uint8 and len(spec.shape) > 2):
             continue
         shared = whole and after in columns
-        values = [row[path] for row in rows] + ([rows[-1][after]] if shared else [])
+        name = f"hilt/{path}" if f"hilt/{path}" in rows[0] else path  # what is something else in a transition
+        values = [row[name] for row in rows] + ([rows[-1][after]] if shared else [])
         column = np.stack([np.asarray(value, spec.dtype).reshape(spec.shape) for value in values])
         out[path] = column[:-1] if shared else column
         if shared:
@@ -442,7 +443,7 @@ def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[
 
 def _transitions(columns: dict[str, Array], whole: bool, success: bool | None) -> list[Row]:
     """What HIL-SERL stores of each step. An observation that ends a step and begins the next is one object, and pickled once."""
-    columns = {**columns}
+    columns = {f"hilt/{path}" if path in ("dones", "masks") and column.ndim > 1 else path: column for path, column in columns.items()}
     columns.setdefault("dones", columns["terminated"] | columns["truncated"])
     columns.setdefault("masks", (~columns["terminated"]).astype(np.float32))
     values = {path: list(column) for path, column in columns.items()}
