@@ -120,6 +120,14 @@ def test_all_splits(spec: str | None):
     assert len(open_dataset(RLDS / "bridge_like", split=spec)) == 4
 
 
+@pytest.mark.parametrize("name", ["all", "a[b", "", None, 3])
+def test_all_splits_whatever_their_names(shards: Path, name: Any):
+    info = json.loads((shards / "dataset_info.json").read_text())
+    info["splits"].append({"name": name, "shardLengths": []})
+    (shards / "dataset_info.json").write_text(json.dumps(info))
+    assert len(open_dataset(shards)) == 5
+
+
 LENGTHS = {"train": [3, 0, 4], "val": [1], "held-out": [5]}
 
 

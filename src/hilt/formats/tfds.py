@@ -165,7 +165,7 @@ def select(spec: str, splits: dict[str, list[Shard]]) -> list[Part]:
     parts = []
     for piece in re.split(r"\s*\+\s*", spec.strip()):
         if piece == "all":
-            parts += [part for name in splits for part in select(name, splits)]
+            parts += [Part(name, shard, 0, shard.records) for name in splits for shard in splits[name] if shard.records]
             continue
         match = _SPLIT.fullmatch(piece)
         borders = [_BORDER.fullmatch(border) for border in (match[2] or ":").split(":")] if match else []
@@ -274,7 +274,7 @@ def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
     try:
         info = json.loads(read(path)) if path.exists() else {}
         kind = info.get("fileFormat") or "tfrecord"
-        splits = {split["name"]: _shards(folder, info, kind, split) for split in info.get("splits", [])}
+        splits = {str(split["name"]): _shards(folder, info, kind, split) for split in info.get("splits", [])}
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise FormatError(f"{path}: not the description of a TFDS dataset ({type(error).__name__}: {error}). Restore the file.") from error
     if kind not in ("tfrecord", "array_record"):
