@@ -298,7 +298,11 @@ def test_what_cannot_be_written_is_noted(tmp_path: Path) -> None:
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
-    for options, text in (({"fps": 0}, "fps: expected a number"), ({"data_files_size_in_mb": 0}, "expected 1 or more")):
+    for options, text in (
+        ({"fps": 0}, "fps: expected a number"),
+        ({"data_files_size_in_mb": 0}, "expected 1 or more"),
+        ({"images": "png", "codec": "h264"}, "codec=h264: only videos have one"),
+    ):
         with pytest.raises(ConfigError, match=text):
             create(tmp_path / "a", "lerobot", **options)
     with pytest.raises(UnknownNameError, match="no codec named 'av2'; did you mean 'av1'"):
@@ -307,6 +311,26 @@ def test_options_are_checked(tmp_path: Path) -> None:
         create(tmp_path / "a", "lerobot", images="jpeg")
     with pytest.raises(ConfigError, match="there is not one episode with a transition to write"):
         png(tmp_path / "a").finish()
+
+
+@pytest.mark.parametrize("options", [{}, {"codec": "h264"}, {"codec": "lossless"}, {"images": "png"}], ids=str)
+def test_lossy_pictures_are_noted(tmp_path: Path, options: dict[str, Any]) -> None:
+    writer = create(tmp_path / "a", "lerobot", fps=10, **options)
+    write(writer, [made(3), made(2, 1)])
+    lossy = "png" not in str(options) and options.get("codec") != "lossless"
+    codec = options.get("codec", "av1")
+    said = {f"images were stored as {codec} video, which changes them a little; images=png keeps every bit": 2}
+    assert dict(writer.notes.counts) == (said if lossy else {})
+
+
+ODD = [{"en": "go"}, ["a", "b"], None, 5, {"texts": ["a"], "begins": [0, 3]}, {"texts": "ab", "begins": [3, 10**9]}]
+
+
+@pytest.mark.parametrize("fact", ODD, ids=str)
+def test_an_instruction_that_is_no_text_stays_a_fact(tmp_path: Path, fact: Any) -> None:
+    episode = made(4)
+    episode.facts["language_instruction"] = fact
+    assert_all_same(list(open_dataset(written(tmp_path / "a", [episode], images="png"))), [episode])
 
 
 def test_without_what_hilt_keeps_it_is_still_a_dataset(tmp_path: Path) -> None:

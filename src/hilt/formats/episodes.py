@@ -165,11 +165,16 @@ def text_fact(texts: Sequence[str]) -> str | dict[str, Any]:
 
 
 def texts_of(fact: Any, length: int) -> list[str]:
-    """The text of each step from what `text_fact` made of them."""
-    if not isinstance(fact, Mapping):
-        return [str(fact)] * length
-    ends = [*fact["begins"][1:], length]
-    return [text for text, begin, end in zip(fact["texts"], fact["begins"], ends, strict=True) for _ in range(begin, end)]
+    """The text of each step from what `text_fact` made of them; empty where the fact is something else."""
+    if isinstance(fact, str):
+        return [fact] * length
+    try:
+        ends = [*fact["begins"][1:], length]
+        pieces = zip(fact["texts"], fact["begins"], ends, strict=True)
+        texts = [str(text) for text, begin, end in pieces for _ in range(begin, min(end, length))]
+    except (KeyError, TypeError, ValueError):
+        texts = []
+    return [*texts, *[""] * length][:length]
 
 
 def plain(value: Any) -> Any:

@@ -66,6 +66,8 @@ def create(
         raise UnknownNameError("way to store images", images, ("video", "png"))
     if codec not in CODECS:
         raise UnknownNameError("codec", codec, CODECS)
+    if images == "png" and codec != "av1":
+        raise ConfigError(f"codec={codec}: only videos have one. Leave it out, or images=png.")
     if fps is not None and not 0 < fps < 1e6:
         raise ConfigError(f"fps: expected a number of frames per second, got {fps}.")
     if min(data_files_size_in_mb, video_files_size_in_mb) < 1:
@@ -131,12 +133,16 @@ class LeRobotWriter(Writer):
             self._begin(leaves, episode.facts)
         self._check(leaves)
         unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
+        if self._codec not in ("", "lossless") and any(column.kind == "video" for column in self._columns):
+            self.notes.add(f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit")
         cuts = [0, *gaps(episode).tolist(), length]
         if len(cuts) > 2:
             self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(cuts) - 2)
         texts = texts_of(episode.facts.get(INSTRUCTION, ""), length)
         for begin, end in pairwise(cuts):
-            facts = plain(episode.facts) | ({INSTRUCTION: text_fact(texts[begin:end])} if INSTRUCTION in episode.facts else {})
+            facts = plain(episode.facts)
+            if len(cuts) > 2 and INSTRUCTION in facts:
+                facts[INSTRUCTION] = text_fact(texts[begin:end])
             success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
             self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], facts, success)
         self.next = number + 1

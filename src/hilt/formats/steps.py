@@ -216,7 +216,7 @@ def _piece(episode: Episode, start: int, stop: int, paired: bool) -> dict[str, A
     steps.setdefault("discount", np.ones(length + 1, np.float32))
     terminated = np.any(columns["terminated"][stop - 1]) if "terminated" in columns else False
     steps |= {"is_first": place == 0, "is_last": place == length, "is_terminal": (place == length) & terminated}
-    texts = _texts(facts.get(INSTRUCTION, ""), len(episode))[start:stop]
+    texts = texts_of(facts.get(INSTRUCTION, ""), len(episode))[start:stop]
     if length < len(episode) and INSTRUCTION in facts:
         facts[INSTRUCTION] = text_fact(texts)
     steps[INSTRUCTION] = np.array([text.encode(errors="replace") for text in (*texts, texts[-1])], object)
@@ -247,12 +247,3 @@ def _joined(columns: Any, last: Any) -> Any:
     if isinstance(columns, Mapping):
         return {name: _joined(columns[name], last[name]) for name in columns}
     return np.concatenate([columns, np.asarray(last)[None]])
-
-
-def _texts(fact: Any, length: int) -> list[str]:
-    """The text of each step; what a fact of another shape does not say is empty."""
-    try:
-        texts = [str(text) for text in texts_of(fact, length)]
-    except (KeyError, TypeError, ValueError):
-        texts = []
-    return [*texts, *[""] * length][:length]
