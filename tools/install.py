@@ -1,5 +1,7 @@
 """Make a virtual environment and install this repository into it: ``python3 tools/install.py .venv dev,torch``.
 
+What is named after the extras is installed too, without what it depends on: ``... .venv-lerobot lerobot lerobot==0.4.4``.
+
 Needs nothing but Python. Packages come through uv, which is several times faster than pip. It does not read pip's configuration,
 so it is handed what pip would use (indexes, find-links, certificate); a CPU build of torch that is known there is the one taken.
 Where uv cannot be had, or fails, pip does the same work.
@@ -22,16 +24,16 @@ print(json.dumps(vars(create_command("install").parse_args([])[0]), default=str)
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        raise SystemExit("usage: python3 tools/install.py FOLDER EXTRA[,EXTRA...]")
+    if len(sys.argv) < 3:
+        raise SystemExit("usage: python3 tools/install.py FOLDER EXTRA[,EXTRA...] [PACKAGE==VERSION...]")
     os.chdir(Path(__file__).resolve().parent.parent)
     venv, extras = Path(sys.argv[1]), sys.argv[2]
-    packages = ["--constraint", "constraints.txt", "--editable", f".[{extras}]"]
-    print(f"installing hilt[{extras}] into {venv}, once", flush=True)
+    alone = sys.argv[3:]
+    print(f"installing {' '.join([f'hilt[{extras}]', *alone])} into {venv}, once", flush=True)
     make_venv(venv)
-    if not install_with_uv(venv, packages):
-        print("uv cannot be used here: installing with pip, which takes longer", flush=True)
-        sys.exit(subprocess.run([venv / "bin/pip", "install", "--quiet", *packages]).returncode)
+    install(venv, ["--constraint", "constraints.txt", "--editable", f".[{extras}]"])
+    if alone:
+        install(venv, ["--no-deps", *alone])
 
 
 def make_venv(venv: Path) -> None:
@@ -44,6 +46,13 @@ def make_venv(venv: Path) -> None:
             environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
             subprocess.run(["apt-get", "-qq", *apt], env=environment, stdout=subprocess.DEVNULL, check=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+
+
+def install(venv: Path, packages: list[str]) -> None:
+    if not install_with_uv(venv, packages):
+        print("uv cannot be used here: installing with pip, which takes longer", flush=True)
+        if code := subprocess.run([venv / "bin/pip", "install", "--quiet", *packages]).returncode:
+            sys.exit(code)
 
 
 def install_with_uv(venv: Path, packages: list[str]) -> bool:
