@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from hilt.core.errors import ConfigError, CorruptError, LockedError, SchemaError, StorageError, UnknownNameError
 from hilt.core.tree import flatten
-from hilt.formats import FORMATS, Episode, detect, open_dataset, options_of
+from hilt.formats import FORMATS, Episode, create, detect, open_dataset, options_of
 from hilt.formats.convert import Change, convert, resize, survey
 from hilt.replay import Log
 from tests.replay.toy_steps import new_log, numbers, step, write
@@ -146,6 +147,31 @@ def test_two_at_once_are_refused(log: Path, tmp_path: Path) -> None:
     convert(log, tmp_path / "out", to="rlds", progress=again)
 
 
+@pytest.mark.parametrize("to", ["rlds", "hil-serl"])
+def test_what_was_written_before_a_stop_is_counted(log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the stop comes after the last thing that a writer does for an episode."""
+    options: dict[str, Any] = {"shard_bytes": 1} if to == "rlds" else {"buffer_period": 1}
+    whole = convert(log, tmp_path / "whole", to=to, **options)
+    assert whole.episodes > 2
+    with contextlib.closing(create(tmp_path / "type", to)) as writer:
+        kind = type(writer)
+    for stop in range(whole.episodes):
+
+        def add(writer: Any, number: int, episode: Episode, stop: int = stop, real: Any = kind.add) -> None:
+            real(writer, number, episode)
+            if number == stop:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "add", add)
+            with pytest.raises(KeyboardInterrupt):
+                convert(log, tmp_path / f"stopped-{stop}", to=to, **options)
+        summary = convert(log, tmp_path / f"stopped-{stop}", to=to, **options)
+        assert summary.went_on_from == stop + 1
+        for name in ("episodes", "steps", "successes", "failures", "unknown", "notes"):
+            assert getattr(summary, name) == getattr(whole, name), (name, stop)
+
+
 def test_a_damaged_episode_is_named_or_passed_over_and_counted(tmp_path: Path) -> None:
     shutil.copytree(BRIDGE, tmp_path / "bad")
     (shard,) = (tmp_path / "bad").glob("*train.tfrecord*")
@@ -154,8 +180,7 @@ def test_a_damaged_episode_is_named_or_passed_over_and_counted(tmp_path: Path) -
     shard.write_bytes(raw)
     with pytest.raises(CorruptError, match=rf"{shard.name}.*--skip-corrupt"):
         convert(tmp_path / "bad", tmp_path / "log")
-    shutil.rmtree(tmp_path / ".log.converting")
-    summary = convert(tmp_path / "bad", tmp_path / "log", skip_corrupt=True)
+    summary = convert(tmp_path / "bad", tmp_path / "log", skip_corrupt=True)  # goes on, as the error says
     assert (summary.episodes, summary.damaged, summary.empty) == (2, 1, 1)
     assert any(shard.name in sentence for sentence in summary.notes)
     whole = list(open_dataset(BRIDGE))

@@ -108,7 +108,7 @@ def convert(
         "formats": [name, to],
         "episodes": len(dataset),
         "bytes": bytes_in(place),
-        "options": {**options, **asdict(change), "skip_corrupt": skip_corrupt},
+        "options": {**options, **asdict(change)},
     }
     summary = Summary(str(place), name, str(goal), to, source_bytes=bytes_in(place))
     with contextlib.ExitStack() as stack:
@@ -119,9 +119,7 @@ def convert(
         for line in workshop.lines(writer.next):
             summary.count(line)
         for number, done in enumerate(decode(dataset, writer.next, change, workers), writer.next):
-            line = _write(writer, number, done, dataset, skip_corrupt)
-            workshop.record.append(line)
-            summary.count(line)
+            summary.count(_write(writer, number, done, dataset, skip_corrupt, workshop.record))
             if progress is not None:
                 progress(number + 1, len(dataset))
         writer.finish()
@@ -264,15 +262,21 @@ class _Workshop:
         self._lock.__exit__()
 
 
-def _write(writer: Writer, number: int, done: Done, dataset: Dataset, skip_corrupt: bool) -> dict[str, Any]:
+def _write(writer: Writer, number: int, done: Done, dataset: Dataset, skip_corrupt: bool, record: Journal) -> dict[str, Any]:
+    """Records an episode, and writes it: in this order, so that none is there that was not recorded."""
     episode, noted, damage = _outcome(done, dataset, skip_corrupt)
+    line = _line(number, episode, noted, damage)
+    record.append(line)
     if episode is not None:
         try:
-            noted += writer.notes.during(partial(writer.add, number, episode))[1]
+            more = writer.notes.during(partial(writer.add, number, episode))[1]
         except SchemaError as error:
             cure = "Leave a column out with --drop, or make all images one size with --image-size."
             raise SchemaError(f"{dataset.path}, episode {number}: {error} {cure}") from error
-    return _line(number, episode, noted, damage)
+        if more:
+            line = {**line, "notes": noted + more}
+            record.append(line)
+    return line
 
 
 def _outcome(done: Done, dataset: Dataset, skip_corrupt: bool) -> tuple[Episode | None, Counter[str], bool]:
