@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import CorruptError, FormatError, UnsafeError
+from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError, UnsafeError
 from hilt.core.tree import flatten
-from hilt.formats import rlinf
+from hilt.formats import Writer, create, rlinf
 from hilt.formats.convert import convert
+from hilt.formats.episodes import Episode
+from hilt.formats.experience import open_dataset as open_log
 from hilt.formats.rlinf import open_dataset
 from hilt.replay import Trajectory, TrajectoryReplayBuffer
 from hilt.replay.rollout import step_rows
+from tests.formats.toy_episodes import assert_all_same, made, write, write_stopped_at_every_call
 from tests.replay.rlinf_golden import FOLDER, packed, under
 from tests.replay.test_rlinf import golden_trajectories
 
@@ -153,3 +156,74 @@ def test_code_is_refused_and_folders_without_an_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"trajectory_id_list": [3]}))
     with pytest.raises(FormatError, match="not those of an RLinf replay buffer"):
         open_dataset(tmp_path / "a")
+
+
+# Writing
+
+
+def episodes() -> list[Episode]:
+    made_here = [made(4, 0), made(1, 1, source=0, ended="truncated"), made(3, 2, source=[0, 1, 2], ended="")]
+    for episode in made_here:
+        episode.columns |= {"times": {"sent": np.arange(len(episode)) / 3}, "versions": np.ones((len(episode), 1), np.int16)}
+    made_here[0].facts |= {"model_weights_id": "../../x", "max_episode_length": 70}
+    made_here[1].columns["truncated"][:] = made_here[1].columns["terminated"][:] = True
+    return made_here
+
+
+@pytest.mark.parametrize("kind", ["pt", "pkl"])
+def test_what_we_write_is_read_as_it_was(kind: str, tmp_path: Path) -> None:
+    write(create(tmp_path / "a", "rlinf", trajectory_format=kind), episodes())
+    dataset = open_dataset(tmp_path / "a")
+    assert_all_same(list(dataset), episodes())
+    assert not dataset.notes.counts and len(list((tmp_path / "a").glob(f"trajectory_*.{kind}"))) == 3
+    alone = made(3, 1)
+    alone.columns["observations"], alone.columns["next_observations"] = np.zeros((3, 2)), np.ones((3, 2))
+    write(create(tmp_path / "b", "rlinf"), [alone])
+    assert_all_same(list(open_dataset(tmp_path / "b")), [alone])
+    buffer = TrajectoryReplayBuffer(load_path=str(tmp_path / "a"))
+    batch = buffer.sample(64)
+    assert buffer.total_samples == 8 and batch["curr_obs"]["state"].shape[1:] == (3,)
+    buffer.close()
+
+
+def test_a_log_goes_there_and_back(tmp_path: Path) -> None:
+    convert(FOLDER / "pt", tmp_path / "log", format="rlinf")
+    convert(tmp_path / "log", tmp_path / "there", format="log", to="rlinf")
+    convert(tmp_path / "there", tmp_path / "again", format="rlinf")
+    assert_all_same(list(open_log(tmp_path / "again")), list(open_log(tmp_path / "log")))
+    for file in (tmp_path / "there").glob("hilt_*.pt"):  # as RLinf itself sees it
+        file.unlink()
+    got = np.concatenate([e.columns["observations"]["states"][:, 0] for e in open_dataset(tmp_path / "there")])
+    assert sorted(got.tolist()) == sorted(wanted())
+
+
+def test_a_stopped_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = episodes()
+
+    def check(folder: Path) -> None:
+        assert_all_same(list(open_dataset(folder)), asked)
+        assert len(list(folder.iterdir())) == 2 * 3 + 2
+
+    def make(folder: Path) -> Writer:
+        return create(folder, "rlinf")
+
+    with monkeypatch.context() as patch:
+        assert write_stopped_at_every_call(make, asked, check, tmp_path, patch) > 20
+
+
+def test_writing_refuses_and_a_spoiled_companion_is_found(tmp_path: Path) -> None:
+    nameless = made(2)
+    nameless.columns["actions"] = {"arm": np.zeros((2, 3))}
+    with pytest.raises(SchemaError, match="have actions, one array"):
+        create(tmp_path / "a", "rlinf").add(0, nameless)
+    with pytest.raises(UnknownNameError, match="no trajectory format named 'npz'"):
+        create(tmp_path / "a", "rlinf", trajectory_format="npz")
+    write(create(tmp_path / "b", "rlinf"), episodes()[:1])
+    from hilt.replay import torch as bridge
+
+    path = tmp_path / "b" / "hilt_0.pt"
+    kept = bridge.load_pt(path)
+    for change in ({"names": "["}, {"names": '["nothing"]'}, {"facts": "3"}, {"columns": {"source": torch.zeros(9)}}, {"columns": 3}):
+        bridge.save_pt({**kept, **change}, path)
+        with pytest.raises(CorruptError, match="trajectory_0_"):
+            list(open_dataset(tmp_path / "b"))

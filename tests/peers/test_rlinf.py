@@ -82,3 +82,31 @@ def test_we_read_what_it_wrote(real: Any, kind: str, tmp_path: Path) -> None:
             assert torch.equal(a[key], b[key]), key
     again.close()
     ours.close()
+
+
+@pytest.mark.parametrize("kind", ["pt", "pkl"])
+def test_it_samples_from_a_log_that_was_converted(real: Any, kind: str, tmp_path: Path) -> None:
+    from hilt.formats import create, open_dataset
+    from hilt.formats.convert import convert
+    from tests.formats.toy_episodes import made, write
+
+    episodes = [made(5, 1, source=[0, 1, 1, 0, 0]), made(3, 2), made(7, 3, source=0, ended="truncated")]
+    write(create(tmp_path / "log", "log"), episodes)
+    convert(tmp_path / "log", tmp_path / "rlinf", to="rlinf", trajectory_format=kind)
+    theirs = real(seed=7)
+    theirs.load_checkpoint(str(tmp_path / "rlinf"))
+    assert (len(theirs), theirs.total_samples) == (3, 15)
+    steps = {tuple(e.columns["actions"][i]): (e, i) for e in open_dataset(tmp_path / "log") for i in range(len(e))}
+    batch, seen = theirs.sample(15), set()
+    for row in range(15):
+        action = tuple(batch["actions"][row].numpy())
+        episode, i = steps[action]
+        seen.add(action)
+        for field, name in (("curr_obs", "observations"), ("next_obs", "next_observations")):
+            for key, column in episode.columns[name].items():
+                assert torch.equal(batch[field][key][row], torch.from_numpy(column[i].copy())), (field, key)
+        assert batch["rewards"][row].item() == episode.columns["rewards"][i]
+        assert batch["dones"][row].item() == (episode.columns["terminated"][i] or episode.columns["truncated"][i])
+        assert batch["intervene_flags"][row].all().item() == (episode.columns["source"][i] == 1)
+    assert len(seen) > 5
+    theirs.close()

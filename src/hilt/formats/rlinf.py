@@ -2,12 +2,17 @@
 
 A trajectory has steps ``[T, B, ...]`` of B environments over many episodes; here each environment's episodes stand alone. A step of
 several chunks is one transition whose reward is the sum of theirs; what RLinf stored is kept beside it, under its own names.
+
+We write an episode as a trajectory of one environment, and what RLinf has no field for into ``hilt_{id}.pt``, which it passes over.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +22,17 @@ import ml_dtypes
 import numpy as np
 
 from hilt.core.errors import CorruptError, FormatError, SchemaError
+from hilt.core.files import DISK, leftovers
+from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import Dataset, Episode, Job, natural, plain
+from hilt.formats.episodes import Dataset, Episode, Job, Writer, natural, plain
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
+from hilt.replay.journal import Journal
 from hilt.replay.rlinf import ends_and_source
-from hilt.replay.rollout import Trajectory, step_rows
+from hilt.replay.rollout import Trajectory, get_model_weights_id, step_rows
 
+FIELDS = ("actions", "intervene_flags", "terminations", "truncations", "dones", "prev_logprobs", "prev_values", "versions")
 NAMES = {"curr_obs": "observations", "next_obs": "next_observations", "rewards": "extra/rewards"}
 
 
@@ -60,15 +69,17 @@ class RLinfDataset(Dataset):
             try:
                 if not there:
                     raise CorruptError(f"{path} is missing, and the index names it. Copy it again from where it came.")
-                columns, facts = self._load(number)
+                columns, facts, ours = self._load(number)
             except CorruptError as error:
                 found.append(error)
                 continue
-            ended = columns["terminated"] | columns["truncated"]
-            epochs = range(0, len(ended) + 1, max(1, len(ended) // facts["rollout_epochs"]))
-            for lane in range(ended.shape[1]):
-                edges = sorted({*epochs, *(np.flatnonzero(ended[:, lane]) + 1).tolist(), len(ended)})
-                found += [(number, lane, first, stop) for first, stop in itertools.pairwise(edges)]
+            length, width = columns["actions"].shape[:2]
+            for lane in range(width):
+                edges = {0, length}
+                if not ours:  # else it is one episode
+                    edges |= set(range(0, length, max(1, length // facts["rollout_epochs"])))
+                    edges |= set((np.flatnonzero(columns["terminated"][:, lane] | columns["truncated"][:, lane]) + 1).tolist())
+                found += [(number, lane, first, stop) for first, stop in itertools.pairwise(sorted(edges))]
         return found
 
     def __len__(self) -> int:
@@ -85,20 +96,25 @@ class RLinfDataset(Dataset):
         if isinstance(found, CorruptError):
             raise found
         number, lane, first, stop = found
-        columns, facts = self._load(number)
+        columns, facts, ours = self._load(number)
         kept = {path: column for path, column in columns.items() if images or column.dtype != np.uint8 or column.ndim < 5}
-        return Episode(unflatten({path: column[first:stop, lane] for path, column in kept.items()}), {**facts, "environment": lane})
+        facts = facts | ({} if ours else {"environment": lane})
+        return Episode(unflatten({path: column[first:stop, lane] for path, column in kept.items()}), facts)
 
-    def _load(self, number: int) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Columns ``[T, B, ...]`` and facts of a file; the last one is kept."""
+    def _load(self, number: int) -> tuple[dict[str, Array], dict[str, Any], bool]:
+        """Columns ``[T, B, ...]`` and facts of a file, and whether they are as we wrote them; the last one is kept."""
         with self._lock:
             if self._loaded[0] != number:
                 path = self._files[number][0]
                 try:
-                    self._loaded = number, self._columns(folders.read_trajectory(path))
+                    columns, facts = self._columns(folders.read_trajectory(path))
+                    beside = path.with_name(f"hilt_{path.name.split('_')[1]}.pt")
+                    if beside.is_file():
+                        columns, facts = _restored(columns, bridge.load_pt(beside))
+                    self._loaded = number, (columns, facts, beside.is_file())
                 except (FormatError, CorruptError):
                     raise
-                except (SchemaError, TypeError, ValueError, LookupError) as error:
+                except (SchemaError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
                     raise CorruptError(f"{path}: {error}") from error
             return self._loaded[1]
 
@@ -129,6 +145,94 @@ class RLinfDataset(Dataset):
             head, slash, tail = path.partition("/")
             columns[f"{NAMES.get(head, head)}{slash}{tail}"] = array
         return columns, facts
+
+
+def _restored(columns: dict[str, Array], kept: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Columns and facts as they were when we wrote them."""
+    own = {path: bridge.raw_array(value, path)[0][:, None] for path, value in flatten(kept["columns"]).items()}
+    found = {**{path.removesuffix("/array"): column for path, column in columns.items()}, **columns, **own}
+    restored = {path: found[path] for path in json.loads(kept["names"])}
+    if wrong := [path for path, column in restored.items() if column.shape[:2] != columns["actions"].shape[:2]]:
+        raise SchemaError(f"{wrong[0]} has shape {restored[wrong[0]].shape}, and the actions have {columns['actions'].shape}.")
+    return restored, plain(dict(json.loads(kept["facts"])))
+
+
+def create(path: Path, *, trajectory_format: str = "pt") -> RLinfWriter:
+    """`trajectory_format` is ``pt`` or ``pkl``, as RLinf has it."""
+    folders.check_format_name(trajectory_format)
+    return RLinfWriter(path, trajectory_format)
+
+
+class RLinfWriter(Writer):
+    """One file for each episode, and the index at the end."""
+
+    def __init__(self, path: Path, trajectory_format: str):
+        super().__init__()
+        DISK.make_folders(path)
+        self._path, self._index = path, folders.FolderIndex(trajectory_format)
+        self._journal = Journal(path / ".progress", DISK, write=True)
+        for line in self._journal.read_new():
+            self.next = line["next"]
+            self._index.entries[line["entry"]["trajectory_id"]] = line["entry"]
+        self._journal.cut_tail()
+        folders.remove_unnamed(path, (folders.file_name(entry, trajectory_format) for entry in self._index.entries.values()))
+        for rest in [*leftovers(path), path / f"hilt_{len(self._index.entries)}.pt"]:
+            DISK.remove(rest)
+
+    def add(self, number: int, episode: Episode) -> None:
+        columns, identity = flatten(episode.columns), len(self._index.entries)
+        if "actions" not in columns or "observations" not in episode.columns:
+            raise SchemaError("RLinf's trajectories have actions, one array, and observations.")
+        fields = {_field(path): np.ascontiguousarray(column[:, None]) for path, column in columns.items() if _field(path)}
+        human = (columns["source"] == Source.HUMAN).reshape(-1, *(1 for _ in fields["actions"].shape[1:]))
+        defaults = {
+            "intervene_flags": np.broadcast_to(human, fields["actions"].shape),
+            "rewards": columns["rewards"][:, None, None],
+            "terminations": columns["terminated"][:, None, None],
+            "truncations": columns["truncated"][:, None, None],
+            "dones": (columns["terminated"] | columns["truncated"])[:, None, None],
+        }
+        if "policy_version" in columns:
+            defaults["versions"] = columns["policy_version"].astype(np.float32)[:, None, None]
+        fields = {name: bridge.as_tensor(array.copy(), name) for name, array in {**defaults, **fields}.items()}
+        told = str(episode.facts.get("model_weights_id", ""))
+        weights = told if re.fullmatch(r"[\w-]{1,64}", told) else get_model_weights_id(fields.get("versions"))
+        limit = episode.facts.get("max_episode_length")
+        trajectory = Trajectory(limit if isinstance(limit, int) else len(episode), weights, **unflatten(fields))
+        entry = {
+            "uuid": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{weights} {identity}")),
+            "model_weights_id": weights,
+            "trajectory_id": identity,
+            "num_samples": len(episode),
+            "shape": list(trajectory.shape or ()),
+            "max_episode_length": trajectory.max_episode_length,
+        }
+        kept = {"names": json.dumps(list(columns)), "facts": json.dumps(plain(episode.facts))}
+        own = unflatten({path: column for path, column in columns.items() if not _field(path)})
+        folders.write_trajectory(self._path / f"hilt_{identity}.pt", {**kept, "columns": own})
+        folders.write_trajectory(self._path / folders.file_name(entry, self._index.trajectory_format), trajectory.to_dict())
+        self._journal.append({"next": number + 1, "entry": entry})
+        self._journal.sync()
+        self._index.entries[identity] = entry
+
+    def finish(self) -> None:
+        self._index.trajectory_counter = len(self._index.entries)
+        folders.write_index(self._path, self._index)
+        self.close()
+        DISK.remove(self._path / ".progress")
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def _field(path: str) -> str:
+    """RLinf's name of a column that it stores as it is; empty for others."""
+    head, _, tail = path.partition("/")
+    if head in ("observations", "next_observations"):
+        return f"{'curr' if head == 'observations' else 'next'}_obs/{tail or 'array'}"
+    if path == "extra/rewards":
+        return "rewards"
+    return path if path in FIELDS or (head == "forward_inputs" and tail) else ""
 
 
 def _folders(path: Path) -> list[Path]:
