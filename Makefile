@@ -18,11 +18,12 @@ demo: $(VENV)/.installed  ## a log that is killed and recovers; then a learner a
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	$(BIN)/python -m pytest $(ARGS)
 
-test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
 	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
+	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -32,7 +33,7 @@ bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reve
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
@@ -53,4 +54,8 @@ $(VENV)-lerobot/.installed: LEROBOT = lerobot==0.4.4
 $(VENV)-lerobot21/.installed: LEROBOT = lerobot==0.3.3
 $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) $(patsubst $(VENV)-%,%,$(@D)) $(LEROBOT)
+	@touch $@
+
+$(VENV)-hdf5/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(@D) hdf5 robomimic==0.3.0
 	@touch $@
