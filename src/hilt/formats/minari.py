@@ -194,17 +194,15 @@ def _pictures(encoded: Sequence[bytes], space: Mapping[str, Any], where: str) ->
 
 
 def _table(files: Sequence[str], kind: str) -> Any:
-    """All rows of an episode as an array of structs. They are read in small parts, since few bytes can stand for many."""
+    """All rows of an episode as an array of structs. They are read in small parts, since few bytes can stand for many.
+
+    What parquet says about its own columns is not looked at: Arrow ends the process when that is damaged.
+    """
     import pyarrow as pa
     import pyarrow.dataset as datasets
-    import pyarrow.parquet as parquet
 
-    size = 0
-    for about in [parquet.ParquetFile(file).metadata for file in files if kind == "parquet"]:
-        groups = [about.row_group(i) for i in range(about.num_row_groups)]
-        size += 4 * sum(group.column(i).num_values for group in groups for i in range(group.num_columns))
-    parts, size = [], size if size > MAX_BYTES else 0
-    for part in datasets.dataset(files, format=kind).to_batches(batch_size=64, batch_readahead=0) if not size else ():
+    parts, size = [], 0
+    for part in datasets.dataset(files, format=kind).to_batches(batch_size=64, batch_readahead=0):
         size += part.nbytes
         if size > MAX_BYTES:
             break
