@@ -246,7 +246,7 @@ def test_a_stopped_writer_goes_on(memory_path: Path, monkeypatch: pytest.MonkeyP
     write(make(memory_path / "whole"), episodes)
     whole = bytes_of(memory_path / "whole")
     assert_all_same(list(open_dataset(memory_path / "whole")), episodes)
-    assert sum(name.startswith("data/") for name in whole) == 2 and "writing.jsonl" not in whole
+    assert sum(name.startswith("data/") for name in whole) == 2
 
     def check(path: Path) -> None:
         assert bytes_of(path) == whole
@@ -268,6 +268,36 @@ def test_a_writer_goes_on_after_the_last_complete_unit(tmp_path: Path, monkeypat
     again.add(6, episodes[6])
     again.finish()
     assert_all_same(list(open_dataset(tmp_path / "a")), [episodes[i] for i in (0, 1, 3, 6)])
+
+
+def test_what_is_in_a_folder_already_stays(tmp_path: Path) -> None:
+    (tmp_path / "a/data").mkdir(parents=True)
+    (tmp_path / "a/data/precious").touch()
+    with pytest.raises(ConfigError, match=r"a: expected a new or empty folder, or an unfinished dataset. Choose another path"):
+        png(tmp_path / "a")
+    written(tmp_path / "b", [made(3)], images="png")
+    (tmp_path / "b/data/more").touch()
+    writer = png(tmp_path / "b")  # as after a power cut, when the writer was done and its caller not
+    assert writer.next == 1
+    with pytest.raises(ConfigError, match=r"b: this dataset is complete. Choose another path"):
+        writer.add(1, made(3))
+    writer.finish()
+    writer.close()
+    assert (tmp_path / "a/data/precious").exists() and (tmp_path / "b/data/more").exists()
+    assert_all_same(list(open_dataset(tmp_path / "b")), [made(3)])
+
+
+def test_facts_that_only_some_episodes_have(tmp_path: Path) -> None:
+    episodes = [made(2), made(2), made(2)]
+    del episodes[1].facts["success"]
+    episodes[2].facts["fps"] = 30
+    writer = png(tmp_path / "a", fps=20)
+    write(writer, episodes)
+    assert writer.notes.counts == {
+        "success: known of some episodes only; what the first one lacks is kept, but LeRobot does not see it": 1,
+        "fps: not that of the first episode or of the option, 20 is written": 1,
+    }
+    assert_all_same(list(open_dataset(tmp_path / "a")), episodes)
 
 
 def test_episodes_that_are_not_alike(tmp_path: Path) -> None:

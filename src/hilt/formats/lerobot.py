@@ -171,7 +171,8 @@ class LeRobotDataset(Dataset):
         even = np.arange(length) / self.info["fps"]
         if "frame_index" in found and not np.array_equal(found["frame_index"][:-1, 0], np.arange(length)):
             raise CorruptError(f"{where}: its frames are not numbered from 0 to {length - 1}. Restore the file.")
-        times = found["timestamp"][:-1, 0].astype(np.float64) if "timestamp" in found else even
+        times = found["timestamp"][:-1, 0] if "timestamp" in found else even
+        times = even if np.array_equal(times, even.astype(times.dtype)) else times.astype(np.float64)  # as exact as they can be
         if not (np.diff(times) > 0).all() or not 0 <= times[0] <= times[-1] < 1e7:
             raise CorruptError(f"{where}: its timestamps do not rise from 0. Restore the file.")
         if np.abs(times - even).max() > self._tolerance:

@@ -31,7 +31,7 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LAST_PATH = "meta/hilt/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-JOURNAL, FILES_PER_CHUNK = "writing.jsonl", 1000
+JOURNAL, JOURNAL_OF_ALL, FILES_PER_CHUNK = ".progress", "meta/hilt/journal.jsonl", 1000
 BOOKKEEPING = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64")}
 """Columns that say where a frame belongs, and nothing of what happened. No other column has such a name."""
 NAMES = {
@@ -117,21 +117,27 @@ class LeRobotWriter(Writer):
         self._stats: dict[str, dict[str, Array]] = {}
         self._episodes = self._frames = self._units = 0
         self._unit: _Unit | None = None
+        there = {file for file in path.rglob("*") if file.is_file()}
+        self._complete = path / JOURNAL_OF_ALL in there
+        if there and not self._complete and path / JOURNAL not in there:
+            raise ConfigError(f"{path}: expected a new or empty folder, or an unfinished dataset. Choose another path.")
         DISK.make_folders(path)
-        self._journal = Journal(path / JOURNAL, DISK, write=True)
+        self._journal = Journal(path / (JOURNAL_OF_ALL if self._complete else JOURNAL), DISK, write=True)
         for line in self._journal.read_new():
             self._go_on(line)
         self._journal.cut_tail()
         paths = (DATA_PATH, VIDEO_PATH, EPISODES_PATH, LAST_PATH)
         kept = {path / _place(p, unit, c.name) for unit in range(self._units) for c in self._columns for p in paths} | {path / JOURNAL}
-        for file in [file for file in path.rglob("*") if file.is_file() and file not in kept]:
+        for file in there - kept if not self._complete else ():
             DISK.remove(file)
 
     def add(self, number: int, episode: Episode) -> None:
         leaves, length = flatten(episode.columns), len(episode)
+        if self._complete:
+            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         if not self._columns:
             self._begin(leaves, episode.facts)
-        self._check(leaves)
+        self._check(leaves, episode.facts)
         unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
         if self._codec not in ("", "lossless") and any(column.kind == "video" for column in self._columns):
             self.notes.add(f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit")
@@ -150,6 +156,8 @@ class LeRobotWriter(Writer):
             self._complete_unit()
 
     def finish(self) -> None:
+        if self._complete:
+            return
         if not self._episodes:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
         self._complete_unit()
@@ -176,7 +184,7 @@ class LeRobotWriter(Writer):
         }
         DISK.replace(self._path / "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
         self.close()
-        DISK.remove(self._path / JOURNAL)
+        DISK.rename(self._path / JOURNAL, self._path / JOURNAL_OF_ALL)
 
     def close(self) -> None:
         if self._unit is not None:
@@ -207,8 +215,12 @@ class LeRobotWriter(Writer):
             self._count(row)
         self._units, self.next = self._units + 1, line["next"]
 
-    def _check(self, leaves: dict[str, Array]) -> None:
+    def _check(self, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
         known = {column.path: column for column in self._columns if column.path}
+        if ("success" in facts) != ("next.success" in [column.name for column in self._columns]):
+            self.notes.add("success: known of some episodes only; what the first one lacks is kept, but LeRobot does not see it")
+        if facts.get("fps", self._given["fps"]) != self._given["fps"]:
+            self.notes.add(f"fps: not that of the first episode or of the option, {self._given['fps']} is written")
         for path, values in leaves.items():
             column = known.get(path)
             if column and (values.shape[1:] != column.origin or values.dtype.name != ("uint8" if column.is_image else column.kind)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from fractions import Fraction
@@ -82,13 +83,19 @@ class VideoWriter:
         """The end of the file; one that is not complete is useless afterwards."""
         if complete:
             self._encode(None)
-        self._container.close()
+        with self._errors():
+            self._container.close()
 
     def _encode(self, frame: Any) -> None:
-        try:
+        with self._errors():
             packets = self._stream.encode(frame)
             self.nbytes += sum(packet.size for packet in packets)
             self._container.mux(packets)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
         except self._av.FFmpegError as error:
             raise StorageError(f"{self._path}: the video could not be written ({error}).") from error
 
