@@ -127,6 +127,16 @@ def test_odd_columns(tmp_path: Path) -> None:
     assert set(notes) | {"no rewards in this dataset: 0 everywhere"} <= set(dataset.notes.counts)
 
 
+def test_a_demonstration_does_not_end_before_its_last_step(tmp_path: Path) -> None:
+    path = demonstrations(tmp_path / "demo.hdf5", (5,))
+    with h5py.File(path, "a") as file:
+        file["data/demo_0/dones"][:] = [0, 0, 1, 1, 1]  # success, and some steps more
+    dataset = open_dataset(path)
+    (episode,) = dataset
+    assert episode.columns["terminated"].tolist() == [False] * 4 + [True]
+    assert any(note.startswith("dones before the last step") for note in dataset.notes.counts)
+
+
 def test_states_stand_for_observations_that_were_not_rendered(tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "demo.hdf5", (3,))
     with h5py.File(path, "a") as file:
@@ -241,7 +251,7 @@ def test_what_we_write_is_read_as_it_was(tmp_path: Path) -> None:
     write(create(tmp_path / "a", "robomimic"), episodes())
     dataset = open_dataset(tmp_path / "a")
     assert_all_same(list(dataset), episodes())
-    assert not dataset.notes.counts and [path.name for path in (tmp_path / "a").iterdir()] == ["data.hdf5"]
+    assert not dataset.notes.counts and sorted(path.name for path in (tmp_path / "a").iterdir()) == ["data.hdf5", "hilt.json"]
     with h5py.File(tmp_path / "a" / "data.hdf5") as file:
         assert file["data"].attrs["total"] == 8 and json.loads(file["data"].attrs["env_args"])["env_name"] == "Lift"
         assert file["mask/train"][()].tolist() == [b"demo_0"]
@@ -266,7 +276,7 @@ def test_a_stopped_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def check(folder: Path) -> None:
         assert_all_same(list(open_dataset(folder)), wanted)
-        assert [path.name for path in folder.iterdir()] == ["data.hdf5"]
+        assert sorted(path.name for path in folder.iterdir()) == ["data.hdf5", "hilt.json"]
 
     def make(folder: Path) -> Writer:
         return create(folder, "robomimic")

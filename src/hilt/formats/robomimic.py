@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, Writer, natural, plain, text_fact
+from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, Writer, jobs_done, natural, plain, text_fact
 from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
 from hilt.replay.schema import mate
 
@@ -90,8 +90,8 @@ class RobomimicDataset(Dataset):
             data = child(file, "data")
             demo = child(data, name)
             found = dict(leaves(demo))
-            facts, single = _facts(data, demo, self.notes), False
-            if "hilt_facts" in found:
+            facts, single, ours = _facts(data, demo, self.notes), False, "hilt_facts" in found
+            if ours:
                 facts, single = json.loads(found.pop("hilt_facts").asstr()[()])
                 facts = dict(facts)
             facts |= {"filter_keys": keys} if keys else {}
@@ -101,6 +101,9 @@ class RobomimicDataset(Dataset):
             if not length:
                 return None
             columns = self._columns(found, length, images, facts)
+            if not ours and columns["terminated"][:-1].any():
+                self.notes.add("dones before the last step, as success has them: the demonstration goes on, so it does not end there")
+                columns["terminated"][:-1] = False
         names = {f"{path}/array": path for path in ("observations", "next_observations") if single}
         return Episode(unflatten({names.get(path, path): column for path, column in columns.items()}), facts)
 
@@ -145,13 +148,20 @@ class RobomimicWriter(Writer):
 
     def __init__(self, path: Path):
         super().__init__()
-        self._path, self._parts = path, path / ".parts"
+        done = jobs_done(path, ".parts")
+        self._path, self._parts, self._complete = path, path / ".parts", done is not None
+        if done is not None:
+            self.next = done
+            DISK.remove(path / ".parts.trash")
+            return
         DISK.make_folders(self._parts)
         for rest in [*leftovers(path), *leftovers(self._parts)]:
             DISK.remove(rest)
         self.next = max((int(part.stem) + 1 for part in self._parts.glob("*.hdf5")), default=0)
 
     def add(self, number: int, episode: Episode) -> None:
+        if self._complete:
+            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         single = not isinstance(episode.columns["observations"], Mapping)
         with _new(self._parts / f"{number}.hdf5") as file:
             demo = file.create_group("demo")
@@ -162,8 +172,11 @@ class RobomimicWriter(Writer):
                 demo[name] = column.astype(np.int64) if path == "terminated" else column
             demo["hilt_facts"] = json.dumps([plain(episode.facts), single])
             demo.attrs["num_samples"] = len(episode)
+        self.next = number + 1
 
     def finish(self) -> None:
+        if self._complete:
+            return
         with _new(self._path / "data.hdf5") as file:
             data, total, environment = file.create_group("data"), 0, "{}"
             masks: dict[str, list[str]] = {}
@@ -179,6 +192,7 @@ class RobomimicWriter(Writer):
             data.attrs["total"], data.attrs["env_args"] = total, environment
             for key, names in masks.items():
                 file[f"mask/{key}"] = np.array(names, "S")
+        DISK.replace(self._path / "hilt.json", json.dumps({"next": self.next}).encode())
         DISK.rename(self._parts, trash := self._path / ".parts.trash")  # a part of them must not be taken for all
         DISK.remove(trash)
 
