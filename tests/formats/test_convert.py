@@ -147,6 +147,26 @@ def test_two_at_once_are_refused(log: Path, tmp_path: Path) -> None:
     convert(log, tmp_path / "out", to="rlds", progress=again)
 
 
+@pytest.mark.parametrize("to", [name for name in WRITERS if name != "log"])
+def test_a_writer_does_not_touch_the_files_of_others(to: str, log: Path, tmp_path: Path) -> None:
+    """Nor a dataset that is complete."""
+    names = ("notes.txt", "buffer/transitions_1.pkl", "data/x.parquet", "meta/info.json", "data.hdf5", "trajectory_0_x.pt")
+    for name in names:
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("precious")
+    with pytest.raises(ConfigError, match="expected a new or empty folder"):
+        create(tmp_path / "mine", to)
+    assert {p.relative_to(tmp_path / "mine").as_posix() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == set(names)
+    convert(log, tmp_path / "done", to=to)
+    before = {path: path.read_bytes() for path in (tmp_path / "done").rglob("*") if path.is_file()}
+    with contextlib.closing(create(tmp_path / "done", to)) as writer:
+        assert writer.next == 5
+        with pytest.raises(ConfigError, match="this dataset is complete"):
+            writer.add(5, next(iter(open_dataset(log))))
+        writer.finish()
+    assert {path: path.read_bytes() for path in (tmp_path / "done").rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("to", ["rlds", "hil-serl"])
 def test_what_was_written_before_a_stop_is_counted(log: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the stop comes after the last thing that a writer does for an episode."""

@@ -202,7 +202,7 @@ def test_a_stopped_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def check(folder: Path) -> None:
         assert_all_same(list(open_dataset(folder)), asked)
-        assert len(list(folder.iterdir())) == 2 * 3 + 2
+        assert len(list(folder.iterdir())) == 2 * 3 + 3
 
     def make(folder: Path) -> Writer:
         return create(folder, "rlinf")

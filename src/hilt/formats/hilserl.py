@@ -31,7 +31,7 @@ from hilt.core.files import DISK, leftovers, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
-from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, natural, plain
+from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, jobs_done, natural, plain
 from hilt.replay.journal import Journal
 from hilt.replay.schema import mate
 
@@ -272,8 +272,12 @@ class HilSerlWriter(Writer):
 
     def __init__(self, path: Path, exp_name: str, buffer_period: int):
         super().__init__()
+        done = jobs_done(path, ".progress")
+        self._path, self._name, self._period, self._complete = path, exp_name, buffer_period, done is not None
+        if done is not None:
+            self.next = done
+            return
         DISK.make_folders(path)
-        self._path, self._name, self._period = path, exp_name, buffer_period
         self._journal = Journal(path / ".progress", DISK, write=True)
         self._state: dict[str, Any] = {"began": int(time.time()), "next": 0, "files": 0, "steps": 0, "columns": {}, "episodes": []}
         for line in self._journal.read_new():
@@ -282,7 +286,7 @@ class HilSerlWriter(Writer):
         self.next = self._state["next"]
         self._waiting: dict[str, list[Row]] = {"demo": [], "online": []}
         self._entries: list[list[Any]] = []
-        if not self.next:  # nothing is known of what may lie there
+        if not self.next:  # nothing is known of what a stopped writer left
             for folder in FOLDERS[:-1]:
                 DISK.remove(path / folder)
             self._commit([])
@@ -290,6 +294,8 @@ class HilSerlWriter(Writer):
             DISK.remove(rest)
 
     def add(self, number: int, episode: Episode) -> None:
+        if self._complete:
+            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         columns, whole = flatten(episode.columns), not len(gaps(episode))
         layout = {path: [column.dtype.str, list(column.shape[1:])] for path, column in columns.items()}
         if self._state["columns"] and layout != self._state["columns"]:
@@ -305,14 +311,17 @@ class HilSerlWriter(Writer):
             self._flush()
 
     def finish(self) -> None:
+        if self._complete:
+            return
         self._flush()
-        known = {name: self._state[name] for name in ("columns", "episodes")}
+        known = {name: self._state[name] for name in ("columns", "episodes", "next")}
         DISK.replace(self._path / "hilt.json", json.dumps(known, allow_nan=False).encode())
         self.close()
         DISK.remove(self._path / ".progress")
 
     def close(self) -> None:
-        self._journal.close()
+        if not self._complete:
+            self._journal.close()
 
     def _flush(self) -> None:
         """Writes what waits, and then the line that says so."""

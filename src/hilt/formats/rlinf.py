@@ -21,11 +21,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, SchemaError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK, leftovers
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import Dataset, Episode, Job, Writer, natural, plain
+from hilt.formats.episodes import Dataset, Episode, Job, Writer, jobs_done, natural, plain
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
 from hilt.replay.journal import Journal
@@ -168,8 +168,12 @@ class RLinfWriter(Writer):
 
     def __init__(self, path: Path, trajectory_format: str):
         super().__init__()
+        done = jobs_done(path, ".progress")
+        self._path, self._index, self._complete = path, folders.FolderIndex(trajectory_format), done is not None
+        if done is not None:
+            self.next = done
+            return
         DISK.make_folders(path)
-        self._path, self._index = path, folders.FolderIndex(trajectory_format)
         self._journal = Journal(path / ".progress", DISK, write=True)
         for line in self._journal.read_new():
             self.next = line["next"]
@@ -180,6 +184,8 @@ class RLinfWriter(Writer):
             DISK.remove(rest)
 
     def add(self, number: int, episode: Episode) -> None:
+        if self._complete:
+            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         columns, identity = flatten(episode.columns), len(self._index.entries)
         if "actions" not in columns or "observations" not in episode.columns:
             raise SchemaError("RLinf's trajectories have actions, one array, and observations.")
@@ -214,15 +220,20 @@ class RLinfWriter(Writer):
         self._journal.append({"next": number + 1, "entry": entry})
         self._journal.sync()
         self._index.entries[identity] = entry
+        self.next = number + 1
 
     def finish(self) -> None:
+        if self._complete:
+            return
         self._index.trajectory_counter = len(self._index.entries)
         folders.write_index(self._path, self._index)
+        DISK.replace(self._path / "hilt.json", json.dumps({"next": self.next}).encode())
         self.close()
         DISK.remove(self._path / ".progress")
 
     def close(self) -> None:
-        self._journal.close()
+        if not self._complete:
+            self._journal.close()
 
 
 def _field(path: str) -> str:
