@@ -374,6 +374,7 @@ def test_round_trips(lengths: list[int], sources: Any, period: int, cut: bool, t
 
 def test_further_columns_and_single_arrays_come_back(tmp_path: Path) -> None:
     more = {"times": {"sent": np.arange(4.0)}, "masks": np.full(4, 0.5, np.float32), "infos": {"grasp_penalty": np.ones(4)}}
+    more["phase"] = np.full((4, 2), 1j, np.complex64)
     episode = made(4, 1, **more)
     episode.columns["observations"] = np.arange(8.0).reshape(4, 2)
     episode.columns["next_observations"] = np.arange(8.0).reshape(4, 2) + 2

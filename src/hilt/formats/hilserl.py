@@ -119,7 +119,7 @@ class HilSerlDataset(Dataset):
                 ([(numbers[name], int(a), int(b))], bool(whole), plain(dict(facts))) for name, a, b, whole, facts in known["episodes"]
             ]
             columns = Spec({path: (np.dtype(kind), tuple(shape)) for path, (kind, shape) in known["columns"].items()})
-            if any(spec.dtype.kind not in "biuf" for spec in columns.values()):
+            if any(spec.dtype.kind not in "biufc" for spec in columns.values()):
                 raise ValueError("columns that are no numbers")
             return _Plan(columns, episodes, exact=True)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -229,7 +229,7 @@ class _Columns:
                 array = np.asarray(value)
             except ValueError:  # ragged
                 array = np.asarray(None)
-            if array.dtype.kind not in "biuf" or dtype is None:
+            if array.dtype.kind not in "biufc" or dtype is None:
                 dtype = None
             else:
                 dtype = np.result_type(dtype, array.dtype) if times else array.dtype.newbyteorder("=")
@@ -430,7 +430,7 @@ def _array(value: Any) -> Array:
         array = np.asarray(value)
     except ValueError:  # ragged
         array = np.asarray(None)
-    return array if array.dtype.kind in "biuf" else np.frombuffer(repr(value).encode(), np.uint8)
+    return array if array.dtype.kind in "biufc" else np.frombuffer(repr(value).encode(), np.uint8)
 
 
 def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[str, Array]:
