@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilt.core.errors import ConfigError, CorruptError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, CorruptError, MissingPackageError, SchemaError, UnknownNameError
 from hilt.core.files import temporary_folder
 from hilt.core.tree import flatten, unflatten
 from hilt.formats import Writer, create, lerobot_write, open_dataset
@@ -172,6 +173,15 @@ def test_videos_of_several_episodes_in_several_files(tmp_path: Path, monkeypatch
     assert np.allclose(times, np.array([(0, 7), (7, 11), (0, 12), (0, 7)]) / 12.5)
 
 
+@pytest.mark.parametrize("fps", [0.0123, 0.123457, 14.285714])
+def test_the_time_of_a_frame_is_exact_however_late_it_is(tmp_path: Path, fps: float) -> None:
+    """Seconds in float32, as LeRobot writes them, are too coarse after an hour."""
+    frames, episode = drawn(81), made(80)
+    episode.columns |= transitions({"front": frames})
+    folder = written(tmp_path / "a", [episode, episode], codec="lossless", fps=fps)
+    assert_all_same(list(open_dataset(folder)), [episode, episode])
+
+
 def test_statistics_are_those_of_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lerobot_write, "UNIT_BYTES", 1)
     episodes = [made(length, length) for length in (9, 4, 30)]
@@ -290,6 +300,7 @@ def test_what_is_in_a_folder_already_stays(tmp_path: Path) -> None:
 def test_facts_that_only_some_episodes_have(tmp_path: Path) -> None:
     episodes = [made(2), made(2), made(2)]
     del episodes[1].facts["success"]
+    episodes[0].facts["robot_type"] = ["left", "right"]
     episodes[2].facts["fps"] = 30
     writer = png(tmp_path / "a", fps=20)
     write(writer, episodes)
@@ -327,9 +338,19 @@ def test_what_cannot_be_written_is_noted(tmp_path: Path) -> None:
     assert_all_same(list(open_dataset(tmp_path / "a")), [made(3), made(2, 1)])
 
 
+@pytest.mark.parametrize("package", ["pyarrow", "av"])
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    folder = written(tmp_path / "a", [made(3)], codec="lossless")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=rf"'{package}', which is not installed: pip install 'hilt\[formats\]'"):
+        list(open_dataset(folder))
+    with pytest.raises(MissingPackageError, match=rf"'{package}', which is not installed"):
+        written(tmp_path / "b", [made(3)])
+
+
 def test_options_are_checked(tmp_path: Path) -> None:
     for options, text in (
-        ({"fps": 0}, "fps: expected a number"),
+        ({"fps": 0}, "fps: expected frames per second, from 0.01 on, got 0"),
         ({"data_files_size_in_mb": 0}, "expected 1 or more"),
         ({"images": "png", "codec": "h264"}, "codec=h264: only videos have one"),
     ):

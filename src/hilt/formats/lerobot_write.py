@@ -68,8 +68,8 @@ def create(
         raise UnknownNameError("codec", codec, CODECS)
     if images == "png" and codec != "av1":
         raise ConfigError(f"codec={codec}: only videos have one. Leave it out, or images=png.")
-    if fps is not None and not 0 < fps < 1e6:
-        raise ConfigError(f"fps: expected a number of frames per second, got {fps}.")
+    if fps is not None and not 0.01 <= fps < 1e4:
+        raise ConfigError(f"fps: expected frames per second, from 0.01 on, got {fps}.")
     if min(data_files_size_in_mb, video_files_size_in_mb) < 1:
         raise ConfigError("data_files_size_in_mb and video_files_size_in_mb: expected 1 or more.")
     sizes = {"data_files_size_in_mb": data_files_size_in_mb, "video_files_size_in_mb": video_files_size_in_mb}
@@ -132,23 +132,22 @@ class LeRobotWriter(Writer):
             DISK.remove(file)
 
     def add(self, number: int, episode: Episode) -> None:
-        leaves, length = flatten(episode.columns), len(episode)
+        leaves, facts, length = flatten(episode.columns), plain(episode.facts), len(episode)
         if self._complete:
             raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         if not self._columns:
-            self._begin(leaves, episode.facts)
-        self._check(leaves, episode.facts)
+            self._begin(leaves, facts)
+        self._check(leaves, facts)
         unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
         if self._codec not in ("", "lossless") and any(column.kind == "video" for column in self._columns):
             self.notes.add(f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit")
         cuts = [0, *gaps(episode).tolist(), length]
         if len(cuts) > 2:
             self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(cuts) - 2)
-        texts = texts_of(episode.facts.get(INSTRUCTION, ""), length)
+        texts = texts_of(facts.get(INSTRUCTION, ""), length)
         for begin, end in pairwise(cuts):
-            facts = plain(episode.facts)
             if len(cuts) > 2 and INSTRUCTION in facts:
-                facts[INSTRUCTION] = text_fact(texts[begin:end])
+                facts = facts | {INSTRUCTION: text_fact(texts[begin:end])}
             success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
             self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], facts, success)
         self.next = number + 1
@@ -196,11 +195,12 @@ class LeRobotWriter(Writer):
         """Decides, by the first episode, what all are like."""
         given = {name: facts.get(name) if value is None else value for name, value in self._given.items()}
         fps = given["fps"]
-        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
+        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0.01 <= fps < 1e4:
             fps = 10
             self.notes.add("fps: not known, 10 is written; give it with the option fps")
         self._columns, self._dropped = _plan(leaves, "success" in facts, self._codec)
-        self._given = given | {"fps": int(fps) if fps == int(fps) else fps}
+        robot = given["robot_type"] if isinstance(given["robot_type"], str) else None
+        self._given = {"fps": int(fps) if fps == int(fps) else fps, "robot_type": robot}
         self._journal.append({"given": self._given, "columns": [asdict(column) for column in self._columns], "dropped": self._dropped})
 
     def _go_on(self, line: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class VideoWriter:
     """An mp4 file that grows by frames; every other one is a key frame, so that any is quickly found."""
 
     def __init__(self, path: Path, fps: float, height: int, width: int, codec: str):
-        self._path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(1001), _av()
+        self._path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(10**5), _av()
         self.nbytes = 0
         os.environ.setdefault("SVT_LOG", "1")  # of the AV1 encoder: errors only, where it would print its settings
         encoder, pixels, options = CODECS[codec]
