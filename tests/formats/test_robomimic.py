@@ -257,6 +257,7 @@ def test_what_we_write_is_read_as_it_was(tmp_path: Path) -> None:
         assert file["mask/train"][()].tolist() == [b"demo_0"]
         assert file["data/demo_0/dones"][()].tolist() == [0, 0, 0, 1] and file["data/demo_1"].attrs["num_samples"] == 1
     alone = made(3, 1)
+    alone.facts["filter_keys"] = 3  # not ours
     alone.columns["observations"], alone.columns["next_observations"] = np.zeros((3, 2)), np.ones((3, 2))
     write(create(tmp_path / "b", "robomimic"), [alone])
     assert_all_same(list(open_dataset(tmp_path / "b")), [alone])

@@ -185,7 +185,7 @@ class RobomimicWriter(Writer):
                     source.copy("demo", data, f"demo_{number}")
                     total += int(source["demo"].attrs["num_samples"])
                     facts = json.loads(source["demo/hilt_facts"].asstr()[()])[0]
-                for key in facts.get("filter_keys", ()):
+                for key in keys if isinstance(keys := facts.get("filter_keys"), list) else ():
                     masks.setdefault(str(key).replace("/", "_"), []).append(f"demo_{number}")
                 said = json.dumps(facts.get("env_args"))
                 environment = said if said != "null" and len(said) < 60_000 else environment  # the most that an attribute can hold
