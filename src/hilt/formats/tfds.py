@@ -123,7 +123,7 @@ class RldsDataset(Dataset):
         try:
             for _, decode in self._records(0, self.features):
                 waiting.append(pool.submit(decode))
-                if len(waiting) > workers:
+                if len(waiting) > 2 * workers:  # a long episode keeps no thread waiting
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
