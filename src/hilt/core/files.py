@@ -74,8 +74,10 @@ class Files:
 
     def sync(self, fd: int) -> None:
         """Returns when the file's bytes would survive a power cut."""
-        with storage_errors(_path_of(fd)):
+        try:
             os.fsync(fd)
+        except OSError as error:
+            raise _storage_error(error, _path_of(fd)) from error
 
     def sync_folder(self, path: Path) -> None:
         """Returns when the names in this folder would survive a power cut."""
