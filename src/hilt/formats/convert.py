@@ -171,7 +171,7 @@ Done = Future[tuple[Episode | None, Counter[str]]]
 
 
 def decode(dataset: Dataset, first: int, change: Change, workers: int | None = None, images: bool = True) -> Iterator[Done]:
-    """The episodes from number `first` on, in order. As many as there are workers are decoded ahead, and no more."""
+    """The episodes from number `first` on, in order. Twice as many as there are workers are decoded ahead, and no more."""
     workers = workers or len(os.sched_getaffinity(0))
 
     def work(job: Job) -> tuple[Episode | None, Counter[str]]:
@@ -183,7 +183,7 @@ def decode(dataset: Dataset, first: int, change: Change, workers: int | None = N
         try:
             for job in dataset.jobs(first, images):
                 waiting.append(pool.submit(work, job))
-                if len(waiting) > workers:
+                if len(waiting) > 2 * workers:
                     yield waiting.popleft()
             while waiting:
                 yield waiting.popleft()
