@@ -18,15 +18,32 @@ FORMATS = ("rlds", "lerobot", "hil-serl", "rlinf", "robomimic", "minari", "log")
 
 
 def samples(format: str, folder: Path) -> list[Path]:
-    """Small, whole datasets."""
+    """Of each kind that there is, and what our own writers make: it holds things of ours, which may be spoilt as well."""
     folder.mkdir(parents=True)
-    if format == "rlds":
-        return [GOLDEN / "rlds" / name / "1.0.0" for name in ("bridge_like", "d4rl_like", "all_features")]
-    if format == "lerobot":
-        return [GOLDEN / "lerobot" / name for name in ("v3_image", "v3_video", "v21_image", "v21_video")]
-    if format == "rlinf":
-        return [GOLDEN / "rlinf" / name for name in ("pkl", "pt", "checkpoint")]
-    return {"hil-serl": hilserl, "robomimic": robomimic, "minari": minari, "log": log}[format](folder)
+    if format == "log":
+        return [written(format, folder / "ours")]
+    if format in ("rlds", "lerobot", "rlinf"):
+        names = {"rlds": "all_features bridge_like d4rl_like", "lerobot": "v3_image v3_video v21_image v21_video"}
+        found = [GOLDEN / format / name for name in names.get(format, "pkl pt checkpoint").split()]
+        found = [path / "1.0.0" if format == "rlds" else path for path in found]
+    else:
+        found = {"hil-serl": hilserl, "robomimic": robomimic, "minari": minari}[format](folder)
+    return found if format == "minari" else [*found, written(format, folder / "ours")]
+
+
+def written(format: str, folder: Path) -> Path:
+    writer = create(folder, format, **({"images": "png"} if format == "lerobot" else {}))
+    for number in range(3):
+        steps = transitions(4 + number)
+        kept = [key for key in flatten(steps[0]) if not key.startswith(("infos", "masks", "dones"))]
+        columns = {key: np.stack([flatten(step)[key] for step in steps]) for key in kept}
+        last = np.arange(len(steps)) == len(steps) - 1
+        ends = {"terminated": last, "truncated": np.zeros(len(steps), bool), "source": np.full(len(steps), number, np.uint8)}
+        facts = {"success": True, "language_instruction": "go", "note": {"a": [1, None, "x"]}}
+        writer.add(number, Episode(unflatten({**columns, **ends, "rewards": columns["rewards"].astype(np.float32)}), facts))
+    writer.finish()
+    writer.close()
+    return folder
 
 
 def transitions(count: int) -> list[dict[str, Any]]:
@@ -128,17 +145,3 @@ def minari_arrow(folder: Path, kind: str, known: dict[str, Any]) -> Path:
         (folder / f"data/{number}/metadata.json").write_text(json.dumps({"id": number, "total_steps": 4 - number, "seed": 7}))
     (folder / "data/metadata.json").write_text(json.dumps({**known, "data_format": kind}))
     return folder
-
-
-def log(folder: Path) -> list[Path]:
-    writer = create(folder / "log", "log")
-    for number in range(3):
-        steps = transitions(4 + number)
-        kept = [key for key in flatten(steps[0]) if not key.startswith(("infos", "masks", "dones"))]
-        columns = {key: np.stack([flatten(step)[key] for step in steps]) for key in kept}
-        last = np.arange(len(steps)) == len(steps) - 1
-        ends = {"terminated": last, "truncated": np.zeros(len(steps), bool), "source": np.zeros(len(steps), np.uint8)}
-        writer.add(number, Episode(unflatten({**columns, **ends}), {"success": True}))
-    writer.finish()
-    writer.close()
-    return [folder / "log"]

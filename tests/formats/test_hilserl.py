@@ -461,12 +461,14 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
         json.dumps({**known, "columns": {"a": ["O", []]}}),
         json.dumps({**known, "columns": {"a": ["<U3", []]}}),
         json.dumps({**known, "columns": []}),
+        json.dumps({**known, "columns": {name: kind for name, kind in known["columns"].items() if name != "truncated"}}),
+        json.dumps({**known, "episodes": [""]}),
     ):
         path.write_text(damage)
         with pytest.raises(CorruptError, match=r"hilt\.json: not as Hilt writes it"):
             list(open_dataset(tmp_path))
     for columns in ({"nothing": ["<f4", []]}, {"actions": ["<f4", [5]]}):
-        path.write_text(json.dumps({**known, "columns": columns}))
+        path.write_text(json.dumps({**known, "columns": {**known["columns"], **columns}}))
         with pytest.raises(CorruptError, match=r"not the transitions that hilt\.json or the other files tell of"):
             list(open_dataset(tmp_path))
     for first, stop in ((3, 3), (2, 9), (-1, 2), (9, 10), (0, 10**15)):

@@ -295,6 +295,7 @@ def test_columns_without_observations_or_without_next_ones() -> None:
 
 @pytest.mark.parametrize(
     "mark", ["", "[]", "{}", '{"columns": 3, "facts": {}, "paired": true}', '{"columns": {"action": ["x"]}, "facts": {}, "paired": true}',
+             '{"columns": {"reward": "rewards", "gone": "terminated"}, "facts": {}, "paired": false}',
              '{"columns": {"nothing": "x"}, "facts": {}, "paired": true}', '{"columns": {}, "facts": [], "paired": 1}', "[" * 100_000]
 )  # fmt: skip
 def test_metadata_that_only_looks_like_ours(mark: str) -> None:

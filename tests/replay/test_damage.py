@@ -437,6 +437,13 @@ def test_an_empty_segment_folder_of_somebody_is_set_aside(pristine: Pristine, tm
         log.add(trajectory(10**7 * SPACING, 4, 3))
 
 
+def test_settings_that_are_another_files(pristine: Pristine, tmp_path: Path):
+    folder = pristine.copy(tmp_path / "log")
+    shutil.copy(folder / "segments" / pristine.open_segment / "header.json", folder / "log.json")
+    with pytest.raises(CorruptError, match=r"log\.json: tells no schema, so it is another file's; restore it from a copy"):
+        Log.open(folder, "r")
+
+
 @pytest.mark.parametrize("file", ["rows", "header.json", "seal.json"])
 def test_a_file_that_cannot_be_read_is_an_error_of_ours(file: str, pristine: Pristine, tmp_path: Path):
     """A folder in its place, or a link to itself."""
@@ -444,6 +451,8 @@ def test_a_file_that_cannot_be_read_is_an_error_of_ours(file: str, pristine: Pri
         path = pristine.copy(tmp_path / how) / "segments" / pristine.open_segment / file
         path.unlink(missing_ok=True)
         path.mkdir() if how == "folder" else path.symlink_to(path)
+        if file == "rows":
+            (path.parent / "header.json").write_text("{}")
         with contextlib.suppress(HiltError), Log.open(tmp_path / how, "r") as log:
             check_contents(log, whole=False)
 

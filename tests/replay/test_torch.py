@@ -404,6 +404,13 @@ def test_a_tensor_stays_within_its_memory(arguments: Any, tmp_path: Path) -> Non
         bridge.load_pkl(path)
 
 
+def test_whole_numbers_have_no_gradients(tmp_path: Path) -> None:
+    memory = torch.storage.TypedStorage(wrap_storage=torch.zeros(2).untyped_storage(), dtype=torch.int32, _internal=True)
+    (tmp_path / "tensor.pkl").write_bytes(pickle.dumps({"x": Call(REBUILD, memory, 0, (2,), (1,), True, {})}))
+    with pytest.raises(CorruptError, match=r"a tensor of torch\.int32 with gradients"):
+        bridge.load_pkl(tmp_path / "tensor.pkl")
+
+
 def test_a_tensor_needs_memory_and_no_hooks(tmp_path: Path) -> None:
     path = tmp_path / "tensor.pkl"
     for reduced in (Call(REBUILD, storage(2), 0, (2,), (1,), False, {"hook": 1}), Call(REBUILD, np.zeros(2), 0, (2,), (1,), False, {})):

@@ -119,10 +119,10 @@ class HilSerlDataset(Dataset):
                 ([(numbers[name], int(a), int(b))], bool(whole), plain(dict(facts))) for name, a, b, whole, facts in known["episodes"]
             ]
             columns = Spec({path: (np.dtype(kind), tuple(shape)) for path, (kind, shape) in known["columns"].items()})
-            if any(spec.dtype.kind not in "biufc" for spec in columns.values()):
-                raise ValueError("columns that are no numbers")
+            if any(spec.dtype.kind not in "biufc" for spec in columns.values()) or not {"rewards", "source", *ENDS[2:]} <= set(columns):
+                raise ValueError("columns that are no numbers, or none of rewards, ends and sources")
             return _Plan(columns, episodes, exact=True)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CorruptError(f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's.") from None
 
     def _surveyed(self) -> _Plan:

@@ -234,10 +234,11 @@ def _marked(rlds_episode: Mapping[str, Any], steps: Steps) -> Episode | None:
     try:
         known = json.loads(mark)
         found = {name: steps.columns[rlds] for rlds, name in known["columns"].items() if rlds in steps.columns}
+        gone = {"rewards", "terminated", "truncated", "source"} & set(known["columns"].values()) - set(found)
         facts, paired = plain(known["facts"]), known["paired"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(facts, dict) or not found or any(column.dtype.hasobject for column in flatten(found).values()):
+    if not isinstance(facts, dict) or not found or gone or any(column.dtype.hasobject for column in flatten(found).values()):
         return None
     pair = transitions(found["observations"]) if paired and "observations" in found else {}
     return Episode({**{name: _take(column, slice(0, -1)) for name, column in found.items()}, **pair}, facts)

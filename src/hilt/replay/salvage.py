@@ -121,7 +121,7 @@ class Salvage(Segment):
     def _find_schema(self, folder: Path, schemas: Sequence[Schema]) -> tuple[Schema, int]:
         header = self._read_json(folder / "header.json")
         rows = folder / "rows"
-        self.hopeless = not rows.exists()
+        self.hopeless = not rows.is_file()
         if header is not None:
             check_format(header.get("format"), folder)
             return Schema.from_json(header["schema"]), int(header["room"])
@@ -129,7 +129,7 @@ class Salvage(Segment):
         if not schemas:
             raise CorruptError(f"{folder}: neither its header nor log.json tells the schema; restore one of them from a copy.")
         for schema in reversed(schemas):
-            scan = scan_rows(self, np.fromfile(rows, schema.layout.row)) if rows.exists() else Scan(0)
+            scan = scan_rows(self, np.fromfile(rows, schema.layout.row)) if rows.is_file() else Scan(0)
             if scan.rows > len(scan.bad_rows()):
                 return schema, 0
         self.hopeless = self.hopeless or rows.stat().st_size > 0

@@ -275,6 +275,8 @@ def _stand_ins(where: str) -> dict[tuple[str, str], Any]:
         reach = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else 0
         if reach > available or math.prod(size) > available:  # torch would enlarge the memory, up to any size
             raise ValueError(f"a tensor of shape {size!r} on {available} elements"[:200])
+        if requires_grad and not (storage.dtype.is_floating_point or storage.dtype.is_complex):
+            raise ValueError(f"a tensor of {storage.dtype} with gradients")
         return torch._utils._rebuild_tensor_v2(storage, offset, tuple(size), tuple(stride), bool(requires_grad), None)
 
     return {
