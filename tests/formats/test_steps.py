@@ -250,6 +250,7 @@ def test_an_episode_with_gaps_and_ends_inside_comes_in_pieces(seed: int) -> None
     assert all(one is not None for one in back)
     joined = {path: np.concatenate([flatten(one.columns)[path] for one in back if one]) for path in flatten(made.columns)}
     same(unflatten(joined), made.columns)
+    assert [one.facts.get("success") for one in back if one] == [None] * (len(back) - 1) + [made.facts["success"]], "one outcome stays one"
 
 
 def test_the_pieces_of_texts_that_change() -> None:

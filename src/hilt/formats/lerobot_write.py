@@ -146,10 +146,11 @@ class LeRobotWriter(Writer):
             self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(cuts) - 2)
         texts = texts_of(facts.get(INSTRUCTION, ""), length)
         for begin, end in pairwise(cuts):
+            told = {name: fact for name, fact in facts.items() if name != "success" or end == length}  # an outcome is of the end
             if len(cuts) > 2 and INSTRUCTION in facts:
-                facts = facts | {INSTRUCTION: text_fact(texts[begin:end])}
+                told[INSTRUCTION] = text_fact(texts[begin:end])
             success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
-            self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], facts, success)
+            self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], told, success)
         self.next = number + 1
         if unit.is_full(self._sizes):
             self._complete_unit()

@@ -203,6 +203,8 @@ def _piece(episode: Episode, start: int, stop: int, paired: bool) -> dict[str, A
     """The transitions from `start` to `stop` as steps, and one more for the last observation."""
     columns, facts, length = episode.columns, dict(episode.facts), stop - start
     words = facts.get("last_step") if stop == len(episode) else None
+    if stop < len(episode):
+        facts.pop("success", None)  # an outcome is of the end
     names, steps = dict[str, str](), dict[str, Any]()
     for name, column in columns.items():
         if name == "next_observations" and paired:
