@@ -170,6 +170,13 @@ def test_absent_torch_is_not_required(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "pip install 'hilt[torch]'" in result.stdout
 
 
+def test_absent_packages_of_datasets_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "FORMATS", ("json", "no_such_package"))
+    finding = examined(tmp_path)["datasets"]
+    assert (finding.status, finding.found, finding.required) == ("missing", "no no_such_package", False)
+    assert "hilt[formats]" in finding.cure
+
+
 @pytest.mark.parametrize(
     ("cuda", "available", "status", "found"),
     [(None, False, "ok", "9.9, CPU"), ("13.0", True, "ok", "9.9, GPU X"), ("13.0", False, "warn", "9.9, built for CUDA, sees no GPU")],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes.util
 import fcntl
 import importlib
+import importlib.util
 import os
 import resource
 import shutil
@@ -159,6 +160,14 @@ def check_torch(folder: Path) -> Iterator[Finding]:
         yield Finding("torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch")
 
 
+def check_formats(folder: Path) -> Iterator[Finding]:
+    absent = [name for name in FORMATS if importlib.util.find_spec(name) is None]
+    if absent:
+        yield Finding("datasets", "missing", f"no {', '.join(absent)}", "pip install 'hilt[formats]' (for hilt data convert)")
+    else:
+        yield Finding("datasets", "ok", ", ".join(FORMATS))
+
+
 def check_disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free / 1e9
     if free >= 5:
@@ -250,11 +259,14 @@ CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
     check_crc32c,
     check_zmq,
     check_torch,
+    check_formats,
     check_disk,
     check_file_calls,
     check_open_files,
     check_rendering,
 ]
+
+FORMATS = ("PIL", "simplejpeg", "av", "pyarrow", "h5py")  # what datasets of other systems need
 
 RENDERING = {"EGL": "libegl1", "GL": "libgl1", "GLESv2": "libgles2", "OSMesa": "libosmesa6"}  # library: its Debian package
 
