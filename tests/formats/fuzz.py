@@ -62,16 +62,23 @@ def read(path: Path, format: str) -> str:
                     if episode is not None:
                         check(episode)
                     outcomes.add("data")
-                except HiltError:
+                except HiltError as error:
+                    check_text(error)
                     outcomes.add("a damaged episode")
             assert jobs == total, f"{total} jobs were promised and {jobs} came"
         if hasattr(dataset, "rlds"):
             for episode in dataset.rlds():
                 sum(1 for _ in episode["steps"])
     except HiltError as error:
-        assert str(error).strip() and "\n" not in str(error), f"an error of several lines or none: {error}"
+        check_text(error)
         outcomes.add("refused")
     return ", ".join(sorted(outcomes))
+
+
+def check_text(error: HiltError) -> None:
+    """One line, unless it is a strange name in a file that has several."""
+    lines = str(error).split("\n")
+    assert lines[0].strip() and (len(lines) == 1 or not all(line.isprintable() for line in lines)), f"not one line: {error}"
 
 
 def carry_over(path: Path, format: str, target: Path) -> None:

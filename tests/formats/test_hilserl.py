@@ -463,6 +463,7 @@ def test_hilt_json_that_does_not_fit(tmp_path: Path) -> None:
         json.dumps({**known, "columns": []}),
         json.dumps({**known, "columns": {name: kind for name, kind in known["columns"].items() if name != "truncated"}}),
         json.dumps({**known, "episodes": [""]}),
+        json.dumps({**known, "episodes": [[known["episodes"][0][0], 0, 1e999, True, {}], known["episodes"][1]]}),
     ):
         path.write_text(damage)
         with pytest.raises(CorruptError, match=r"hilt\.json: not as Hilt writes it"):

@@ -314,3 +314,16 @@ def test_metadata_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "c/metadata.json").write_text(text)
     with pytest.raises((CorruptError, FormatError), match=r"metadata\.json|its JSON files are not those of an RLinf replay buffer"):
         TrajectoryReplayBuffer(load_path=str(tmp_path / "c"))
+
+
+NAMELESS = [{"trajectory_id": [0] * 1000}, {"trajectory_id": "x"}, {"uuid": "x" * 1000}, {"model_weights_id": "x" * 1000}]
+
+
+@pytest.mark.parametrize("change", NAMELESS, ids=lambda change: next(iter(change)))
+def test_an_index_of_names_that_no_file_can_have_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "pt", tmp_path / "c")
+    index = json.loads((tmp_path / "c/trajectory_index.json").read_text())
+    index["trajectory_index"]["2"] |= change
+    (tmp_path / "c/trajectory_index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match="its JSON files are not those of an RLinf replay buffer"):
+        TrajectoryReplayBuffer(load_path=str(tmp_path / "c"))

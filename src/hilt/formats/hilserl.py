@@ -122,7 +122,7 @@ class HilSerlDataset(Dataset):
             if any(spec.dtype.kind not in "biufc" for spec in columns.values()) or not {"rewards", "source", *ENDS[2:]} <= set(columns):
                 raise ValueError("columns that are no numbers, or none of rewards, ends and sources")
             return _Plan(columns, episodes, exact=True)
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptError(f"{path}: not as Hilt writes it ({error!r}). Remove it: the pickles are then read as HIL-SERL's.") from None
 
     def _surveyed(self) -> _Plan:

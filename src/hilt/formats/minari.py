@@ -120,7 +120,7 @@ class MinariDataset(Dataset):
         except HiltError:
             raise
         except _DAMAGE as error:
-            raise CorruptError(f"{folder}: damaged ({error}). Copy it again from where it came.") from error
+            raise CorruptError(f"{folder}: damaged ({' '.join(str(error).split())[:300]}). Copy it again from where it came.") from error
 
     def _space(self, path: str) -> dict[str, Any]:
         """What metadata.json says of a leaf."""

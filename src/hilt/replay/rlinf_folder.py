@@ -114,8 +114,11 @@ def read_index(folder: Path) -> FolderIndex:
             entry = dict(listed["trajectory_index"][str(number)])
             for name, other in (("uuid", "model_weights_id"), ("model_weights_id", "uuid")):
                 entry.setdefault(name, entry.get(other, ""))
-            for name in ("num_samples", "trajectory_id", "shape"):
+            for name in ("num_samples", "shape"):
                 entry[name]
+            entry["trajectory_id"] = int(entry["trajectory_id"])
+            if max(len(str(entry[name])) for name in ("uuid", "model_weights_id")) > 200:
+                raise ValueError("a name that no file can have")
             index.entries[int(number)] = entry
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them).") from None
