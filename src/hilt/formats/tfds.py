@@ -12,7 +12,6 @@ Such a folder holds
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -34,13 +33,14 @@ from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
 from hilt.formats.features import Features, Many
 from hilt.formats.steps import to_episode
+from hilt.formats.tfds_write import FILE_NAMES
 from hilt.formats.tfds_write import create as create
 from hilt.formats.tfrecord import RecordFile
 
 LOST_LIMIT = 1 << 16
 """Records of a file that was cut off: so many are counted as lost when the file cannot ever have held them."""
 
-_SHARD = re.compile(r"(?P<name>.+)-(?P<split>[^-]+)\.(?P<format>tfrecord|array_record)-(?P<number>\d+)-of-(?P<count>\d+)")
+_SHARD = re.compile(r".+-(?P<split>[^-]+)\.(?:tfrecord|array_record)-(?P<number>\d+)-of-\d+")
 _SPLIT = re.compile(r"([\w-]+)(?:\[([\d%:._a-z-]+)\])?")
 _BORDER = re.compile(r"(?:(-?[\d_.]+)(%|shard)?)?")
 
@@ -296,7 +296,7 @@ def _shards(folder: Path, info: dict[str, Any], kind: str, split: dict[str, Any]
     digits = max(5, len(str(count)))
     shards = []
     for number in range(count):
-        name = split.get("filepathTemplate") or "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        name = split.get("filepathTemplate") or FILE_NAMES
         parts = {"DATASET": info["name"], "SPLIT": split["name"], "FILEFORMAT": kind, "SHARD_X_OF_Y": "{SHARD_INDEX}-of-{NUM_SHARDS}"}
         parts |= {"SHARD_INDEX": f"{number:0{digits}}", "NUM_SHARDS": f"{count:0{digits}}"}
         for key, value in parts.items():
@@ -318,11 +318,12 @@ def _is_there(path: Path) -> bool:
 def _count(path: Path) -> int:
     """Records of a file, as far as they can be found; the first that cannot counts, so that it is missed."""
     count = 0
-    with contextlib.suppress(CorruptError):
-        for count, _ in enumerate(_opened(path).places(), 1):  # noqa: B007
-            pass
-        return count
-    return count + 1
+    try:
+        for _ in _opened(path).places():
+            count += 1
+    except CorruptError:
+        count += 1
+    return count
 
 
 def _opened(path: Path) -> RecordFile | _ArrayRecordFile:

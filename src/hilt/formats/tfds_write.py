@@ -33,6 +33,8 @@ from hilt.replay.journal import Journal
 SHARD_BYTES = 128 << 20
 LARGE_BYTES = 1024
 """Columns of integers with so many bytes a step are compressed."""
+FILE_NAMES = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+"""Of the files of a split, as TFDS has them."""
 _CLASS = "tensorflow_datasets.core.features."
 _AS_BYTES = ("float16", "float64", "bfloat16", "complex64", "complex128")
 _COMPRESSED = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64")
@@ -90,13 +92,7 @@ class TfdsWriter(Writer):
         if self._journal is None:
             raise ConfigError(f"{self._path}: this dataset is complete. Choose another folder.")
         for piece in to_steps(episode, self.notes):
-            values = {"steps": piece["steps"].columns, "episode_metadata": piece["episode_metadata"]}
-            if not self._features:
-                self._features = features_of(values, self._settings["image_format"])
-                self._note({"settings": self._settings, "features": self._features})
-            if any(kind[0] == "jpeg" for kind in self._features.values()):
-                self.notes.add("images were stored as JPEG, which changes them a little")
-            record = self._record(values)
+            record = self._record(flatten({"steps": piece["steps"].columns}), piece["episode_metadata"])
             if self._shard is None:
                 self._shard = RecordWriter(self._part(len(self._shards)))
             self._shard.add(record)
@@ -116,14 +112,15 @@ class TfdsWriter(Writer):
         DISK.sync_folder(self._path)
         split = {
             "name": "train",
-            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+            "filepathTemplate": FILE_NAMES,
             "numBytes": str(sum(shard["bytes"] for shard in self._shards)),
             "shardLengths": [str(shard["records"]) for shard in self._shards],
         }
         info = {"name": self._settings["name"], "version": self._settings["version"], "fileFormat": "tfrecord", "splits": [split]}
-        tree: dict[str, Any] = unflatten(self._features)
-        tree["steps"] = _feature("dataset_feature.Dataset", "sequence", {"feature": _features(tree["steps"]), "length": "-1"})
-        for file, content in (("features", _features(tree)), ("dataset_info", info), ("metadata", {"hilt": {"next": self.next}})):
+        features = _described(unflatten(self._features))
+        inner = features["featuresDict"]["features"]
+        inner["steps"] = _feature("dataset_feature.Dataset", "sequence", {"feature": inner["steps"], "length": "-1"})
+        for file, content in (("features", features), ("dataset_info", info), ("metadata", {"hilt": {"next": self.next}})):
             DISK.replace(self._path / f"{file}.json", json.dumps(content, indent=1, sort_keys=True).encode())
         self._journal.close()
         DISK.remove(self._path / ".progress")
@@ -136,18 +133,23 @@ class TfdsWriter(Writer):
         if self._journal is not None:
             self._journal.close()
 
-    def _record(self, values: dict[str, Any]) -> bytes:
-        """A serialized example."""
-        columns, metadata = flatten({"steps": values["steps"]}), values["episode_metadata"]
+    def _record(self, columns: dict[str, Any], metadata: Mapping[str, Any]) -> bytes:
+        """A serialized example. The first one decides which features there are."""
         given = {path: kind_of(path, column, self._settings["image_format"]) for path, column in columns.items()}
+        if not self._features:
+            known = {f"episode_metadata/{name}": _metadata_kind(value) for name, value in metadata.items() if name.isidentifier()}
+            self._features = {**given, **{path: kind for path, kind in known.items() if kind is not None}}
+            self._note({"settings": self._settings, "features": self._features})
         wanted = {path: kind for path, kind in self._features.items() if path.startswith("steps/")}
         if given != wanted:
             differing = [path for path in {**wanted, **given} if given.get(path) != wanted.get(path)]
             said = [f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing]
             raise SchemaError(f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(said)}.")
+        if any(kind == "jpeg" for kind, _, _ in given.values()):
+            self.notes.add("images were stored as JPEG, which changes them a little")
         record = {path: self._encoded(column, given[path][0]) for path, column in columns.items()}
         for path, (kind, dtype, _) in self._features.items():
-            if not path.startswith("steps/"):
+            if path not in columns:
                 value = metadata.get(path.split("/")[1])
                 value = value if _metadata_kind(value) == [kind, dtype, []] else _DEFAULTS[dtype]
                 value = value.encode() if isinstance(value, str) else value
@@ -188,13 +190,6 @@ def _complete_until(path: Path) -> int:
         raise ConfigError(f"{path}: expected a new or empty folder, got one with other files in it. Choose another path.") from None
 
 
-def features_of(values: Mapping[str, Any], image_format: str) -> dict[str, Kind]:
-    """How everything in an episode is stored, by path."""
-    steps = {path: kind_of(path, column, image_format) for path, column in flatten({"steps": values["steps"]}).items()}
-    known = {f"episode_metadata/{name}": _metadata_kind(value) for name, value in values["episode_metadata"].items() if name.isidentifier()}
-    return {**steps, **{path: kind for path, kind in known.items() if kind is not None}}
-
-
 def kind_of(path: str, column: Any, image_format: str) -> Kind:
     """How a column of the steps is stored."""
     name, shape = column.dtype.name, list(column.shape[1:])
@@ -221,19 +216,10 @@ def _metadata_kind(value: Any) -> Kind | None:
     return ["bytes", "float64", []] if isinstance(value, float) else None
 
 
-def _features(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested features in the form of features.json."""
-    inner = {name: _features(feature) if _is_tree(feature) else _of_kind(feature) for name, feature in tree.items()}
-    return _feature("features_dict.FeaturesDict", "featuresDict", {"features": inner})
-
-
-def _is_tree(feature: Any) -> bool:
-    return isinstance(feature, dict) and "pythonClassName" not in feature
-
-
-def _of_kind(feature: Any) -> dict[str, Any]:
+def _described(feature: Any) -> dict[str, Any]:
+    """A feature, or nested ones, in the form of features.json."""
     if isinstance(feature, dict):
-        return feature
+        return _feature("features_dict.FeaturesDict", "featuresDict", {"features": {name: _described(feature[name]) for name in feature}})
     kind, dtype, shape = feature
     sizes = {"dimensions": [str(size) for size in shape]} if shape else {}
     if kind == "text":
