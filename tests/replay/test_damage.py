@@ -440,7 +440,7 @@ def test_an_empty_segment_folder_of_somebody_is_set_aside(pristine: Pristine, tm
 def test_settings_that_are_another_files(pristine: Pristine, tmp_path: Path):
     folder = pristine.copy(tmp_path / "log")
     shutil.copy(folder / "segments" / pristine.open_segment / "header.json", folder / "log.json")
-    with pytest.raises(CorruptError, match=r"log\.json: tells no schema, so it is another file's; restore it from a copy"):
+    with pytest.raises(FormatError, match=r"not a Hilt log \(no format version or schema in it\)"):
         Log.open(folder, "r")
 
 

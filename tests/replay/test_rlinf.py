@@ -316,7 +316,10 @@ def test_metadata_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
         TrajectoryReplayBuffer(load_path=str(tmp_path / "c"))
 
 
-NAMELESS = [{"trajectory_id": [0] * 1000}, {"trajectory_id": "x"}, {"uuid": "x" * 1000}, {"model_weights_id": "x" * 1000}]
+NAMELESS = [
+    *({"trajectory_id": number} for number in ([0] * 1000, "x", 10**200)),
+    *({name: "x" * 1000} for name in ("uuid", "model_weights_id")),
+]
 
 
 @pytest.mark.parametrize("change", NAMELESS, ids=lambda change: next(iter(change)))

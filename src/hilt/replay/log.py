@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
+from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
 from hilt.replay.assemble import Steps, check_out
@@ -123,9 +123,7 @@ class Log(Store):
         if "log.json" not in found:
             raise FormatError(f"{folder}: not a Hilt log (no log.json in it). Give the folder that Log.create made.")
         settings = read_json(folder / "log.json")
-        check_format(settings.get("format"), folder)
-        if not settings.get("schemas"):
-            raise CorruptError(f"{folder / 'log.json'}: tells no schema, so it is another file's; restore it from a copy.")
+        check_format(settings.get("format") if settings.get("schemas") else None, folder)
         known = [name for name in settings if name not in ("format", "schemas")]
         if unknown := [name for name in changes if name not in known]:
             raise UnknownNameError("setting", unknown[0], known)

@@ -117,7 +117,7 @@ def read_index(folder: Path) -> FolderIndex:
             for name in ("num_samples", "shape"):
                 entry[name]
             entry["trajectory_id"] = int(entry["trajectory_id"])
-            if max(len(str(entry[name])) for name in ("uuid", "model_weights_id")) > 200:
+            if max(len(str(entry[name])) for name in ("uuid", "model_weights_id", "trajectory_id")) > 100:
                 raise ValueError("a name that no file can have")
             index.entries[int(number)] = entry
     except (KeyError, TypeError, ValueError, OverflowError) as error:

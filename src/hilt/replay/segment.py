@@ -462,7 +462,7 @@ def require_file(path: Path) -> None:
 
 def check_format(version: Any, where: Path) -> None:
     if not isinstance(version, int):
-        raise FormatError(f"{where}: not a Hilt log (no format version in it).")
+        raise FormatError(f"{where}: not a Hilt log (no format version or schema in it).")
     if version > FORMAT:
         raise VersionError(f"{where}: written in format {version}, this Hilt reads up to {FORMAT}. Upgrade: pip install -U hilt")
 

@@ -240,10 +240,14 @@ def _verify_zip(file: BinaryIO, path: Path) -> None:
         raise CorruptError(f"{path} is damaged: the checksum of {damaged!r} inside it does not match. Copy it again from where it came.")
 
 
+_DAMAGE = (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, MemoryError, PickleError)
+"""What torch raises about files that are not whole, beside struct's error."""
+
+
 def _torch_load(torch: Any, file: BinaryIO, where: str) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, TypeError, LookupError, EOFError, AttributeError, AssertionError, PickleError, struct.error) as error:
+    except (*_DAMAGE, struct.error) as error:
         refused = re.search(r"GLOBAL (\S+)|unrecognized function <[^>]*?(\w+)[^>]*>|Unsupported class (\S+)", str(error))
         if refused:
             asked = next(name for name in refused.groups() if name).rstrip(".,")
