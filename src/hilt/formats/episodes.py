@@ -8,7 +8,6 @@ episode, and several threads may call several jobs at once.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import threading
@@ -21,8 +20,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, StorageError
-from hilt.core.files import read
 from hilt.core.tree import Array, flatten
 from hilt.replay.schema import mate
 
@@ -117,19 +114,6 @@ class Writer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Lets go of all files, finished or not."""
-
-
-def jobs_done(folder: Path, progress: str) -> int | None:
-    """None where a writer may begin or go on: in a new or empty folder, or in one with the `progress` of a writer that was stopped.
-
-    Where one completed its work: how many jobs that were, as hilt.json says. Whatever else lies there is somebody's, an error.
-    """
-    if (folder / progress).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return None
-    try:
-        return int(json.loads(read(folder / "hilt.json"))["next"])
-    except (StorageError, ValueError, LookupError, TypeError, RecursionError):
-        raise ConfigError(f"{folder}: expected a new or empty folder, got one with other files in it. Choose another path.") from None
 
 
 class Steps(Sequence[dict[str, Any]]):

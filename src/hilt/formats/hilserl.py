@@ -14,7 +14,6 @@ In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps 
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -27,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
-from hilt.core.files import DISK, leftovers, read, storage_errors
+from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
-from hilt.formats.episodes import Dataset, Episode, Job, Notes, Writer, gaps, jobs_done, natural, plain
-from hilt.replay.journal import Journal
+from hilt.formats.episodes import Dataset, Episode, Job, Notes, gaps, natural, plain
+from hilt.formats.units import FolderWriter, beside
 from hilt.replay.schema import mate
 
 Row = dict[str, Any]  # a transition's leaves by path
@@ -266,43 +265,33 @@ def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> 
     return HilSerlWriter(path, exp_name, buffer_period)
 
 
-class HilSerlWriter(Writer):
+class HilSerlWriter(FolderWriter):
     """Episodes whose steps are all demonstrations go to ``demo_data``, all others to ``buffer``, with their human steps in
     ``demo_buffer`` too. A file holds whole episodes; every column of the log is a key of the transition."""
 
     def __init__(self, path: Path, exp_name: str, buffer_period: int):
-        super().__init__()
-        done = jobs_done(path, ".progress")
-        self._path, self._name, self._period, self._complete = path, exp_name, buffer_period, done is not None
-        if done is not None:
-            self.next = done
-            return
-        DISK.make_folders(path)
-        self._journal = Journal(path / ".progress", DISK, write=True)
-        self._state: dict[str, Any] = {"began": int(time.time()), "next": 0, "files": 0, "steps": 0, "columns": {}, "episodes": []}
-        for line in self._journal.read_new():
-            self._state |= {**line, "episodes": self._state["episodes"] + line["episodes"]}
-        self._journal.cut_tail()
-        self.next = self._state["next"]
+        super().__init__(path)
+        self._name, self._period = exp_name, buffer_period
+        self._state: dict[str, Any] = {"began": int(time.time()), "files": 0, "steps": 0, "columns": {}}
+        self._episodes: list[list[Any]] = []
+        for line in self._lines:
+            self._state = line["state"]
+            self._episodes += line["episodes"]
         self._waiting: dict[str, list[Row]] = {"demo": [], "online": []}
         self._entries: list[list[Any]] = []
-        if not self.next:  # nothing is known of what a stopped writer left
+        if not self.next and not self._complete:  # nothing is known of what a stopped writer left
             for folder in FOLDERS[:-1]:
                 DISK.remove(path / folder)
-            self._commit([])
-        for rest in leftovers(path):
-            DISK.remove(rest)
+            self._commit(state=self._state, episodes=[])
 
-    def add(self, number: int, episode: Episode) -> None:
-        if self._complete:
-            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
+    def _add(self, number: int, episode: Episode) -> None:
         columns, whole = flatten(episode.columns), not len(gaps(episode))
         layout = {path: [column.dtype.str, list(column.shape[1:])] for path, column in columns.items()}
         if self._state["columns"] and layout != self._state["columns"]:
             known = self._state["columns"]
             differs = ", ".join(sorted(p for p in {**known, **layout} if known.get(p) != layout.get(p)))
             raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
-        self._state["columns"], self._state["next"] = layout, number + 1
+        self._state["columns"], self.next = layout, number + 1
         kind = "demo" if (columns["source"] == Source.DEMO).all() else "online"
         rows = self._waiting[kind]
         self._entries.append([kind, len(rows), len(rows) + len(episode), whole, plain(episode.facts)])
@@ -310,18 +299,9 @@ class HilSerlWriter(Writer):
         if max(map(len, self._waiting.values())) >= self._period:
             self._flush()
 
-    def finish(self) -> None:
-        if self._complete:
-            return
+    def _finish(self) -> None:
         self._flush()
-        known = {name: self._state[name] for name in ("columns", "episodes", "next")}
-        DISK.replace(self._path / "hilt.json", json.dumps(known, allow_nan=False).encode())
-        self.close()
-        DISK.remove(self._path / ".progress")
-
-    def close(self) -> None:
-        if not self._complete:
-            self._journal.close()
+        self._mark_complete(columns=self._state["columns"], episodes=self._episodes)
 
     def _flush(self) -> None:
         """Writes what waits, and then the line that says so."""
@@ -337,24 +317,16 @@ class HilSerlWriter(Writer):
         if online:
             self._write(names["online"], online)
             self._write(f"demo_buffer/{file}", [row for row in online if row["source"] == Source.HUMAN])
-        self._commit([[names[kind], *rest] for kind, *rest in self._entries])
+        written = [[names[kind], *rest] for kind, *rest in self._entries]
+        self._commit(state=self._state, episodes=written)
+        self._episodes += written
         self._waiting, self._entries = {"demo": [], "online": []}, []
-
-    def _commit(self, entries: list[Any]) -> None:
-        self._journal.append({**self._state, "episodes": entries})
-        self._journal.sync()
-        self._state["episodes"] += entries
 
     def _write(self, name: str, rows: list[Row]) -> None:
         path = self._path / name
         DISK.make_folders(path.parent)
-        beside = path.with_name(f".{path.name}.new")
-        with storage_errors(path), open(beside, "wb") as file:
+        with beside(path) as place, place.open("wb") as file:
             dump(rows, file)
-            file.flush()
-            os.fsync(file.fileno())
-        DISK.rename(beside, path)
-        DISK.sync_folder(path.parent)
 
 
 def _files(path: Path) -> list[Path]:

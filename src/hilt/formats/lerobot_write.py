@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, MissingPackageError, SchemaError, UnknownNameError
-from hilt.core.files import DISK, storage_errors
+from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats import images as pictures
-from hilt.formats.episodes import INSTRUCTION, Episode, Writer, gaps, plain, text_fact, texts_of
+from hilt.formats.episodes import INSTRUCTION, Episode, gaps, plain, text_fact, texts_of
+from hilt.formats.units import PROGRESS, FolderWriter
 from hilt.formats.video import CODECS, VideoWriter
 from hilt.replay.journal import Journal
 from hilt.replay.schema import mate
@@ -31,7 +32,7 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LAST_PATH = "meta/hilt/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-JOURNAL, JOURNAL_OF_ALL, FILES_PER_CHUNK = ".progress", "meta/hilt/journal.jsonl", 1000
+JOURNAL_OF_ALL, FILES_PER_CHUNK = "meta/hilt/journal.jsonl", 1000
 BOOKKEEPING = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64")}
 """Columns that say where a frame belongs, and nothing of what happened. No other column has such a name."""
 NAMES = {
@@ -105,36 +106,34 @@ class Column:
         return said
 
 
-class LeRobotWriter(Writer):
+class LeRobotWriter(FolderWriter):
     """Writes a dataset whose features are the columns of the first episode."""
 
     def __init__(self, path: Path, given: dict[str, Any], codec: str, sizes: dict[str, int]):
-        super().__init__()
-        self._path, self._given, self._codec, self._sizes = path, given, codec, sizes
+        super().__init__(path)
+        self._given, self._codec, self._sizes = given, codec, sizes
         self._columns: list[Column] = []
         self._dropped: dict[str, str] = {}
         self._tasks: dict[str, int] = {}
         self._stats: dict[str, dict[str, Array]] = {}
         self._episodes = self._frames = self._units = 0
         self._unit: _Unit | None = None
-        there = {file for file in path.rglob("*") if file.is_file()}
-        self._complete = path / JOURNAL_OF_ALL in there
-        if there and not self._complete and path / JOURNAL not in there:
-            raise ConfigError(f"{path}: expected a new or empty folder, or an unfinished dataset. Choose another path.")
-        DISK.make_folders(path)
-        self._journal = Journal(path / (JOURNAL_OF_ALL if self._complete else JOURNAL), DISK, write=True)
-        for line in self._journal.read_new():
+        for line in self._lines:
             self._go_on(line)
-        self._journal.cut_tail()
-        paths = (DATA_PATH, VIDEO_PATH, EPISODES_PATH, LAST_PATH)
-        kept = {path / _place(p, unit, c.name) for unit in range(self._units) for c in self._columns for p in paths} | {path / JOURNAL}
-        for file in there - kept if not self._complete else ():
-            DISK.remove(file)
+        if not self._complete:
+            paths = (DATA_PATH, VIDEO_PATH, EPISODES_PATH, LAST_PATH)
+            kept = {path / _place(p, unit, c.name) for unit in range(self._units) for c in self._columns for p in paths}
+            for file in {file for file in path.rglob("*") if file.is_file()} - kept - {path / PROGRESS}:
+                DISK.remove(file)
 
-    def add(self, number: int, episode: Episode) -> None:
+    def _jobs_done(self) -> int:
+        journal = self._path / JOURNAL_OF_ALL
+        if not journal.is_file():
+            raise ConfigError(f"{self._path}: expected a new or empty folder, or an unfinished dataset. Choose another path.")
+        return max((line.get("next", 0) for line in Journal(journal, DISK, write=False).read_new()), default=0)
+
+    def _add(self, number: int, episode: Episode) -> None:
         leaves, facts, length = flatten(episode.columns), plain(episode.facts), len(episode)
-        if self._complete:
-            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
         if not self._columns:
             self._begin(leaves, facts)
         self._check(leaves, facts)
@@ -150,14 +149,12 @@ class LeRobotWriter(Writer):
             if len(cuts) > 2 and INSTRUCTION in facts:
                 told[INSTRUCTION] = text_fact(texts[begin:end])
             success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
-            self._add(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], told, success)
+            self._add_piece(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], told, success)
         self.next = number + 1
         if unit.is_full(self._sizes):
             self._complete_unit()
 
-    def finish(self) -> None:
-        if self._complete:
-            return
+    def _finish(self) -> None:
         if not self._episodes:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
         self._complete_unit()
@@ -183,14 +180,13 @@ class LeRobotWriter(Writer):
             "features": features,
         }
         DISK.replace(self._path / "meta/info.json", json.dumps(info, indent=4, ensure_ascii=False).encode())
-        self.close()
-        DISK.rename(self._path / JOURNAL, self._path / JOURNAL_OF_ALL)
+        DISK.replace(self._path / JOURNAL_OF_ALL, read(self._path / PROGRESS))
 
     def close(self) -> None:
         if self._unit is not None:
             self._unit.close(complete=False)
             self._unit = None
-        self._journal.close()
+        super().close()
 
     def _begin(self, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
         """Decides, by the first episode, what all are like."""
@@ -214,7 +210,7 @@ class LeRobotWriter(Writer):
 
         for row in pq.read_table(self._path / _place(EPISODES_PATH, self._units)).to_pylist():
             self._count(row)
-        self._units, self.next = self._units + 1, line["next"]
+        self._units += 1
 
     def _check(self, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
         known = {column.path: column for column in self._columns if column.path}
@@ -233,7 +229,7 @@ class LeRobotWriter(Writer):
         if missing := [path for path in known if path not in leaves]:
             raise SchemaError(f"{missing[0]}: the first episode has it, this one does not, and all must be alike.")
 
-    def _add(self, unit: _Unit, leaves: dict[str, Array], texts: list[str], facts: dict[str, Any], success: Array) -> None:
+    def _add_piece(self, unit: _Unit, leaves: dict[str, Array], texts: list[str], facts: dict[str, Any], success: Array) -> None:
         """One episode of the dataset: a whole one, or a part up to a gap."""
         count = np.arange(len(texts))
         begin, chunk, file = self._frames, *divmod(self._units, FILES_PER_CHUNK)
@@ -272,8 +268,7 @@ class LeRobotWriter(Writer):
             _write(self._path / _place(EPISODES_PATH, self._units), pyarrow().Table.from_pylist(self._unit.rows))
             _write(self._path / _place(LAST_PATH, self._units), pyarrow().concat_tables(self._unit.last))
             self._unit, self._units = None, self._units + 1
-            self._journal.append({"next": self.next})
-            self._journal.sync()
+            self._commit()
 
 
 class _Unit:

@@ -21,14 +21,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
-from hilt.core.files import DISK, leftovers
+from hilt.core.errors import CorruptError, FormatError, SchemaError
+from hilt.core.files import DISK
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import Dataset, Episode, Job, Writer, jobs_done, natural, plain
+from hilt.formats.episodes import Dataset, Episode, Job, natural, plain
+from hilt.formats.units import FolderWriter
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
-from hilt.replay.journal import Journal
 from hilt.replay.rlinf import ends_and_source
 from hilt.replay.rollout import Trajectory, get_model_weights_id, step_rows
 
@@ -163,29 +163,18 @@ def create(path: Path, *, trajectory_format: str = "pt") -> RLinfWriter:
     return RLinfWriter(path, trajectory_format)
 
 
-class RLinfWriter(Writer):
+class RLinfWriter(FolderWriter):
     """One file for each episode, and the index at the end."""
 
     def __init__(self, path: Path, trajectory_format: str):
-        super().__init__()
-        done = jobs_done(path, ".progress")
-        self._path, self._index, self._complete = path, folders.FolderIndex(trajectory_format), done is not None
-        if done is not None:
-            self.next = done
-            return
-        DISK.make_folders(path)
-        self._journal = Journal(path / ".progress", DISK, write=True)
-        for line in self._journal.read_new():
-            self.next = line["next"]
-            self._index.entries[line["entry"]["trajectory_id"]] = line["entry"]
-        self._journal.cut_tail()
-        folders.remove_unnamed(path, (folders.file_name(entry, trajectory_format) for entry in self._index.entries.values()))
-        for rest in [*leftovers(path), path / f"hilt_{len(self._index.entries)}.pt"]:
-            DISK.remove(rest)
+        super().__init__(path)
+        self._index = folders.FolderIndex(trajectory_format)
+        self._index.entries = {line["entry"]["trajectory_id"]: line["entry"] for line in self._lines}
+        if not self._complete:
+            folders.remove_unnamed(path, (folders.file_name(entry, trajectory_format) for entry in self._index.entries.values()))
+            DISK.remove(path / f"hilt_{len(self._index.entries)}.pt")
 
-    def add(self, number: int, episode: Episode) -> None:
-        if self._complete:
-            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
+    def _add(self, number: int, episode: Episode) -> None:
         columns, identity = flatten(episode.columns), len(self._index.entries)
         if "actions" not in columns or "observations" not in episode.columns:
             raise SchemaError("RLinf's trajectories have actions, one array, and observations.")
@@ -217,23 +206,14 @@ class RLinfWriter(Writer):
         own = unflatten({path: column for path, column in columns.items() if not _field(path)})
         folders.write_trajectory(self._path / f"hilt_{identity}.pt", {**kept, "columns": own})
         folders.write_trajectory(self._path / folders.file_name(entry, self._index.trajectory_format), trajectory.to_dict())
-        self._journal.append({"next": number + 1, "entry": entry})
-        self._journal.sync()
         self._index.entries[identity] = entry
         self.next = number + 1
+        self._commit(entry=entry)
 
-    def finish(self) -> None:
-        if self._complete:
-            return
+    def _finish(self) -> None:
         self._index.trajectory_counter = len(self._index.entries)
         folders.write_index(self._path, self._index)
-        DISK.replace(self._path / "hilt.json", json.dumps({"next": self.next}).encode())
-        self.close()
-        DISK.remove(self._path / ".progress")
-
-    def close(self) -> None:
-        if not self._complete:
-            self._journal.close()
+        self._mark_complete()
 
 
 def _field(path: str) -> str:

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError, UnknownNameError
-from hilt.core.files import DISK, leftovers, storage_errors
+from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, leftovers
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, Writer, jobs_done, natural, plain, text_fact
+from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, natural, plain, text_fact
 from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
+from hilt.formats.units import FolderWriter, beside
 from hilt.replay.schema import mate
 
 NAMES = {"obs": "observations", "next_obs": "next_observations", "dones": "terminated"}
@@ -143,25 +144,24 @@ def create(path: Path) -> RobomimicWriter:
     return RobomimicWriter(path)
 
 
-class RobomimicWriter(Writer):
-    """Each episode is a file of its own until the end: an HDF5 file that is being written does not survive its writer."""
+class RobomimicWriter(FolderWriter):
+    """Each episode is a file of its own until the end: an HDF5 file that is being written does not survive its writer.
+
+    The names of these files say how far it came, so its journal has no lines.
+    """
 
     def __init__(self, path: Path):
-        super().__init__()
-        done = jobs_done(path, ".parts")
-        self._path, self._parts, self._complete = path, path / ".parts", done is not None
-        if done is not None:
-            self.next = done
-            DISK.remove(path / ".parts.trash")
+        super().__init__(path)
+        self._parts = path / ".parts"
+        if self._complete:
+            DISK.remove(self._parts)
             return
         DISK.make_folders(self._parts)
-        for rest in [*leftovers(path), *leftovers(self._parts)]:
+        for rest in leftovers(self._parts):
             DISK.remove(rest)
         self.next = max((int(part.stem) + 1 for part in self._parts.glob("*.hdf5")), default=0)
 
-    def add(self, number: int, episode: Episode) -> None:
-        if self._complete:
-            raise ConfigError(f"{self._path}: this dataset is complete. Choose another path.")
+    def _add(self, number: int, episode: Episode) -> None:
         single = not isinstance(episode.columns["observations"], Mapping)
         with _new(self._parts / f"{number}.hdf5") as file:
             demo = file.create_group("demo")
@@ -175,8 +175,10 @@ class RobomimicWriter(Writer):
         self.next = number + 1
 
     def finish(self) -> None:
-        if self._complete:
-            return
+        super().finish()
+        DISK.remove(self._parts)  # not before it is complete: a part of them must not be taken for all
+
+    def _finish(self) -> None:
         with _new(self._path / "data.hdf5") as file:
             data, total, environment = file.create_group("data"), 0, "{}"
             masks: dict[str, list[str]] = {}
@@ -192,25 +194,14 @@ class RobomimicWriter(Writer):
             data.attrs["total"], data.attrs["env_args"] = total, environment
             for key, names in masks.items():
                 file[f"mask/{key}"] = np.array(names, "S")
-        DISK.replace(self._path / "hilt.json", json.dumps({"next": self.next}).encode())
-        DISK.rename(self._parts, trash := self._path / ".parts.trash")  # a part of them must not be taken for all
-        DISK.remove(trash)
-
-    def close(self) -> None:
-        """Nothing is open between two episodes."""
+        self._mark_complete()
 
 
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Any]:
     """A new HDF5 file, whole or absent."""
-    beside = path.with_name(f".{path.name}.new")
-    with storage_errors(path), import_h5py().File(beside, "w") as file:
+    with beside(path) as place, import_h5py().File(place, "w") as file:
         yield file
-    written = DISK.open(beside)
-    DISK.sync(written)
-    DISK.close(written)
-    DISK.rename(beside, path)
-    DISK.sync_folder(path.parent)
 
 
 def _files(path: Path) -> list[Path]:
