@@ -20,15 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, StorageError
-from hilt.core.files import DISK, leftovers, read
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.files import DISK, read
 from hilt.core.tree import flatten, unflatten
 from hilt.formats import images
-from hilt.formats.episodes import Episode, Writer
+from hilt.formats.episodes import Episode
 from hilt.formats.example import encode
 from hilt.formats.steps import to_steps
 from hilt.formats.tfrecord import RecordWriter
-from hilt.replay.journal import Journal
+from hilt.formats.units import FolderWriter
 
 SHARD_BYTES = 128 << 20
 LARGE_BYTES = 1024
@@ -61,36 +61,26 @@ def create(
     return TfdsWriter(path, {"name": name, "version": version, "shard_bytes": shard_bytes, "image_format": image_format})
 
 
-class TfdsWriter(Writer):
+class TfdsWriter(FolderWriter):
     """A file of records that is complete gets a line in a journal; whatever comes after the last line is written again."""
 
     def __init__(self, path: Path, settings: dict[str, Any]):
-        super().__init__()
-        self._path, self._settings = path, settings
+        super().__init__(path)
+        self._settings = settings
         self._features: dict[str, Kind] = {}
         self._shards: list[dict[str, int]] = []
         self._shard: RecordWriter | None = None
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hilt-encode")
-        self._journal: Journal | None = None
-        progress = path / ".progress"
-        if not progress.exists() and path.is_dir() and any(path.iterdir()):
-            self.next = _complete_until(path)
-            return
-        DISK.make_folders(path)
-        self._journal = Journal(progress, DISK, write=True)
-        for line in self._journal.read_new():
+        for line in self._lines:
             if line.get("settings", settings) != settings:
                 raise ConfigError(f"{path}: it was begun with {line['settings']}, and is to go on with {settings}. Give the same options.")
             self._features = line.get("features", self._features)
             self._shards += [line["shard"]] if "shard" in line else []
-        self._journal.cut_tail()
-        for rest in leftovers(path):
-            DISK.remove(rest)
-        self.next = self._shards[-1]["next"] if self._shards else 0
 
-    def add(self, number: int, episode: Episode) -> None:
-        if self._journal is None:
-            raise ConfigError(f"{self._path}: this dataset is complete. Choose another folder.")
+    def _jobs_done(self) -> int:
+        return int(json.loads(read(self._path / "metadata.json"))["hilt"]["next"])
+
+    def _add(self, number: int, episode: Episode) -> None:
         for piece in to_steps(episode, self.notes):
             record = self._record(flatten({"steps": piece["steps"].columns}), piece["episode_metadata"])
             if self._shard is None:
@@ -100,9 +90,7 @@ class TfdsWriter(Writer):
         if self._shard is not None and self._shard.size >= self._settings["shard_bytes"]:
             self._complete_shard()
 
-    def finish(self) -> None:
-        if self._journal is None:
-            return
+    def _finish(self) -> None:
         self._complete_shard()
         if not self._shards:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
@@ -122,16 +110,12 @@ class TfdsWriter(Writer):
         inner["steps"] = _feature("dataset_feature.Dataset", "sequence", {"feature": inner["steps"], "length": "-1"})
         for file, content in (("features", features), ("dataset_info", info), ("metadata", {"hilt": {"next": self.next}})):
             DISK.replace(self._path / f"{file}.json", json.dumps(content, indent=1, sort_keys=True).encode())
-        self._journal.close()
-        DISK.remove(self._path / ".progress")
-        self._journal = None
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
         if self._shard is not None:
             self._shard.close()
-        if self._journal is not None:
-            self._journal.close()
+        super().close()
 
     def _record(self, columns: dict[str, Any], metadata: Mapping[str, Any]) -> bytes:
         """A serialized example. The first one decides which features there are."""
@@ -139,7 +123,7 @@ class TfdsWriter(Writer):
         if not self._features:
             known = {f"episode_metadata/{name}": _metadata_kind(value) for name, value in metadata.items() if name.isidentifier()}
             self._features = {**given, **{path: kind for path, kind in known.items() if kind is not None}}
-            self._note({"settings": self._settings, "features": self._features})
+            self._commit(settings=self._settings, features=self._features)
         wanted = {path: kind for path, kind in self._features.items() if path.startswith("steps/")}
         if given != wanted:
             differing = [path for path in {**wanted, **given} if given.get(path) != wanted.get(path)]
@@ -172,22 +156,9 @@ class TfdsWriter(Writer):
             self._shard.sync()
             self._shard.close()
             DISK.sync_folder(self._path)
-            self._shards.append({"records": self._shard.records, "bytes": self._shard.size, "next": self.next})
-            self._note({"shard": self._shards[-1]})
+            self._shards.append({"records": self._shard.records, "bytes": self._shard.size})
+            self._commit(shard=self._shards[-1])
             self._shard = None
-
-    def _note(self, line: dict[str, Any]) -> None:
-        assert self._journal is not None
-        self._journal.append(line)
-        self._journal.sync()
-
-
-def _complete_until(path: Path) -> int:
-    """How many jobs are in a dataset that we completed here; anything else that is here is not ours."""
-    try:
-        return int(json.loads(read(path / "metadata.json"))["hilt"]["next"])
-    except (StorageError, ValueError, LookupError, TypeError):
-        raise ConfigError(f"{path}: expected a new or empty folder, got one with other files in it. Choose another path.") from None
 
 
 def kind_of(path: str, column: Any, image_format: str) -> Kind:

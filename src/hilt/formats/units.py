@@ -28,7 +28,13 @@ class FolderWriter(Writer):
         self._path = path
         self._complete = not (path / PROGRESS).exists() and path.exists() and not (path.is_dir() and not any(path.iterdir()))
         if self._complete:
-            self.next = self._jobs_done()
+            try:
+                self.next = self._jobs_done()
+            except ConfigError:
+                raise
+            except (StorageError, ValueError, LookupError, TypeError, RecursionError):
+                said = "expected a new or empty folder, got one with other files in it. Choose another path."
+                raise ConfigError(f"{path}: {said}") from None
         else:
             DISK.make_folders(path)
         self._journal = Journal(path / PROGRESS, DISK, write=not self._complete)
@@ -72,12 +78,8 @@ class FolderWriter(Writer):
         DISK.replace(self._path / "hilt.json", json.dumps({**known, "next": self.next}, allow_nan=False).encode())
 
     def _jobs_done(self) -> int:
-        """How many jobs are in the dataset that was completed here."""
-        try:
-            return int(json.loads(read(self._path / "hilt.json"))["next"])
-        except (StorageError, ValueError, LookupError, TypeError, RecursionError):
-            said = "expected a new or empty folder, got one with other files in it. Choose another path."
-            raise ConfigError(f"{self._path}: {said}") from None
+        """How many jobs are in the dataset that was completed here; another folder has no such file."""
+        return int(json.loads(read(self._path / "hilt.json"))["next"])
 
 
 @contextlib.contextmanager
