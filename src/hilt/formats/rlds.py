@@ -28,7 +28,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats.episodes import Episode, Notes, Steps, map_leaves
-from hilt.formats.steps import AT_THE_END, FEATURES, FLAGS, RESERVED, as_leaf, as_list, as_steps, per_step, rows_of, to_episode, zero_of
+from hilt.formats.steps import AT_THE_END, FEATURES, RESERVED, as_leaf, as_list, as_steps, flags_of, per_step, rows_of, to_episode, zero_of
 from hilt.replay.log import Log
 from hilt.replay.schema import BUILT_IN, Schema
 
@@ -42,6 +42,7 @@ STRICT_CHECKS = (
     "A first step must not follow a first step of the same episode.",
     "An episode must begin with a first step.",
 )
+ON_EVERY_STEP = tuple(name for name in FEATURES if name not in AT_THE_END)
 logger = logging.getLogger("hilt.formats")
 
 PolicyInfo = Callable[[dict[str, Any], dict[str, Any]], Any]
@@ -231,7 +232,7 @@ class _Data:
                 _require_features(step)
         columns = dict(as_steps(steps, self._example).columns)
         _require_features(columns, FEATURES)
-        last, terminal = (per_step(columns, name, len(columns["is_last"])).astype(bool) for name in FLAGS[1:])
+        _, last, terminal = flags_of(columns, len(columns["is_last"]))
         for name in AT_THE_END:
             good = ~terminal if name == "discount" else np.zeros(len(last), bool)
             columns[name] = map_leaves(functools.partial(_finite_at, last, good), columns[name])
@@ -243,8 +244,8 @@ class _Checked:
 
     def __init__(self, number: int, episode: dict[str, Any], following: dict[str, Any], strict: bool):
         self.number, self.episode, self.steps, self.following = number, episode, episode["steps"], following
-        first, last, terminal, discount = (per_step(self.steps.columns, name, len(self.steps)) for name in (*FLAGS, "discount"))
-        first, last, terminal = (flag.astype(bool) for flag in (first, last, terminal))
+        self.first, last, terminal = flags_of(self.steps.columns, len(self.steps))
+        first, discount = self.first, per_step(self.steps.columns, "discount", len(self.steps))
         next_first, next_last = np.append(first[1:], bool(following["is_first"])), np.append(last[1:], bool(following["is_last"]))
         place, alone = np.arange(len(first)), first & next_first
         wrong = [terminal & ~last, ~last & ~first & next_first, last & ~next_first]
@@ -253,21 +254,20 @@ class _Checked:
             wrong += [alone & ~last & ~inside, alone & inside, ~first & (place == 0)]
         places = [(int(np.argmax(found)), text) for found, text in zip(wrong, CHECKS + STRICT_CHECKS, strict=False) if found.any()]
         self.bad = min(places, default=None, key=lambda bad: bad[0])
-        types, next_types = np.where(first, FIRST, np.where(last, LAST, MID)), np.where(next_first, FIRST, np.where(next_last, LAST, MID))
-        self.types, self.next_types = np.where(alone, LAST, types).astype(np.int32), np.where(alone, LAST, next_types).astype(np.int32)
+        self.types, self.next_types = _types(first, last, alone), _types(next_first, next_last, alone)
         self.discounts = np.where(last & terminal, 0, discount).astype(np.float32)
 
     def trajectories(self, policy_info_fn: PolicyInfo | None) -> Iterator[Trajectory]:
         """Of all steps, or of those before the first that is wrong."""
         for i in range(len(self.steps) if self.bad is None else self.bad[0]):
-            step, types = self.steps[i], (self.types[i], self.next_types[i])
+            step, kind, next_kind = self.steps[i], self.types[i], self.next_types[i]
             info = policy_info_fn(step, self._after(i)) if policy_info_fn is not None else ()
-            yield Trajectory(types[0], step["observation"], step["action"], info, types[1], step["reward"], self.discounts[i])
+            yield Trajectory(kind, step["observation"], step["action"], info, next_kind, step["reward"], self.discounts[i])
 
     def transitions(self, policy_info_fn: PolicyInfo | None) -> Episode | None:
         found = to_episode(self.episode, Notes())
         if found is not None and policy_info_fn is not None:
-            rows = np.arange(len(self.steps))[rows_of(np.asarray(self.steps.columns["is_first"], bool), False)[0]]
+            rows = np.arange(len(self.steps))[rows_of(self.first, keep_last=False)[0]]
             infos = [{"policy_info": policy_info_fn(self.steps[i], self._after(i))} for i in rows.tolist()]
             found.columns.update(as_steps(infos).columns)
         return found
@@ -289,6 +289,10 @@ class _Trajectories:
             yield from episode.trajectories(self.policy_info_fn)
             if episode.bad is not None:
                 raise _invalid(*episode.bad, episode.number)
+
+
+def _types(first: Array, last: Array, alone: Array) -> Array:
+    return np.select([alone, first, last], [LAST, FIRST, LAST], MID).astype(np.int32)
 
 
 def _spec_of(value: Any) -> TensorSpec:
@@ -314,7 +318,7 @@ def _checked_keys(episode: Any) -> Mapping[str, Any]:
 
 def _require_features(step: Mapping[str, Any], names: tuple[str, ...] | None = None) -> None:
     """All features; of a last step, those that mean something."""
-    names = names or (("observation", *FLAGS) if step.get("is_last") else FEATURES)
+    names = names or (ON_EVERY_STEP if step.get("is_last") else FEATURES)
     if any(step.get(name) is None for name in names):
         raise SchemaError(_lacking(step))
 
@@ -335,13 +339,10 @@ def _tensorflow_spec(data: Any) -> dict[str, Any] | None:
 
 def _finite_at(last: Array, good: Array, column: Any) -> Any:
     """The column with good values instead of those of last steps that are not finite."""
-    bad = ~np.isfinite(column[last]) if column.dtype.kind == "f" else np.zeros(0, bool)
-    if not bad.any():
+    if column.dtype.kind != "f" or np.isfinite(column[last]).all():
         return column
-    column, rows = column.copy(), column[last]
-    rows[bad] = np.broadcast_to(good[last].reshape(-1, *[1] * (column.ndim - 1)), rows.shape)[bad]
-    column[last] = rows
-    return column
+    last, good = (np.expand_dims(flags, tuple(range(1, column.ndim))) for flags in (last, good))
+    return np.where(last & ~np.isfinite(column), good, column).astype(column.dtype, copy=False)
 
 
 def _invalid(place: int, text: str, episode: int, pushed: int | None = None) -> InvalidArgumentError:
@@ -402,9 +403,8 @@ def _columns_for(schema: Schema, given: dict[str, Any]) -> set[str]:
     lacks is left out."""
     ours = {path: f"{column.dtype} {column.shape[1:]}" for path, column in flatten(_with_masks(given)).items()}
     theirs = {path: str(spec) for path, spec in schema.columns.items()}
-    _require_same(
-        "log", theirs, ours, [p for p in theirs if p in ours or p not in BUILT_IN] + [p for p in ours if p.split("/")[0] in RESERVED]
-    )
+    needed = [path for path in theirs if path in ours or path not in BUILT_IN]
+    _require_same("log", theirs, ours, needed + [path for path in ours if path.split("/")[0] in RESERVED])
     if left := [path for path in flatten(given) if path not in theirs]:
         logger.warning("the log has no column for %s: left out", ", ".join(left))
     return set(ours) & set(theirs)
@@ -412,7 +412,7 @@ def _columns_for(schema: Schema, given: dict[str, Any]) -> set[str]:
 
 def _with_masks(columns: dict[str, Any]) -> dict[str, Any]:
     """With HIL-SERL's ``dones`` and ``masks``, in case the log wants them."""
-    if "terminated" not in columns or "truncated" not in columns:
+    if "terminated" not in columns or "truncated" not in columns:  # an episode that we wrote, from a log without them
         return columns
     masks = 1 - columns["terminated"].astype(np.float32)
     return {"dones": columns["terminated"] | columns["truncated"], "masks": masks, **columns}

@@ -41,7 +41,7 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
     if (own := _marked(rlds_episode, steps)) is not None:
         return own
     columns, facts = _without_text(steps, notes)
-    first, last, terminal = (per_step(columns, name, len(steps)).astype(bool) for name in FLAGS)
+    first, last, terminal = flags_of(columns, len(steps))
     rows, after = rows_of(first, keep_last)
     ends, length = rows if keep_last else after, len(first[rows])
     if not length:
@@ -51,28 +51,22 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
         notes.add("is_terminal on a step that is not the last: not taken for an end")
     out: dict[str, Any] = {}
     if "observation" in columns:
-        out["observations"], out["next_observations"] = (_take(columns["observation"], at) for at in (rows, after))
+        out |= {"observations": _take(columns["observation"], rows), "next_observations": _take(columns["observation"], after)}
     if "action" in columns:
         out["actions"] = _take(columns["action"], rows)
+    if "reward" not in columns:
+        notes.add("no rewards in this dataset: 0 everywhere")
     out["rewards"] = map_leaves(_as_reward, _take(columns.get("reward", np.zeros(len(steps), np.float32)), rows))
     out |= {"terminated": (terminal & last)[ends], "truncated": (last & ~terminal)[ends]}
-    out["source"] = np.full(length, Source.DEMO, np.uint8)
     further = {name: _take(column, rows) for name, column in columns.items() if name not in FEATURES or name == "discount"}
+    out["source"] = np.full(length, Source.DEMO, np.uint8)
     for name in ("is_intervention", "intervention"):
         if name in further and np.shape(further[name]) == (length,):
             out["source"] = np.where(further[name], Source.HUMAN, Source.POLICY).astype(np.uint8)
     if clashing := {name: column for name, column in further.items() if name in (*RESERVED, "extra")}:
         out["extra"] = clashing
     out |= {name: column for name, column in further.items() if name not in clashing}
-    if "reward" not in columns:
-        notes.add("no rewards in this dataset: 0 everywhere")
-    metadata = rlds_episode.get("episode_metadata", {})
-    beside = {name: value for name, value in rlds_episode.items() if name not in ("steps", "episode_metadata")}
-    metadata = plain({**beside, **(metadata if isinstance(metadata, Mapping) else {"episode_metadata": metadata})})
-    if metadata:
-        facts["episode_metadata"] = metadata
-    if (success := _success(metadata, columns)) is not None:
-        facts["success"] = success
+    facts |= _facts_of_all(rlds_episode, columns)
     if not keep_last and (said := _last_words(columns)):
         facts["last_step"] = said
         notes.add("the last step's action and reward belong to no transition: kept as the fact last_step")
@@ -96,8 +90,10 @@ def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
 
 def as_list(steps: Any) -> Steps | list[Any]:
     """Steps that can be read again: dictionaries of any iterable, or columns."""
-    if isinstance(steps, (Steps, Mapping)):
-        return steps if isinstance(steps, Steps) else Steps(map_leaves(np.asarray, steps))
+    if isinstance(steps, Steps):
+        return steps
+    if isinstance(steps, Mapping):
+        return Steps(map_leaves(np.asarray, steps))
     found = list(steps.as_numpy_iterator() if hasattr(steps, "as_numpy_iterator") else steps)
     if strange := [step for step in found if not isinstance(step, Mapping)]:
         raise SchemaError(f"steps: expected a dictionary of arrays for each step, got {type(strange[0]).__name__}.")
@@ -153,6 +149,12 @@ def rows_of(first: Array, keep_last: bool) -> tuple[Any, Any]:
     return (slice(0, -1), slice(1, None)) if not over[:-1].any() else (rows[~over], rows[~over] + 1)
 
 
+def flags_of(columns: Mapping[str, Any], length: int) -> tuple[Array, Array, Array]:
+    """Which of the steps are first, last and terminal."""
+    first, last, terminal = (per_step(columns, name, length).astype(bool) for name in FLAGS)
+    return first, last, terminal
+
+
 def per_step(columns: Mapping[str, Any], name: str, length: int) -> Array:
     """A column with one number a step; a flag that the data lacks is as it should be."""
     if name not in columns:
@@ -183,20 +185,25 @@ def _without_text(steps: Steps, notes: Notes) -> tuple[dict[str, Any], dict[str,
     return unflatten(columns), facts
 
 
-def _success(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> bool | None:
+def _facts_of_all(rlds_episode: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What lies beside the steps, and whether the episode succeeded, if that is said anywhere."""
+    metadata = rlds_episode.get("episode_metadata", {})
+    beside = {name: value for name, value in rlds_episode.items() if name not in ("steps", "episode_metadata")}
+    metadata = plain({**beside, **(metadata if isinstance(metadata, Mapping) else {"episode_metadata": metadata})})
+    facts = {"episode_metadata": metadata} if metadata else {}
     for name in ("success", "is_success"):
         if isinstance(said := metadata.get(name), (bool, int, float)):
-            return bool(said)
+            return {**facts, "success": bool(said)}
         if isinstance(column := columns.get(name), np.ndarray) and column.ndim == 1:
-            return bool(column.any())
-    return None
+            return {**facts, "success": bool(column.any())}
+    return facts
 
 
 def _last_words(columns: Mapping[str, Any]) -> dict[str, Any]:
     """What a last step has for action, reward and discount, unless the first two are zeros and NaN."""
     found = {name: _take(columns[name], -1) for name in AT_THE_END if name in columns}
-    said = [np.nan_to_num(leaf).any() for name in ("action", "reward") if name in found for leaf in flatten({name: found[name]}).values()]
-    return plain(found) if any(said) else {}
+    said = flatten({name: value for name, value in found.items() if name != "discount"})
+    return plain(found) if any(np.nan_to_num(leaf).any() for leaf in said.values()) else {}
 
 
 def _piece(episode: Episode, start: int, stop: int, paired: bool) -> dict[str, Any]:
