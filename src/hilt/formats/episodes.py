@@ -15,11 +15,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from hilt.core.errors import CorruptError
 from hilt.core.tree import Array, flatten
 from hilt.replay.schema import mate
 
@@ -93,6 +95,31 @@ class Dataset(ABC):
         for job in self.jobs():
             if (episode := job()) is not None:
                 yield episode
+
+
+class ListedDataset(Dataset):
+    """One that lists its episodes before it reads any."""
+
+    @property
+    @abstractmethod
+    def _episodes(self) -> Sequence[Any]:
+        """What `_read` needs to find each; or the error that its job raises."""
+
+    @abstractmethod
+    def _read(self, found: Any, images: bool) -> Episode | None:
+        """Does the work of a job."""
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
+        for found in self._episodes[first:]:
+            yield partial(self._read_or_raise, found, images)
+
+    def _read_or_raise(self, found: Any, images: bool) -> Episode | None:
+        if isinstance(found, CorruptError):
+            raise found
+        return self._read(found, images)
 
 
 class Writer(ABC):
@@ -208,6 +235,7 @@ def gaps(episode: Episode) -> Array:
     return np.flatnonzero(broken) + 1
 
 
-def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts names by the numbers in them: ``demo_2`` before ``demo_10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+def natural(name: str | Path) -> list[tuple[int, str]]:
+    """A key that sorts names, or files by their names, by the numbers in them: ``demo_2`` before ``demo_10``."""
+    parts = re.split(r"(\d+)", name.name if isinstance(name, Path) else name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

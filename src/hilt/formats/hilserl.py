@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
-from hilt.formats.episodes import Dataset, Episode, Job, Notes, gaps, natural, plain
+from hilt.formats.episodes import Episode, ListedDataset, Notes, gaps, natural, plain
 from hilt.formats.units import FolderWriter, beside
 from hilt.replay.schema import mate
 
@@ -67,7 +67,7 @@ class _Plan:
     """Whether all columns are as we wrote them"""
 
 
-class HilSerlDataset(Dataset):
+class HilSerlDataset(ListedDataset):
     """Interventions are found again among the actor's steps and mark these as a person's; the rest are episodes of their own."""
 
     format = "hil-serl"
@@ -81,12 +81,9 @@ class HilSerlDataset(Dataset):
         self._loaded: dict[int, list[Row]] = {}
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._plan.episodes)
-
-    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        for found in self._plan.episodes[first:]:
-            yield partial(self._episode, found, images)
+    @property
+    def _episodes(self) -> list[Any]:
+        return self._plan.episodes
 
     def describe(self) -> dict[str, Any]:
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
@@ -188,9 +185,7 @@ class HilSerlDataset(Dataset):
                         again.setdefault(twin, set()).add(i)
         return found
 
-    def _episode(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]] | CorruptError, images: bool) -> Episode:
-        if isinstance(found, CorruptError):
-            raise found
+    def _read(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]], images: bool) -> Episode:
         pieces, whole, facts = found
         rows: list[Row] = []
         sources: list[int] = []
@@ -333,7 +328,7 @@ def _files(path: Path) -> list[Path]:
     """The pickles of a dataset, each kind in the order of the numbers in their names."""
     if path.is_file():
         return [path]
-    return [file for folder in FOLDERS for file in sorted((path / folder).glob("*.pkl"), key=lambda file: natural(file.name))]
+    return [file for folder in FOLDERS for file in sorted((path / folder).glob("*.pkl"), key=natural)]
 
 
 def _kind(path: Path) -> str:

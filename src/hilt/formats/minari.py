@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackag
 from hilt.core.files import read
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, unflatten
-from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, natural, plain, text_fact
+from hilt.formats.episodes import INSTRUCTION, Episode, ListedDataset, natural, plain, text_fact
 from hilt.formats.hdf5 import MAX_BYTES, attributes, child, elements, import_h5py, leaves, opened, values
 from hilt.formats.images import decode_all
 from hilt.replay.schema import mate
@@ -47,7 +47,7 @@ def open_dataset(path: Path) -> MinariDataset:
     return MinariDataset(path)
 
 
-class MinariDataset(Dataset):
+class MinariDataset(ListedDataset):
     format = "minari"
 
     def __init__(self, path: Path):
@@ -70,15 +70,11 @@ class MinariDataset(Dataset):
         with opened(self._data / MAIN) as file:
             return sorted((name for name in file if re.fullmatch(r"episode_\d+", name)), key=natural)
 
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        for name in self._episodes[first:]:
-            yield partial(self._from_hdf5 if self._kind == "hdf5" else self._from_arrow, name, images)
-
     def describe(self) -> dict[str, Any]:
         return {name: plain(value) for name, value in self._about.items() if not name.endswith(("_space", "_spec"))}
+
+    def _read(self, found: str, images: bool) -> Episode | None:
+        return self._from_hdf5(found, images) if self._kind == "hdf5" else self._from_arrow(found, images)
 
     def _from_hdf5(self, name: str, images: bool) -> Episode | None:
         with opened(self._data / MAIN) as file:

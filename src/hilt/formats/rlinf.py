@@ -13,8 +13,8 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hilt.core.errors import CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import Dataset, Episode, Job, natural, plain
+from hilt.formats.episodes import Episode, ListedDataset, natural, plain
 from hilt.formats.units import FolderWriter
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
@@ -45,7 +45,7 @@ def open_dataset(path: Path) -> RLinfDataset:
     return RLinfDataset(path)
 
 
-class RLinfDataset(Dataset):
+class RLinfDataset(ListedDataset):
     format = "rlinf"
 
     def __init__(self, path: Path):
@@ -82,19 +82,10 @@ class RLinfDataset(Dataset):
                 found += [(number, lane, first, stop) for first, stop in itertools.pairwise(sorted(edges))]
         return found
 
-    def __len__(self) -> int:
-        return len(self._episodes)
-
-    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        for found in self._episodes[first:]:
-            yield partial(self._episode, found, images)
-
     def describe(self) -> dict[str, Any]:
         return {"trajectories": len(self._files)}
 
-    def _episode(self, found: tuple[int, int, int, int] | CorruptError, images: bool) -> Episode:
-        if isinstance(found, CorruptError):
-            raise found
+    def _read(self, found: tuple[int, int, int, int], images: bool) -> Episode:
         number, lane, first, stop = found
         columns, facts, ours = self._load(number)
         kept = {path: column for path, column in columns.items() if images or column.dtype != np.uint8 or column.ndim < 5}
@@ -228,7 +219,7 @@ def _field(path: str) -> str:
 
 def _folders(path: Path) -> list[Path]:
     """Those that have an index: this one, or one for each rank."""
-    found = [path, *sorted(path.glob("rank_*"), key=lambda folder: natural(folder.name))]
+    found = [path, *sorted(path.glob("rank_*"), key=natural)]
     return [folder for folder in found if (folder / "trajectory_index.json").is_file() and (folder / "metadata.json").is_file()]
 
 

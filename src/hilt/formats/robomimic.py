@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownName
 from hilt.core.files import DISK, leftovers
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Dataset, Episode, Job, Notes, natural, plain, text_fact
+from hilt.formats.episodes import INSTRUCTION, Episode, ListedDataset, Notes, natural, plain, text_fact
 from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
 from hilt.formats.units import FolderWriter, beside
 from hilt.replay.schema import mate
@@ -41,7 +41,7 @@ def open_dataset(path: Path, *, filter_key: str = "") -> RobomimicDataset:
     return RobomimicDataset(path, filter_key)
 
 
-class RobomimicDataset(Dataset):
+class RobomimicDataset(ListedDataset):
     format = "robomimic"
 
     def __init__(self, path: Path, filter_key: str = ""):
@@ -51,7 +51,7 @@ class RobomimicDataset(Dataset):
             raise FormatError(f"{path}: no .hdf5 file in it. Check the path.")
 
     @cached_property
-    def _demos(self) -> list[tuple[Path, str, list[str]] | CorruptError]:
+    def _episodes(self) -> list[tuple[Path, str, list[str]] | CorruptError]:
         """File, name and filter keys of each demonstration."""
         found: list[tuple[Path, str, list[str]] | CorruptError] = []
         for path in self._files:
@@ -69,13 +69,6 @@ class RobomimicDataset(Dataset):
                 found.append(error)
         return found
 
-    def __len__(self) -> int:
-        return len(self._demos)
-
-    def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
-        for demo in self._demos[first:]:
-            yield partial(self._read, demo, images)
-
     def describe(self) -> dict[str, Any]:
         known: dict[str, Any] = {"files": len(self._files)}
         with opened(self._files[0]) as file:
@@ -83,25 +76,23 @@ class RobomimicDataset(Dataset):
             known |= _facts_of_all(child(file, "data"))
         return known
 
-    def _read(self, which: tuple[Path, str, list[str]] | CorruptError, images: bool) -> Episode | None:
-        if isinstance(which, CorruptError):
-            raise which
-        path, name, keys = which
+    def _read(self, found: tuple[Path, str, list[str]], images: bool) -> Episode | None:
+        path, name, keys = found
         with opened(path) as file:
             data = child(file, "data")
             demo = child(data, name)
-            found = dict(leaves(demo))
-            facts, single, ours = _facts(data, demo, self.notes), False, "hilt_facts" in found
+            datasets = dict(leaves(demo))
+            facts, single, ours = _facts(data, demo, self.notes), False, "hilt_facts" in datasets
             if ours:
-                facts, single = json.loads(found.pop("hilt_facts").asstr()[()])
+                facts, single = json.loads(datasets.pop("hilt_facts").asstr()[()])
                 facts = dict(facts)
             facts |= {"filter_keys": keys} if keys else {}
-            if "actions" not in found and not any(leaf.startswith("actions/") for leaf in found):
+            actions = [dataset for leaf, dataset in datasets.items() if leaf.partition("/")[0] == "actions"]
+            if not actions:
                 raise CorruptError(f"{path}: {name} has no actions.")
-            length = len(next(found[leaf] for leaf in found if leaf.partition("/")[0] == "actions"))
-            if not length:
+            if not len(actions[0]):
                 return None
-            columns = self._columns(found, length, images, facts)
+            columns = self._columns(datasets, len(actions[0]), images, facts)
             if not ours and columns["terminated"][:-1].any():
                 self.notes.add("dones before the last step, as success has them: the demonstration goes on, so it does not end there")
                 columns["terminated"][:-1] = False
@@ -182,7 +173,7 @@ class RobomimicWriter(FolderWriter):
         with _new(self._path / "data.hdf5") as file:
             data, total, environment = file.create_group("data"), 0, "{}"
             masks: dict[str, list[str]] = {}
-            for number, part in enumerate(sorted(self._parts.glob("*.hdf5"), key=lambda part: natural(part.name))):
+            for number, part in enumerate(sorted(self._parts.glob("*.hdf5"), key=natural)):
                 with opened(part) as source:
                     source.copy("demo", data, f"demo_{number}")
                     total += int(source["demo"].attrs["num_samples"])
@@ -205,7 +196,7 @@ def _new(path: Path) -> Iterator[Any]:
 
 
 def _files(path: Path) -> list[Path]:
-    found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=lambda file: natural(file.name))
+    found = [path] if path.is_file() else sorted([*path.glob("*.hdf5"), *path.glob("*.h5")], key=natural)
     return [file for file in found if file.suffix in (".hdf5", ".h5") and file.name != "main_data.hdf5"]  # which is Minari's
 
 
