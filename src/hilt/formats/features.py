@@ -173,12 +173,10 @@ def _numbers(values: example.Values, dtype: np.dtype[Any]) -> Array:
     given = "bytes" if isinstance(values, list) else values.dtype.name
     if len(values) and (given == "bytes", given == "int64") != (dtype.kind == "O", dtype.kind in "biu"):
         raise CorruptError(f"expected {'bytes' if dtype.kind == 'O' else dtype}, got {given}.")
-    if not isinstance(values, list):
-        with np.errstate(over="ignore"):  # too large for float16: infinite, as it is there
-            return values.astype(dtype, copy=False)
-    texts = np.empty(len(values), dtype)
-    texts[:] = [bytes(value) for value in values]
-    return texts
+    if isinstance(values, list):
+        return np.fromiter(map(bytes, values), dtype)
+    with np.errstate(over="ignore"):  # too large for float16: infinite, as it is there
+        return values.astype(dtype, copy=False)
 
 
 def _inflated(value: Any, leaf: Leaf, shape: Sequence[int | None]) -> Array:
@@ -205,10 +203,7 @@ def _uniform(arrays: list[Array], leaf: Leaf) -> Array:
     """Arrays side by side, as objects where a shape may differ from step to step."""
     if None not in leaf.shape:
         return np.stack(arrays) if arrays else np.empty((0, *leaf.shape), leaf.dtype)  # type: ignore[arg-type]
-    out = np.empty(len(arrays), object)
-    for i, array in enumerate(arrays):
-        out[i] = array
-    return out
+    return np.fromiter(arrays, object)
 
 
 def _nested(flat: Array, rows: list[Array], levels: tuple[int | None, ...]) -> Array:
@@ -221,10 +216,8 @@ def _nested(flat: Array, rows: list[Array], levels: tuple[int | None, ...]) -> A
                 raise CorruptError(f"rows of other lengths than the declared {declared}.")
             flat = flat.reshape(len(lengths), declared, *flat.shape[1:])
             continue
-        ends, pieces = np.cumsum(lengths).tolist(), np.empty(len(lengths), object)
-        for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
-            pieces[i] = flat[end - length : end]
-        flat = pieces
+        ends = zip(np.cumsum(lengths).tolist(), lengths.tolist(), strict=True)
+        flat = np.fromiter([flat[end - length : end] for end, length in ends], object)
     if levels[0] is not None and len(flat) != levels[0]:
         raise CorruptError(f"expected {levels[0]} values, got {len(flat)}.")
     return flat

@@ -40,9 +40,7 @@ def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = 
     stored = np.dtype(np.uint8 if dtype == np.float32 else dtype)
     sizes = [_size(data, (*shape[:2], 4) if dtype == np.float32 else shape) for data in images]
     if len(set(sizes)) > 1:
-        mixed = np.empty(len(images), object)
-        mixed[:] = [decode_all([data], shape, dtype, fast=fast)[0] for data in images]
-        return mixed
+        return np.fromiter((decode_all([data], shape, dtype, fast=fast)[0] for data in images), object)
     try:
         out = np.empty((len(images), *sizes[0]), stored)
     except (MemoryError, ValueError):
@@ -58,8 +56,9 @@ def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = 
 def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
     """An image ``[height, width, channels]`` as PNG, which keeps every bit, or as JPEG of this quality."""
     kind, channels = image.dtype, image.shape[-1]
-    kinds = {"png": (kind == np.uint8 and channels in _MODES) or (kind in (np.uint16, np.float32) and channels == 1)}
-    if not (kinds | {"jpeg": kind == np.uint8 and channels in (1, 3)}).get(format):
+    deep = kind in (np.uint16, np.float32) and channels == 1
+    fits = {"png": deep or (kind == np.uint8 and channels in _MODES), "jpeg": kind == np.uint8 and channels in (1, 3)}
+    if not fits.get(format):
         raise ConfigError(f"images of {kind} with {channels} channels cannot be stored as {format!r}.")
     pixels = np.ascontiguousarray(image)
     if format == "jpeg":

@@ -119,10 +119,7 @@ def _stacked(values: list[Any], example: Any) -> Any:
     if not any(isinstance(leaf, (bytes, str)) for leaf in leaves) and len({np.shape(leaf) for leaf in leaves}) == 1:
         column, wanted = np.stack(leaves), np.asarray(model).dtype
         return column.astype(wanted, copy=False) if np.can_cast(column.dtype, wanted, "same_kind") else column
-    column = np.empty(len(leaves), object)
-    for i, leaf in enumerate(leaves):
-        column[i] = leaf
-    return column
+    return np.fromiter(leaves, object)
 
 
 def as_leaf(value: Any) -> Any:
