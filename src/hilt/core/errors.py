@@ -7,6 +7,7 @@ the command line prints that line, and the traceback only with ``--debug``.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -104,6 +105,14 @@ class MissingPackageError(HiltError, ImportError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_from
+
+
+def optional_module(name: str, purpose: str, extra: str, package: str = "") -> Any:
+    """A module of a package that not everybody has installed; `package` is its name there, when it is another one."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(package or name, purpose, extra) from error
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

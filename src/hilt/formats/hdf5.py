@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, HiltError, MissingPackageError, UnsafeError
+from hilt.core.errors import CorruptError, HiltError, UnsafeError, optional_module
 from hilt.core.files import storage_errors
 from hilt.formats.episodes import plain
 
@@ -29,11 +29,7 @@ _DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, Arithmetic
 
 
 def import_h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackageError("h5py", "Reading and writing HDF5", "formats") from error
-    return h5py
+    return optional_module("h5py", "Reading and writing HDF5", "formats")
 
 
 def is_hdf5(path: Path) -> bool:

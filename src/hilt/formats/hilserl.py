@@ -13,10 +13,12 @@ In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,11 +58,22 @@ def open_dataset(path: Path) -> HilSerlDataset:
 
 
 @dataclass
+class _Found:
+    """An episode: where its steps are, and what is known of it."""
+
+    pieces: dict[int, tuple[int, int]]
+    """By file: its first step there, and its end"""
+    facts: dict[str, Any]
+    whole: bool = True
+    """Whether it has no gaps"""
+
+
+@dataclass
 class _Plan:
-    """What there is to read. An episode is its pieces (file, first step, end), whether it has no gaps, and its facts; or an error."""
+    """What there is to read: episodes, and the errors of files that cannot be read."""
 
     columns: Spec
-    episodes: list[Any] = field(default_factory=list)
+    episodes: list[_Found | CorruptError] = field(default_factory=list)
     people: dict[int, set[int]] = field(default_factory=dict)
     """By file: the steps on which a person acted"""
     exact: bool = False
@@ -82,7 +95,7 @@ class HilSerlDataset(ListedDataset):
         self._lock = threading.Lock()
 
     @property
-    def _episodes(self) -> list[Any]:
+    def _episodes(self) -> list[_Found | CorruptError]:
         return self._plan.episodes
 
     def describe(self) -> dict[str, Any]:
@@ -111,9 +124,9 @@ class HilSerlDataset(ListedDataset):
             if {entry[0] for entry in known["episodes"]} != set(numbers):
                 self.notes.add("hilt.json names other files than there are: it was passed over")
                 return None
-            episodes = [
-                ([(numbers[name], int(a), int(b))], bool(whole), plain(dict(facts))) for name, a, b, whole, facts in known["episodes"]
-            ]
+            episodes: list[_Found | CorruptError] = []
+            for name, first, stop, whole, facts in known["episodes"]:
+                episodes.append(_Found({numbers[name]: (int(first), int(stop))}, plain(dict(facts)), bool(whole)))
             columns = Spec({path: (np.dtype(kind), tuple(shape)) for path, (kind, shape) in known["columns"].items()})
             if any(spec.dtype.kind not in "biufc" for spec in columns.values()) or not {"rewards", "source", *ENDS[2:]} <= set(columns):
                 raise ValueError("columns that are no numbers, or none of rewards, ends and sources")
@@ -123,10 +136,10 @@ class HilSerlDataset(ListedDataset):
 
     def _surveyed(self) -> _Plan:
         """Reads all files once: which columns every transition has, where episodes begin, and on which steps a person acted."""
-        plan, columns, last = _Plan(Spec({})), _Columns(), None
+        plan, last, count = _Plan(Spec({})), None, 0
+        kinds: dict[str, Counter[Any]] = {}
         again: dict[int, set[int]] = {}  # by file of interventions: those that are among the actor's steps
-        for number, (path, kind) in enumerate(zip(self._paths, self._kinds, strict=True)):
-            labelled, seen_before = kind in ("success", "failure"), again.get(number, set())
+        for number, kind in enumerate(self._kinds):
             last = last if kind == "online" == self._kinds[number - 1] else None
             try:
                 rows = self._load(number)
@@ -135,32 +148,42 @@ class HilSerlDataset(ListedDataset):
                 last = None
                 continue
             plan.people[number] = self._people(number, rows, again)
-            if kind == "human" and len(seen_before) < len(rows):
-                self.notes.add("an intervention not among the actor's steps: in an episode of its own", len(rows) - len(seen_before))
-            for i, row in enumerate(rows):
-                if i in seen_before:
-                    last = None
-                    continue
-                columns.add(row)
-                if ACTED in row and not np.array_equal(row[ACTED], row.get("actions", ())):
-                    self.notes.add(f"{ACTED}: another action than the one stored, not carried over")
-                if last is None or not _goes_on(last, row):
-                    if last is not None and kind == "online":
-                        self.notes.add("an episode without dones at its end (a time limit): it ends where observations do not go on")
-                    plan.episodes.append(([], True, {"success": kind == "success"} if labelled else {}))
-                pieces, _, facts = plan.episodes[-1]
-                if pieces and pieces[-1][0] == number and pieces[-1][2] == i:
-                    pieces[-1] = (number, pieces[-1][1], i + 1)
-                else:
-                    pieces.append((number, i, i + 1))
-                ended = any(_ends(row, f"{path}, transition {i}"))
-                if not ended and not np.any(row.get("masks", True)):
-                    self.notes.add("masks: 0 on a step that is not done, not carried over")
-                if ended and not labelled and "infos/succeed" in row:
-                    facts["success"] = bool(_array(row["infos/succeed"]).any())
-                last = None if ended else row
-        plan.columns = columns.settled(self.notes, self.path) if columns.count else plan.columns
+            new = {i: row for i, row in enumerate(rows) if i not in again.get(number, ())}
+            if kind == "human" and new:
+                self.notes.add("an intervention not among the actor's steps: in an episode of its own", len(new))
+            count += len(new)
+            for path, value in (leaf for row in new.values() for leaf in row.items()):
+                array = _numbers(value)
+                kinds.setdefault(path, Counter())[None if array is None else (array.dtype.newbyteorder("="), array.shape)] += 1
+            last = self._split(number, new, last, plan.episodes)
+        if count:
+            plan.columns = _columns_of(kinds, count, self.notes, self.path)
         return plan
+
+    def _split(self, number: int, rows: dict[int, Row], last: Row | None, episodes: list[_Found | CorruptError]) -> Row | None:
+        """Adds a file's steps to the last episode while it goes on, and then to new ones. `last` is its last step, if it has not ended."""
+        kind, episode = self._kinds[number], episodes[-1] if last is not None else None
+        labelled = kind in ("success", "failure")
+        for i, row in rows.items():
+            if ACTED in row and not np.array_equal(row[ACTED], row.get("actions", ())):
+                self.notes.add(f"{ACTED}: another action than the one stored, not carried over")
+            if i and i - 1 not in rows:
+                last = None
+            if last is None or not _goes_on(last, row):
+                if last is not None and kind == "online":
+                    self.notes.add("an episode without dones at its end (a time limit): it ends where observations do not go on")
+                episode = _Found({}, {"success": kind == "success"} if labelled else {})
+                episodes.append(episode)
+            assert isinstance(episode, _Found)
+            first, _ = episode.pieces.get(number, (i, i))
+            episode.pieces[number] = first, i + 1
+            ended = any(_ends(row, f"{self._paths[number]}, transition {i}"))
+            if not ended and not np.any(row.get("masks", True)):
+                self.notes.add("masks: 0 on a step that is not done, not carried over")
+            if ended and not labelled and "infos/succeed" in row:
+                episode.facts["success"] = bool(_array(row["infos/succeed"]).any())
+            last = None if ended else row
+        return last
 
     def _people(self, number: int, rows: list[Row], again: dict[int, set[int]]) -> set[int]:
         """The steps of the actor on which a person acted; `again` learns where they are stored once more."""
@@ -185,72 +208,51 @@ class HilSerlDataset(ListedDataset):
                         again.setdefault(twin, set()).add(i)
         return found
 
-    def _read(self, found: tuple[list[tuple[int, int, int]], bool, dict[str, Any]], images: bool) -> Episode:
-        pieces, whole, facts = found
+    def _read(self, found: _Found, images: bool) -> Episode:
         rows: list[Row] = []
         sources: list[int] = []
         try:
-            for number, first, stop in pieces:
+            for number, (first, stop) in found.pieces.items():
                 rows += (part := self._load(number)[first:stop])
                 if not part or len(part) != stop - first:
                     raise ValueError(f"{len(part)} transitions for {stop - first} steps")
                 people, other = self._plan.people.get(number, set()), SOURCES.get(self._kinds[number], Source.DEMO)
                 sources += [Source.HUMAN if i in people else other for i in range(first, stop)]
-            columns = _stacked(rows, self._plan.columns, whole, images)
+            columns = _stacked(rows, self._plan.columns, found.whole, images)
         except (FormatError, CorruptError):
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            names = ", ".join(str(self._paths[number]) for number, _, _ in pieces)
+            names = ", ".join(str(self._paths[number]) for number in found.pieces)
             raise CorruptError(f"{names}: not the transitions that hilt.json or the other files tell of ({error!r}).") from None
         if not self._plan.exact:
             columns["terminated"], columns["truncated"] = np.array([_ends(row, "") for row in rows], bool).T.copy()
             columns.setdefault("source", np.array(sources, np.uint8))
-        return Episode(unflatten(columns), dict(facts))
+        return Episode(unflatten(columns), dict(found.facts))
 
 
-class _Columns:
-    """What all transitions have in common."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._seen: dict[str, tuple[int, np.dtype[Any] | None, Any]] = {}  # path: how often, type, shape; None where it varies
-
-    def add(self, row: Row) -> None:
-        self.count += 1
-        for path, value in row.items():
-            times, dtype, shape = self._seen.get(path, (0, np.dtype(bool), ()))
-            try:
-                array = np.asarray(value)
-            except ValueError:  # ragged
-                array = np.asarray(None)
-            if array.dtype.kind not in "biufc" or dtype is None:
-                dtype = None
-            else:
-                dtype = np.result_type(dtype, array.dtype) if times else array.dtype.newbyteorder("=")
-            self._seen[path] = times + 1, dtype, array.shape if not times or shape == array.shape else None
-
-    def settled(self, notes: Notes, where: Path) -> Spec:
-        """The columns; what is left out is noted."""
-        left_out: dict[str, str] = {}
-        for path, (times, dtype, shape) in self._seen.items():
-            if dtype is None or (path in ("source", "policy_version") and dtype.kind not in "iu"):
-                left_out[path] = "no numbers"
-            elif times < self.count:
-                left_out[path] = f"in {times} of {self.count} transitions only"
-            elif shape is None:
-                left_out[path] = "not of one shape"
-        kept = [path for path in self._seen if path not in left_out]
-        pairs = {other: path for path in self._seen for other in (path, mate(path)) if mate(path)}  # observations and what follows them
-        for path in kept:
-            if (pair := pairs.get(path)) and (pair not in kept or mate(pair) not in kept):
-                left_out[path] = "no pair of observation and next observation"
-        for path in (path for path in left_out if path not in NO_COLUMNS):
-            notes.add(f"{path}: {left_out[path]}, not carried over")
-        kept = [path for path in kept if path not in left_out and path not in NO_COLUMNS]
-        for name in NEEDED[:-1]:
-            if not any(path == name or path.startswith(f"{name}/") for path in kept):
-                raise SchemaError(f"{where}: not all transitions have {name} of one shape. Convert its files one by one.")
-        return Spec({path: (TYPES.get(path, self._seen[path][1]), () if path in TYPES else self._seen[path][2]) for path in kept})
+def _columns_of(kinds: dict[str, Counter[Any]], count: int, notes: Notes, where: Path) -> Spec:
+    """The columns that all transitions have; what is left out is noted. `kinds`: how often a leaf has which type and shape (or None)."""
+    left_out: dict[str, str] = {}
+    for path, found in kinds.items():
+        if None in found or (path in ("source", "policy_version") and any(dtype.kind not in "iu" for dtype, _ in found)):
+            left_out[path] = "no numbers"
+        elif found.total() < count:
+            left_out[path] = f"in {found.total()} of {count} transitions only"
+        elif len({shape for _, shape in found}) > 1:
+            left_out[path] = "not of one shape"
+    kept = [path for path in kinds if path not in left_out]
+    pairs = {other: path for path in kinds for other in (path, mate(path)) if mate(path)}  # observations and what follows them
+    for path in kept:
+        if (pair := pairs.get(path)) and (pair not in kept or mate(pair) not in kept):
+            left_out[path] = "no pair of observation and next observation"
+    for path in (path for path in left_out if path not in NO_COLUMNS):
+        notes.add(f"{path}: {left_out[path]}, not carried over")
+    kept = [path for path in kept if path not in left_out and path not in NO_COLUMNS]
+    for name in NEEDED[:-1]:
+        if not any(path == name or path.startswith(f"{name}/") for path in kept):
+            raise SchemaError(f"{where}: not all transitions have {name} of one shape. Convert its files one by one.")
+    specs = {path: (np.result_type(*(dtype for dtype, _ in kinds[path])), next(iter(kinds[path]))[1]) for path in kept}
+    return Spec({path: (TYPES[path], ()) if path in TYPES else spec for path, spec in specs.items()})
 
 
 def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> HilSerlWriter:
@@ -393,11 +395,17 @@ def _same(a: Row, b: Row) -> bool:
 
 
 def _array(value: Any) -> Array:
-    try:
+    """Anything that can be compared bit by bit."""
+    found = _numbers(value)
+    return np.frombuffer(repr(value).encode(), np.uint8) if found is None else found
+
+
+def _numbers(value: Any) -> Array | None:
+    with contextlib.suppress(ValueError):  # ragged
         array = np.asarray(value)
-    except ValueError:  # ragged
-        array = np.asarray(None)
-    return array if array.dtype.kind in "biufc" else np.frombuffer(repr(value).encode(), np.uint8)
+        if array.dtype.kind in "biufc":
+            return array
+    return None
 
 
 def _stacked(rows: list[Row], columns: Spec, whole: bool, images: bool) -> dict[str, Array]:

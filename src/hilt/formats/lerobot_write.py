@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, MissingPackageError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, optional_module
 from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats import images as pictures
 from hilt.formats.episodes import INSTRUCTION, Episode, gaps, plain, text_fact, texts_of
-from hilt.formats.units import PROGRESS, FolderWriter
+from hilt.formats.units import PROGRESS, FolderWriter, sync_file
 from hilt.formats.video import CODECS, VideoWriter
 from hilt.replay.journal import Journal
 from hilt.replay.schema import mate
@@ -281,12 +281,12 @@ class _Unit:
         self._fps, self._frames, self._bytes = fps, 0, 0
         self._writer: Any = None
         self._file = path / _place(DATA_PATH, unit)
-        self._videos: dict[str, tuple[Path, VideoWriter]] = {}
+        self._videos: dict[str, VideoWriter] = {}
         DISK.make_folders(self._file.parent)
         for column in [column for column in columns if column.kind == "video"]:
             file = path / _place(VIDEO_PATH, unit, column.name)
             DISK.make_folders(file.parent)
-            self._videos[column.name] = file, VideoWriter(file, fps, column.shape[0], column.shape[1], codec)
+            self._videos[column.name] = VideoWriter(file, fps, column.shape[0], column.shape[1], codec)
 
     def add(self, values: dict[str, Array]) -> dict[str, float]:
         """Writes the frames of an episode; returns the time at which it begins in each video."""
@@ -297,28 +297,26 @@ class _Unit:
             table = pyarrow().table(columns)
             self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
             self._writer.write_table(table)
-        for name, (_, video) in self._videos.items():
+        for name, video in self._videos.items():
             video.add(values[name])
         begin, self._frames = self._frames / self._fps, self._frames + table.num_rows
         self._bytes += sum(values[name].nbytes for name in self.images)
         return dict.fromkeys(self._videos, begin)
 
     def is_full(self, sizes: dict[str, int]) -> bool:
-        video = max((writer.nbytes for _, writer in self._videos.values()), default=0)
+        largest = max((video.nbytes for video in self._videos.values()), default=0)
         data = self._file.stat().st_size
-        return data >> 20 >= sizes["data_files_size_in_mb"] or video >> 20 >= sizes["video_files_size_in_mb"] or self._bytes >= UNIT_BYTES
+        return data >> 20 >= sizes["data_files_size_in_mb"] or largest >> 20 >= sizes["video_files_size_in_mb"] or self._bytes >= UNIT_BYTES
 
     def close(self, complete: bool) -> None:
         """Ends all files; complete ones are on the disk when it returns."""
         with storage_errors(self._file):
             if self._writer is not None:
                 self._writer.close()
-        for _, video in self._videos.values():
+        for video in self._videos.values():
             video.close(complete)
-        for file in [self._file, *(file for file, _ in self._videos.values())] if complete else []:
-            fd = DISK.open(file)
-            DISK.sync(fd)
-            DISK.close(fd)
+        for file in [self._file, *(video.path for video in self._videos.values())] if complete else []:
+            sync_file(file)
             DISK.sync_folder(file.parent)
 
 
@@ -410,8 +408,4 @@ def _write(path: Path, table: Any) -> None:
 
 
 def pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingPackageError("pyarrow", "Reading and writing LeRobot's datasets", "formats") from error
-    return pyarrow
+    return optional_module("pyarrow", "Reading and writing LeRobot's datasets", "formats")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError
+from hilt.core.errors import CorruptError, FormatError, HiltError, optional_module
 from hilt.core.files import read
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, unflatten
@@ -93,10 +93,7 @@ class MinariDataset(ListedDataset):
             return self._episode(found, unflatten(attributes(group)), f"{file.filename}: {name}")
 
     def _from_arrow(self, name: str, images: bool) -> Episode | None:
-        try:
-            import pyarrow as pa
-        except ImportError as error:
-            raise MissingPackageError("pyarrow", "Reading Minari's Arrow files", "formats") from error
+        pa = optional_module("pyarrow", "Reading Minari's Arrow files", "formats")
         folder = self._data / name
         found: dict[str, Any] = {}
         try:

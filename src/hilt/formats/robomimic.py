@@ -208,20 +208,16 @@ def _filter_keys(file: Any) -> dict[str, set[str]]:
 
 
 def _ours(leaf: str) -> str:
-    head, _, tail = leaf.partition("/")
+    head, slash, tail = leaf.partition("/")
     if head == "hilt":
         return tail
-    if head in NAMES.values():
-        return f"extra/{leaf}"
-    return leaf if head not in NAMES else f"{NAMES[head]}/{tail}" if tail else NAMES[head]
+    return f"extra/{leaf}" if head in NAMES.values() else f"{NAMES.get(head, head)}{slash}{tail}"
 
 
 def _theirs(path: str) -> str:
-    head, _, tail = path.partition("/")
-    for name, ours in NAMES.items():
-        if head == ours:
-            return f"{name}/{tail}" if tail else name
-    return f"hilt/{path}" if head in OURS else path
+    head, slash, tail = path.partition("/")
+    theirs = {ours: name for name, ours in NAMES.items()}
+    return f"hilt/{path}" if head in OURS else f"{theirs.get(head, head)}{slash}{tail}"
 
 
 def _facts(data: Any, demo: Any, notes: Notes) -> dict[str, Any]:

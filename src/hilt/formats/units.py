@@ -88,8 +88,13 @@ def beside(path: Path) -> Iterator[Path]:
     place = path.with_name(f".{path.name}.new")
     with storage_errors(path):
         yield place
-    written = DISK.open(place)
-    DISK.sync(written)
-    DISK.close(written)
+    sync_file(place)
     DISK.rename(place, path)
     DISK.sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Returns when what another library wrote into this file would survive a power cut."""
+    fd = DISK.open(path)
+    DISK.sync(fd)
+    DISK.close(fd)

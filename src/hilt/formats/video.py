@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, MissingPackageError, StorageError
+from hilt.core.errors import CorruptError, StorageError, optional_module
 from hilt.core.tree import Array
 
 CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -59,7 +59,7 @@ class VideoWriter:
     """An mp4 file that grows by frames; every other one is a key frame, so that any is quickly found."""
 
     def __init__(self, path: Path, fps: float, height: int, width: int, codec: str):
-        self._path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(10**5), _av()
+        self.path, self._frames, self._rate, self._av = path, 0, Fraction(fps).limit_denominator(10**5), _av()
         self.nbytes = 0
         os.environ.setdefault("SVT_LOG", "1")  # of the AV1 encoder: errors only, where it would print its settings
         encoder, pixels, options = CODECS[codec]
@@ -97,7 +97,7 @@ class VideoWriter:
         try:
             yield
         except self._av.FFmpegError as error:
-            raise StorageError(f"{self._path}: the video could not be written ({error}).") from error
+            raise StorageError(f"{self.path}: the video could not be written ({error}).") from error
 
 
 def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> Iterator[Any]:
@@ -118,8 +118,4 @@ def _check_size(path: Path, found: Any, height: int, width: int) -> None:
 
 
 def _av() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingPackageError("av", "Reading and writing videos", "formats") from error
-    return av
+    return optional_module("av", "Reading and writing videos", "formats")
