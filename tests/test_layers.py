@@ -97,7 +97,7 @@ def imports(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
             origin = ".".join([*base, node.module] if node.module else base)
             # the names too, for `from hilt import replay` imports a part and `from os import path` a module
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and name_of(node.func).split(".")[-1] in ("import_module", "__import__"):
+        elif isinstance(node, ast.Call) and name_of(node.func).split(".")[-1] in ("import_module", "optional_module", "__import__"):
             yield from ((node.lineno, given.value) for given in node.args[:1] if isinstance(given, ast.Constant))
 
 
@@ -165,6 +165,7 @@ def test_allowed_parts_follow_the_drawing():
         ("replay/log.py", "from .. import formats", "imports hilt.formats"),
         ("replay/log.py", "def late():\n    from hilt.runtime import actor", "replay/log.py:2: imports hilt.runtime.actor"),
         ("replay/log.py", "import importlib\nimportlib.import_module('hilt.wire')", "replay/log.py:2: imports hilt.wire"),
+        ("formats/video.py", "av = optional_module('torch', 'Reading', 'formats')", "torch belongs in no file here"),
         ("envs/pool.py", "import hilt.teleop.page", "imports hilt.teleop.page"),
         ("algos/kl.py", "import hilt.replay", "algos may use only core"),
         ("__init__.py", "import hilt.replay", "__init__ may use only core"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, MissingPackageError
+from hilt.core.errors import ConfigError, CorruptError, optional_module
 from hilt.core.tree import Array
 
 PIXEL_LIMIT = 1 << 26
@@ -124,10 +124,7 @@ def _png(data: Any, out: Array) -> None:
 
 def _deep_color(data: Any, channels: int) -> Array:
     """A color PNG of 16 bits a channel, which Pillow would cut to 8."""
-    try:
-        import av
-    except ImportError as error:
-        raise MissingPackageError("av", "Reading color PNG images of 16 bits", "formats") from error
+    av = optional_module("av", "Reading color PNG images of 16 bits", "formats")
     try:
         frames = av.CodecContext.create("png", "r").decode(av.Packet(bytes(data)))
         return frames[0].to_ndarray(format={3: "rgb48le", 4: "rgba64le"}[channels])
@@ -136,17 +133,9 @@ def _deep_color(data: Any, channels: int) -> Array:
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("pillow", "Reading and writing PNG images", "images") from error
-    return Image
+    return optional_module("PIL.Image", "Reading and writing PNG images", "images", "pillow")
 
 
 def _simplejpeg() -> Any:
     """A wrapper of libjpeg-turbo: unlike Pillow it has TensorFlow's choice of the two cosine transforms, and half the overhead."""
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise MissingPackageError("simplejpeg", "Reading and writing JPEG images", "images") from error
-    return simplejpeg
+    return optional_module("simplejpeg", "Reading and writing JPEG images", "images")

@@ -27,7 +27,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, UnknownNameError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError, optional_module
 from hilt.core.files import read
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
@@ -241,12 +241,9 @@ class _ArrayRecordFile:
     unit = "number"
 
     def __init__(self, path: Path):
-        try:
-            from array_record.python.array_record_module import ArrayRecordReader
-        except ImportError as error:
-            raise MissingPackageError("array-record", "Reading ArrayRecord files", "array-record") from error
+        module = optional_module("array_record.python.array_record_module", "Reading ArrayRecord files", "array-record", "array-record")
         self.path = path
-        self._reader = ArrayRecordReader(str(path), "readahead_buffer_size:0")
+        self._reader = module.ArrayRecordReader(str(path), "readahead_buffer_size:0")
 
     def places(self) -> Iterator[tuple[int, int]]:
         if not self._reader.ok():
