@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, overload
 
@@ -233,6 +235,20 @@ def gaps(episode: Episode) -> Array:
                 same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
                 broken |= ~same.reshape(len(broken), math.prod(same.shape[1:])).all(axis=1)
     return np.flatnonzero(broken) + 1
+
+
+def cut(episode: Episode, places: Sequence[int]) -> list[Episode]:
+    """The parts of an episode, which begin at its first step and at these. Its outcome is that of the last; texts go with their steps."""
+    if not places:
+        return [episode]
+    parts, length = [], len(episode)
+    texts = texts_of(episode.facts.get(INSTRUCTION, ""), length)
+    for begin, end in pairwise([0, *places, length]):
+        facts = {name: fact for name, fact in episode.facts.items() if name != "success" or end == length}
+        if INSTRUCTION in facts:
+            facts[INSTRUCTION] = text_fact(texts[begin:end])
+        parts.append(Episode(map_leaves(itemgetter(slice(begin, end)), episode.columns), facts))
+    return parts
 
 
 def natural(name: str | Path) -> list[tuple[int, str]]:

@@ -11,7 +11,6 @@ import io
 import json
 import math
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats import images as pictures
-from hilt.formats.episodes import INSTRUCTION, Episode, gaps, plain, text_fact, texts_of
+from hilt.formats.episodes import INSTRUCTION, Episode, cut, gaps, plain, texts_of
 from hilt.formats.units import PROGRESS, FolderWriter, sync_file
 from hilt.formats.video import CODECS, VideoWriter
 from hilt.replay.journal import Journal
@@ -133,23 +132,18 @@ class LeRobotWriter(FolderWriter):
         return max((line.get("next", 0) for line in Journal(journal, DISK, write=False).read_new()), default=0)
 
     def _add(self, number: int, episode: Episode) -> None:
-        leaves, facts, length = flatten(episode.columns), plain(episode.facts), len(episode)
+        leaves, facts = flatten(episode.columns), plain(episode.facts)
         if not self._columns:
             self._begin(leaves, facts)
         self._check(leaves, facts)
         unit = self._unit = self._unit or _Unit(self._path, self._units, self._columns, self._given["fps"], self._codec)
         if self._codec not in ("", "lossless") and any(column.kind == "video" for column in self._columns):
             self.notes.add(f"images were stored as {self._codec} video, which changes them a little; images=png keeps every bit")
-        cuts = [0, *gaps(episode).tolist(), length]
-        if len(cuts) > 2:
-            self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(cuts) - 2)
-        texts = texts_of(facts.get(INSTRUCTION, ""), length)
-        for begin, end in pairwise(cuts):
-            told = {name: fact for name, fact in facts.items() if name != "success" or end == length}  # an outcome is of the end
-            if len(cuts) > 2 and INSTRUCTION in facts:
-                told[INSTRUCTION] = text_fact(texts[begin:end])
-            success = np.arange(begin, end) == (length - 1 if facts.get("success") else -1)
-            self._add_piece(unit, {path: column[begin:end] for path, column in leaves.items()}, texts[begin:end], told, success)
+        parts = cut(Episode(episode.columns, facts), gaps(episode).tolist())
+        if len(parts) > 1:
+            self.notes.add("an episode with gaps between its steps, which LeRobot cannot hold, was cut there", len(parts) - 1)
+        for part in parts:
+            self._add_part(unit, flatten(part.columns), part.facts)
         self.next = number + 1
         if unit.is_full(self._sizes):
             self._complete_unit()
@@ -229,25 +223,27 @@ class LeRobotWriter(FolderWriter):
         if missing := [path for path in known if path not in leaves]:
             raise SchemaError(f"{missing[0]}: the first episode has it, this one does not, and all must be alike.")
 
-    def _add_piece(self, unit: _Unit, leaves: dict[str, Array], texts: list[str], facts: dict[str, Any], success: Array) -> None:
+    def _add_part(self, unit: _Unit, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
         """One episode of the dataset: a whole one, or a part up to a gap."""
-        count = np.arange(len(texts))
+        length = len(next(iter(leaves.values())))
+        count, texts = np.arange(length), texts_of(facts.get(INSTRUCTION, ""), length)
         begin, chunk, file = self._frames, *divmod(self._units, FILES_PER_CHUNK)
-        told = {"next.success": success, "complementary_info.is_intervention": leaves.get("source", count * 0) == Source.HUMAN}
+        told = {"next.success": count == (length - 1 if facts.get("success") else -1)}
+        told["complementary_info.is_intervention"] = leaves.get("source", count * 0) == Source.HUMAN
         told["next.done"] = leaves.get("terminated", count < 0) | leaves.get("truncated", count < 0)
-        values = {c.name: (leaves[c.path] if c.path else told[c.name]).reshape(len(count), *c.shape) for c in self._columns}
+        values = {c.name: (leaves[c.path] if c.path else told[c.name]).reshape(length, *c.shape) for c in self._columns}
         tasks = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
         places = (count / self._given["fps"], count, count * 0 + self._episodes, begin + count, np.array(tasks))
         values |= {n: place.astype(BOOKKEEPING[n]).reshape(-1, 1) for n, place in zip(BOOKKEEPING, places, strict=False)}
-        row = {"episode_index": self._episodes, "tasks": list(dict.fromkeys(texts)), "length": len(texts)}
-        row |= {"data/chunk_index": chunk, "data/file_index": file, "dataset_from_index": begin, "dataset_to_index": begin + len(texts)}
+        row = {"episode_index": self._episodes, "tasks": list(dict.fromkeys(texts)), "length": length}
+        row |= {"data/chunk_index": chunk, "data/file_index": file, "dataset_from_index": begin, "dataset_to_index": begin + length}
         for name, time in unit.add(values).items():
             row |= {f"videos/{name}/chunk_index": chunk, f"videos/{name}/file_index": file}
-            row |= {f"videos/{name}/from_timestamp": time, f"videos/{name}/to_timestamp": time + len(texts) / self._given["fps"]}
+            row |= {f"videos/{name}/from_timestamp": time, f"videos/{name}/to_timestamp": time + length / self._given["fps"]}
         for name, column in values.items():
             row |= {f"stats/{name}/{stat}": value.tolist() for stat, value in statistics(column, name in unit.images).items()}
         after = {c.name: leaves[mate(c.path)][-1:].reshape(1, *c.shape) for c in self._columns if mate(c.path) in leaves}
-        further = {"episode_index": [self._episodes], "length": [len(texts)], "facts": [json.dumps(facts)]}
+        further = {"episode_index": [self._episodes], "length": [length], "facts": [json.dumps(facts)]}
         unit.rows.append(row | {"meta/episodes/chunk_index": chunk, "meta/episodes/file_index": file})
         unit.last.append(pyarrow().table({**further, **{name: encode(value, name in unit.images) for name, value in after.items()}}))
         self._count(row)

@@ -15,7 +15,7 @@ import numpy as np
 from hilt.core.errors import SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, Spec, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Episode, Notes, Steps, gaps, map_leaves, plain, text_fact, texts_of, transitions
+from hilt.formats.episodes import INSTRUCTION, Episode, Notes, Steps, cut, gaps, map_leaves, plain, text_fact, texts_of, transitions
 from hilt.replay.schema import BUILT_IN
 
 FEATURES = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
@@ -78,14 +78,15 @@ def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
 
     RLDS stores each observation once: there is one such episode for each stretch without a gap, or an end, inside.
     """
-    columns, length = episode.columns, len(episode)
+    columns = episode.columns
     specs = [dict(Spec.of({"seen": columns[name]}, 1)) for name in ("observations", "next_observations") if name in columns]
     paired = len(specs) == 2 and specs[0] == specs[1]
-    ended = np.zeros(length, bool) | columns.get("terminated", False) | columns.get("truncated", False)
+    ended = np.zeros(len(episode), bool) | columns.get("terminated", False) | columns.get("truncated", False)
     cuts = sorted({*(gaps(episode).tolist() if paired else ()), *(np.flatnonzero(ended[:-1]) + 1).tolist()})
     if cuts:
         notes.add("an episode with gaps or ends inside was cut there", len(cuts))
-    return [_piece(episode, start, stop, paired) for start, stop in zip([0, *cuts], [*cuts, length], strict=True)]
+    parts = cut(episode, cuts)
+    return [_with_last_step(part, paired, part is parts[-1]) for part in parts]
 
 
 def as_list(steps: Any) -> Steps | list[Any]:
@@ -203,28 +204,24 @@ def _last_words(columns: Mapping[str, Any]) -> dict[str, Any]:
     return plain(found) if any(np.nan_to_num(leaf).any() for leaf in said.values()) else {}
 
 
-def _piece(episode: Episode, start: int, stop: int, paired: bool) -> dict[str, Any]:
-    """The transitions from `start` to `stop` as steps, and one more for the last observation."""
-    columns, facts, length = episode.columns, dict(episode.facts), stop - start
-    words = facts.get("last_step") if stop == len(episode) else None
-    if stop < len(episode):
-        facts.pop("success", None)  # an outcome is of the end
+def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, Any]:
+    """Transitions as steps, and one more for the last observation. `is_end`: the episode that they are a part of ends with them."""
+    columns, facts, length = episode.columns, episode.facts, len(episode)
+    words = facts.get("last_step") if is_end else None
     names, steps = dict[str, str](), dict[str, Any]()
     for name, column in columns.items():
         if name == "next_observations" and paired:
             continue
         rlds = _TO_RLDS.get(name, f"{MARK}_{name}" if name in (*FEATURES, INSTRUCTION) and name != "discount" else name)
-        last = _take(columns["next_observations"], stop - 1) if paired and name == "observations" else map_leaves(zero_of, _take(column, 0))
+        last = _take(columns["next_observations"], -1) if paired and name == "observations" else map_leaves(zero_of, _take(column, 0))
         if isinstance(words, dict) and isinstance(column, np.ndarray) and np.shape(words.get(rlds, [[]])) == column.shape[1:]:
             last = np.nan_to_num(np.array(words[rlds], float)).astype(column.dtype)
-        names[rlds], steps[rlds] = name, _joined(_take(column, slice(start, stop)), last)
+        names[rlds], steps[rlds] = name, _joined(column, last)
     place = np.arange(length + 1)
     steps.setdefault("discount", np.ones(length + 1, np.float32))
-    terminated = np.any(columns["terminated"][stop - 1]) if "terminated" in columns else False
+    terminated = np.any(columns["terminated"][-1]) if "terminated" in columns else False
     steps |= {"is_first": place == 0, "is_last": place == length, "is_terminal": (place == length) & terminated}
-    texts = texts_of(facts.get(INSTRUCTION, ""), len(episode))[start:stop]
-    if length < len(episode) and INSTRUCTION in facts:
-        facts[INSTRUCTION] = text_fact(texts)
+    texts = texts_of(facts.get(INSTRUCTION, ""), length)
     steps[INSTRUCTION] = np.array([text.encode(errors="replace") for text in (*texts, texts[-1])], object)
     mark = json.dumps({"columns": names, "paired": paired, "facts": facts}, sort_keys=True).encode()
     metadata = facts.get("episode_metadata")
