@@ -30,6 +30,7 @@ from hilt.replay.schema import mate
 
 MAIN = "main_data.hdf5"
 NAMES = {"terminations": "terminated", "truncations": "truncated"}
+FACTS = {"id": "episode_id", "seed": "seed", "options": "options"}
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
 
 
@@ -84,12 +85,10 @@ class MinariDataset(ListedDataset):
                 space, of_bytes = self._space(path), import_h5py().check_vlen_dtype(dataset.dtype) == np.uint8
                 if not images and (_is_image(space) or of_bytes):
                     continue
-                packed = of_bytes or (dataset.dtype == np.uint8 and _is_image(space) and len(dataset.shape) == 2)
-                found[path] = (
-                    _pictures([bytes(data) for data in elements(dataset)], space, f"{file.filename}: {name}/{path}")
-                    if packed
-                    else values(dataset)
-                )
+                if of_bytes or (dataset.dtype == np.uint8 and _is_image(space) and len(dataset.shape) == 2):
+                    found[path] = _pictures([bytes(data) for data in elements(dataset)], space, f"{file.filename}: {name}/{path}")
+                else:
+                    found[path] = values(dataset)
             return self._episode(found, unflatten(attributes(group)), f"{file.filename}: {name}")
 
     def _from_arrow(self, name: str, images: bool) -> Episode | None:
@@ -133,9 +132,7 @@ class MinariDataset(ListedDataset):
         length = len(found["rewards"])
         if not length:
             return None
-        facts = {
-            name: plain(about.pop(key)) for key, name in (("id", "episode_id"), ("seed", "seed"), ("options", "options")) if key in about
-        }
+        facts = {name: plain(about.pop(key)) for key, name in FACTS.items() if key in about}
         columns: dict[str, Array] = {"source": np.full(length, Source.DEMO, np.uint8)}
         for path, value in found.items():
             seen, told = path.partition("/")[0] == "observations", path.startswith("infos/")

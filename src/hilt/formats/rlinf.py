@@ -169,18 +169,7 @@ class RLinfWriter(FolderWriter):
         columns, identity = flatten(episode.columns), len(self._index.entries)
         if "actions" not in columns or "observations" not in episode.columns:
             raise SchemaError("RLinf's trajectories have actions, one array, and observations.")
-        fields = {_field(path): np.ascontiguousarray(column[:, None]) for path, column in columns.items() if _field(path)}
-        human = (columns["source"] == Source.HUMAN).reshape(-1, *(1 for _ in fields["actions"].shape[1:]))
-        defaults = {
-            "intervene_flags": np.broadcast_to(human, fields["actions"].shape),
-            "rewards": columns["rewards"][:, None, None],
-            "terminations": columns["terminated"][:, None, None],
-            "truncations": columns["truncated"][:, None, None],
-            "dones": (columns["terminated"] | columns["truncated"])[:, None, None],
-        }
-        if "policy_version" in columns:
-            defaults["versions"] = columns["policy_version"].astype(np.float32)[:, None, None]
-        fields = {name: bridge.as_tensor(array.copy(), name) for name, array in {**defaults, **fields}.items()}
+        fields = _fields(columns)
         told = str(episode.facts.get("model_weights_id", ""))
         weights = told if re.fullmatch(r"[\w-]{1,64}", told) else get_model_weights_id(fields.get("versions"))
         limit = episode.facts.get("max_episode_length")
@@ -205,6 +194,22 @@ class RLinfWriter(FolderWriter):
         self._index.trajectory_counter = len(self._index.entries)
         folders.write_index(self._path, self._index)
         self._mark_complete()
+
+
+def _fields(columns: dict[str, Array]) -> dict[str, Any]:
+    """The tensors of a trajectory, by path; what the columns do not have under RLinf's names is derived."""
+    stored = {_field(path): np.ascontiguousarray(column[:, None]) for path, column in columns.items() if _field(path)}
+    human = (columns["source"] == Source.HUMAN).reshape(-1, *(1 for _ in stored["actions"].shape[1:]))
+    derived = {
+        "intervene_flags": np.broadcast_to(human, stored["actions"].shape),
+        "rewards": columns["rewards"][:, None, None],
+        "terminations": columns["terminated"][:, None, None],
+        "truncations": columns["truncated"][:, None, None],
+        "dones": (columns["terminated"] | columns["truncated"])[:, None, None],
+    }
+    if "policy_version" in columns:
+        derived["versions"] = columns["policy_version"].astype(np.float32)[:, None, None]
+    return {name: bridge.as_tensor(array.copy(), name) for name, array in {**derived, **stored}.items()}
 
 
 def _field(path: str) -> str:
