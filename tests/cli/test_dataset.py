@@ -71,7 +71,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
 def test_formats_lists_all_with_their_options() -> None:
     said = run("formats").output
     assert all(name in said for name in FORMATS)
-    assert "split=" in said and "fps=" in said and "view=all" in said
+    assert "split=" in said and "fps=" in said and "view=all" in said and "av1, h264 or lossless" in said
 
 
 def test_inspect_counts_and_lists_columns(tmp_path: Path) -> None:
@@ -96,6 +96,9 @@ def test_inspect_draws_an_episode(tmp_path: Path) -> None:
     (_, episode, *_) = open_dataset(BRIDGE)
     shown = {tuple(pixel) for pixel in drawn.tolist()}
     assert {tuple(pixel) for pixel in episode.columns["observations"]["wrist_image"][0].reshape(-1, 3).tolist()} <= shown
+    assert "no episode -1" in run("inspect", BRIDGE, "--frames", "--trajectory", -1, "--out", out).output
+    refused = run("inspect", BRIDGE, "--frames", "--out", tmp_path)
+    assert refused.exit_code == 1 and not list(tmp_path.parent.glob(".*.new"))
     assert "no episode 9" in run("inspect", BRIDGE, "--frames", "--trajectory", 9, "--out", out).output
 
 

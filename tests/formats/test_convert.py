@@ -126,22 +126,52 @@ def test_sigkill_at_any_moment_loses_and_doubles_nothing(to: str, log: Path, tmp
     assert_same(tmp_path / "whole", tmp_path / "part")
 
 
-def test_another_conversion_to_the_same_place_is_not_mixed_in(log: Path, tmp_path: Path) -> None:
+def stopped_after(count: int) -> Any:
     def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        if done == count:
+            raise KeyboardInterrupt
 
+    return stop
+
+
+@pytest.mark.parametrize("to", WRITERS)
+def test_what_was_written_is_kept_when_it_is_stopped(to: str, log: Path, tmp_path: Path) -> None:
+    """However large the files of a format are."""
     with pytest.raises(KeyboardInterrupt):
-        convert(log, tmp_path / "out", to="rlds", progress=stop)
-    with pytest.raises(ConfigError, match=r"holds an unfinished conversion to .*out with another options\. Repeat that command"):
+        convert(log, tmp_path / "out", to=to, drop=["policy_version"] if to == "log" else [], progress=stopped_after(2))
+    summary = convert(log, tmp_path / "out", to=to, drop=["policy_version"] if to == "log" else [])
+    assert (summary.went_on_from, summary.episodes) == (2, 5)
+    assert len(open_dataset(tmp_path / "out")) == 5
+
+
+def test_another_conversion_to_the_same_place_is_not_mixed_in(log: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(log, tmp_path / "out", to="rlds", progress=stopped_after(1))
+    with pytest.raises(ConfigError, match=r"unfinished conversion is there, with drop \[\], now \['policy_version'\]\. Repeat that"):
         convert(log, tmp_path / "out", to="rlds", drop=["policy_version"])
-    with pytest.raises(ConfigError, match=r"with another formats"):
+    with pytest.raises(ConfigError, match=r"with formats \['log', 'rlds'\], now \['log', 'hil-serl'\]"):
         convert(log, tmp_path / "out", to="hil-serl")
     assert convert(log, tmp_path / "out", to="rlds").episodes == 5
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ({"to": "lerobot", "codec": "h265"}, {"to": "lerobot", "codec": "h264"}),
+        ({"to": "rlds", "shard_bytes": 0}, {"to": "rlds"}),
+        ({"to": "rlds", "drop": ["rewardz"]}, {"to": "rlds"}),
+    ],
+)
+def test_a_command_that_failed_does_not_stand_in_the_way_of_the_right_one(wrong: Any, right: Any, log: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, UnknownNameError)):
+        convert(log, tmp_path / "out", **wrong)
+    assert not list(tmp_path.glob(".out*"))
+    assert convert(log, tmp_path / "out", **right).episodes == 5
+
+
 def test_two_at_once_are_refused(log: Path, tmp_path: Path) -> None:
     def again(done: int, total: int) -> None:
-        with pytest.raises(LockedError, match="is writing"):
+        with pytest.raises(LockedError, match=r"another conversion is writing it .* Wait for it, or stop it"):
             convert(log, tmp_path / "out", to="rlds")
 
     convert(log, tmp_path / "out", to="rlds", progress=again)
@@ -237,15 +267,19 @@ def test_an_episode_of_another_shape_is_refused_with_a_cure(tmp_path: Path) -> N
             demo["obs/front"], demo["actions"] = np.zeros((3, size, size, 3), np.uint8), np.zeros((3, 2), np.float32)
     with pytest.raises(SchemaError, match=r"demos.hdf5, episode 1: observations/front: expected .*--image-size"):
         convert(tmp_path / "demos.hdf5", tmp_path / "log")
-    shutil.rmtree(tmp_path / ".log.converting")
     assert convert(tmp_path / "demos.hdf5", tmp_path / "log", image_size=(20, 20)).episodes == 2
 
 
 def test_what_cannot_be_done_is_said(log: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a log already; copy it with: hilt data merge"):
         convert(log, tmp_path / "out")
+    assert convert(log, tmp_path / "small", image_size=(8, 8)).episodes == 5, "a log that is changed is another one"
     with pytest.raises(ConfigError, match="expected a new or empty folder"):
         convert(BRIDGE, log)
+    with pytest.raises(ConfigError, match="is a file; expected the name of a folder"):
+        convert(BRIDGE, log / "log.json")
+    with pytest.raises(ConfigError, match="terminated: where episodes end cannot be left out"):
+        convert(BRIDGE, tmp_path / "out", drop=["terminated"])
     with pytest.raises(StorageError, match="there is no such file or folder"):
         convert(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(ConfigError, match=r"minari: this format cannot be written\. Those that can: log, "):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -16,11 +19,13 @@ from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.formats import FORMATS, detect, open_dataset, options_of
-from hilt.formats.convert import Summary, convert, success_of, survey
+from hilt.formats import FORMATS, detect, meaning_of, open_dataset, options_of
+from hilt.formats.convert import Progress, Summary, convert, success_of, survey
 from hilt.formats.episodes import Dataset, Episode
 
 MOST_NOTES = 30
+LARGEST = 8192
+"""Pixels along one side of an image"""
 Format = Annotated[str, typer.Option("--from", help="The format of the source; `hilt data formats` lists them.")]
 Options = Annotated[
     list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of a format.", show_default=False)
@@ -46,7 +51,7 @@ def convert_dataset(
     given = read_options(options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:")
     size = parse_size(image_size)
     try:
-        with progress_bar("converting") as progress:
+        with progress_bar("converting") as show, between_episodes(show) as progress:
             summary = convert(
                 source,
                 target,
@@ -68,6 +73,27 @@ def convert_dataset(
         show_summary(summary)
 
 
+@contextlib.contextmanager
+def between_episodes(progress: Progress) -> Iterator[Progress]:
+    """Ctrl-C stops when the episode at hand is written; a second one stops at once."""
+    asked = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    def step(done: int, total: int) -> None:
+        progress(done, total)
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield step
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def list_formats() -> None:
     """List the formats that can be read and written, with their options."""
     from rich.console import Console
@@ -79,9 +105,9 @@ def list_formats() -> None:
                 options = options_of(name, function)
             except ConfigError:
                 continue
-            texts = [f"{option.name}={'' if option.default is None else option.default}" for option in options.values()]
-            rows.append([name, deed, ", ".join(texts) or "none"])
-    Console().print(table("format", "", "options (-o NAME=VALUE)", rows=rows))
+            given = [f"{option.name}={'' if option.default is None else option.default}" for option in options.values()]
+            rows.append([name, deed, ", ".join(given) or "none", meaning_of(name, function)])
+    Console().print(table("format", "", "options (-o NAME=VALUE)", "", rows=rows))
 
 
 def inspect_dataset(
@@ -160,8 +186,8 @@ def parse_size(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     height, _, width = text.lower().partition("x")
-    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
-        raise typer.BadParameter(f"--image-size {text!r}: expected height x width, such as 128x128.")
+    if not (height.isdigit() and width.isdigit() and 0 < int(height) <= LARGEST and 0 < int(width) <= LARGEST):
+        raise typer.BadParameter(f"--image-size {text!r}: expected height x width, such as 128x128, up to {LARGEST:,}.")
     return int(height), int(width)
 
 
@@ -196,7 +222,7 @@ def _counts(s: Summary, quick: bool = False) -> list[list[str]]:
 def show_notes(s: Summary) -> None:
     if not s.notes:
         return
-    typer.echo("\nnot carried over as it was:")
+    typer.echo("\nnot carried over as it was:" if s.target else "\na conversion would change or leave out:")
     for sentence, times in s.notes.most_common(MOST_NOTES):
         typer.echo(f"  {sentence}" + (f" ({times:,} times)" if times > 1 else ""))
     if len(s.notes) > MOST_NOTES:
@@ -228,7 +254,7 @@ def _columns(dataset: Dataset) -> list[dict[str, Any]]:
 
 def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
     """Writes the strip of one episode and returns the file's path."""
-    job = next(itertools.islice(dataset.jobs(number), 1), None)
+    job = next(itertools.islice(dataset.jobs(number), 1), None) if number >= 0 else None
     episode = job() if job is not None else None
     if episode is None:
         raise ConfigError(f"{dataset.path}: no episode {number} with a transition; it has {len(dataset):,} episodes, counted from 0.")
@@ -239,8 +265,10 @@ def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
         raise SchemaError(f"{dataset.path}: no column of it is an image (uint8, height × width, with 1 or 3 channels or none).")
     chosen = np.linspace(0, len(episode) - 1, min(strip.FRAMES, len(episode))).round().astype(int)
     verdict = {True: ", success", False: ", failure", None: ""}[success_of(episode)]
-    title = f"{dataset.path.name} episode {number}: {len(episode)} steps{verdict}"
-    target = out if out is not None else Path(f"{dataset.path.stem}-episode-{number}.png")
+    place = dataset.path.resolve()
+    name = f"{place.parent.name}-{place.name}" if place.name[:1].isdigit() else place.name  # a version says little
+    title = f"{name} episode {number}: {len(episode)} steps{verdict}"
+    target = out if out is not None else Path(f"{name}-episode-{number}.png")
     return strip.save(target, title, {p: x[chosen] for p, x in images.items()}, _labels(episode, chosen))
 
 

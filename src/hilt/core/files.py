@@ -133,7 +133,11 @@ class Files:
             self.remove(beside)
             raise
         self.close(fd)
-        self.rename(beside, path)
+        try:
+            self.rename(beside, path)
+        except StorageError:
+            self.remove(beside)
+            raise
         if durable:
             self.sync_folder(path.parent)
 

@@ -69,6 +69,11 @@ def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def meaning_of(format: str, function: str) -> str:
+    """What a format says of its options."""
+    return " ".join((inspect.getdoc(getattr(_module(format), function)) or "").split())
+
+
 def check_options(given: Iterable[str], known: Collection[str], format: str) -> None:
     """Refuses an option that would do nothing."""
     for name in given:

@@ -22,7 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, CorruptError, MissingPackageError, SchemaError, UnknownNameError
+from hilt.core.errors import (
+    ConfigError,
+    CorruptError,
+    FormatError,
+    HiltError,
+    LockedError,
+    MissingPackageError,
+    SchemaError,
+    UnknownNameError,
+    optional_module,
+)
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import check_options, create, detect, open_dataset, options_of
@@ -94,12 +104,13 @@ def convert(
     episodes done and episodes in all.
     """
     began, place, goal = time.monotonic(), Path(source), Path(target)
-    if goal.exists() and (not goal.is_dir() or any(goal.iterdir())):
-        raise ConfigError(f"{goal}: expected a new or empty folder, got one with other files in it. Choose another path.")
+    _check_new(goal)
     name = detect(place) if format == "auto" else format
     reads, writes = options_of(name, "open_dataset"), options_of(to, "create")
     check_options(options, {**reads, **writes}, f"from {name} to {to}:")
-    if name == to == "log":
+    if ends := [path for path in drop if path in ("terminated", "truncated")]:
+        raise ConfigError(f"{ends[0]}: where episodes end cannot be left out; leave out other columns.")
+    if name == to == "log" and not (options or drop or image_size):
         raise ConfigError(f"{place} is a log already; copy it with: hilt data merge {place} --into {goal}")
     dataset = open_dataset(place, name, **{option: options[option] for option in options if option in reads})
     change = Change(tuple(drop), image_size)
@@ -119,9 +130,11 @@ def convert(
         for line in workshop.lines(writer.next):
             summary.count(line)
         for number, done in enumerate(decode(dataset, writer.next, change, workers), writer.next):
+            workshop.written = True
             summary.count(_write(writer, number, done, dataset, skip_corrupt, workshop.record))
             if progress is not None:
-                progress(number + 1, len(dataset))
+                with _kept_when_stopped(writer):
+                    progress(number + 1, len(dataset))
         writer.finish()
         summary.notes.update(writer.notes.counts)
         summary.notes.update(dataset.notes.counts)
@@ -201,10 +214,7 @@ def resize(images: Array, height: int, width: int) -> Array:
     """The same pictures in another size; they are smoothed when they become smaller."""
     if images.shape[-3:-1] == (height, width):
         return images
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPackageError("pillow", "Changing the size of images", "images") from error
+    Image = optional_module("PIL.Image", "Changing the size of images", "images", "pillow")
     *axes, _, _, channels = images.shape
     out = np.empty((*axes, height, width, channels), np.uint8)
     for place in np.ndindex(*axes):
@@ -218,32 +228,66 @@ def bytes_in(path: Path) -> int:
     return path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 
+def _check_new(goal: Path) -> None:
+    if goal.exists() and not goal.is_dir():
+        raise ConfigError(f"{goal} is a file; expected the name of a folder to make. Choose another path.")
+    if goal.exists() and any(goal.iterdir()):
+        raise ConfigError(f"{goal}: expected a new or empty folder, got one with other files in it. Choose another path.")
+
+
+@contextlib.contextmanager
+def _kept_when_stopped(writer: Writer) -> Iterator[None]:
+    """Between two episodes: what was written so far is there when the conversion goes on."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(HiltError):
+            writer.keep()
+        raise
+
+
+_HOPELESS = (ConfigError, FormatError, MissingPackageError, SchemaError, UnknownNameError)
+"""Errors after which the same command cannot go on: another one is needed, and it begins anew."""
+
+
 class _Workshop:
-    """The hidden folder in which a dataset is made, one conversion at a time: the result so far, and a record of its episodes."""
+    """The hidden folder in which a dataset is made, one conversion at a time: the result so far, and a record of its episodes.
+
+    It stays when a conversion is stopped that can go on, and is removed otherwise.
+    """
 
     def __init__(self, goal: Path, task: dict[str, Any]):
-        self._goal, self._task = goal, task
+        self._goal, self._task = goal, json.loads(json.dumps(task))
         self._folder = goal.with_name(f".{goal.name}.converting")
         self.result = self._folder / "result"
+        self.written = False
+        """Whether there is anything that is worth keeping"""
 
     def __enter__(self) -> _Workshop:
         DISK.make_folders(self._folder)
-        self._lock = WriterLock(self._folder).__enter__()
+        try:
+            self._lock = WriterLock(self._folder).__enter__()
+        except LockedError as error:
+            raise LockedError(f"{self._goal}: another conversion is writing it ({error}) Wait for it, or stop it.") from None
         try:
             path = self._folder / "task.json"
-            if path.exists() and (old := read_json(path)) != (new := json.loads(json.dumps(self._task))):
-                differs = ", ".join(name for name in new if old.get(name) != new[name])
-                raise ConfigError(
-                    f"{self._folder} holds an unfinished conversion to {self._goal} with another {differs}. "
-                    "Repeat that command to complete it, or remove the folder to begin anew."
-                )
-            if not path.exists():
-                write_json(path, self._task)
+            if self.result.exists():
+                self._check_same(read_json(path))
+                self.written = True
+            write_json(path, self._task)
             self.record = Journal(self._folder / "record.jsonl", DISK, write=True)
         except BaseException:
             self._lock.__exit__()
             raise
         return self
+
+    def _check_same(self, old: dict[str, Any]) -> None:
+        if old == self._task:
+            return
+        before, now = ({**task["options"], **{name: task[name] for name in task if name != "options"}} for task in (old, self._task))
+        differs = [f"{name} {before.get(name)}, now {now.get(name)}" for name in {**before, **now} if before.get(name) != now.get(name)]
+        cure = f"Repeat that command to complete it, or begin anew after: rm -r {self._folder}"
+        raise ConfigError(f"{self._goal}: an unfinished conversion is there, with {'; '.join(differs)}. {cure}")
 
     def lines(self, end: int) -> list[dict[str, Any]]:
         """The record of the episodes before number `end`; whatever else it holds is forgotten, since it will be done again."""
@@ -257,8 +301,10 @@ class _Workshop:
         DISK.sync_folder(self._goal.parent)
         DISK.remove(self._folder)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.record.close()
+        if kind is not None and (not self.written or issubclass(kind, _HOPELESS)):
+            DISK.remove(self._folder)
         self._lock.__exit__()
 
 

@@ -137,6 +137,10 @@ class Writer(ABC):
         """Writes the episode of this job. Numbers rise; those of damaged episodes are left out."""
 
     @abstractmethod
+    def keep(self) -> None:
+        """Between two episodes, before writing is stopped: everything that was added is there for a writer that goes on."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Completes the dataset. Until then nothing else can read it."""
 

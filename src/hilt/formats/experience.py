@@ -97,6 +97,9 @@ class LogWriter(Writer):
             self._log = self._create(Schema.of(columns, leading=2))
         self._log.add(columns, actor="convert", sequence=number, facts=plain(episode.facts))
 
+    def keep(self) -> None:
+        """Every episode is in the log when `add` returns."""
+
     def finish(self) -> None:
         if self._log is None:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")

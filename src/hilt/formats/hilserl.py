@@ -294,13 +294,13 @@ class HilSerlWriter(FolderWriter):
         self._entries.append([kind, len(rows), len(rows) + len(episode), whole, plain(episode.facts)])
         rows += _transitions(columns, whole, episode.facts.get("success") if kind == "demo" else None)
         if max(map(len, self._waiting.values())) >= self._period:
-            self._flush()
+            self._end_unit()
 
     def _finish(self) -> None:
-        self._flush()
+        self._end_unit()
         self._mark_complete(columns=self._state["columns"], episodes=self._episodes)
 
-    def _flush(self) -> None:
+    def _end_unit(self) -> None:
         """Writes what waits, and then the line that says so."""
         demos, online = self._waiting["demo"], self._waiting["online"]
         moment = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime(self._state["began"] + self._state["files"]))

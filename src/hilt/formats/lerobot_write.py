@@ -146,12 +146,12 @@ class LeRobotWriter(FolderWriter):
             self._add_part(unit, flatten(part.columns), part.facts)
         self.next = number + 1
         if unit.is_full(self._sizes):
-            self._complete_unit()
+            self._end_unit()
 
     def _finish(self) -> None:
         if not self._episodes:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
-        self._complete_unit()
+        self._end_unit()
         table = pyarrow().table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
         kinds = [{"name": n, "field_name": n, "pandas_type": t, "numpy_type": t, "metadata": None} for n, t in _TASKS]
         index = {"index_columns": ["task"], "column_indexes": [], "columns": kinds, "pandas_version": "2.0.0"}  # pandas finds tasks by text
@@ -258,7 +258,7 @@ class LeRobotWriter(FolderWriter):
             one = {stat: np.asarray(row[f"stats/{name}/{stat}"]) for stat in ("min", "max", "mean", "std", "count", *QUANTILES)}
             self._stats[name] = merge(self._stats[name], one) if name in self._stats else one
 
-    def _complete_unit(self) -> None:
+    def _end_unit(self) -> None:
         if self._unit is not None:
             self._unit.close(complete=True)
             _write(self._path / _place(EPISODES_PATH, self._units), pyarrow().Table.from_pylist(self._unit.rows))

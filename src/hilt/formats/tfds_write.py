@@ -88,10 +88,10 @@ class TfdsWriter(FolderWriter):
             self._shard.add(record)
         self.next = number + 1
         if self._shard is not None and self._shard.size >= self._settings["shard_bytes"]:
-            self._complete_shard()
+            self._end_unit()
 
     def _finish(self) -> None:
-        self._complete_shard()
+        self._end_unit()
         if not self._shards:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
         for i in range(len(self._shards)):
@@ -151,7 +151,7 @@ class TfdsWriter(FolderWriter):
         """A file of records, as long as it is not known of how many it is one."""
         return self._path / f".shard-{number:05}"
 
-    def _complete_shard(self) -> None:
+    def _end_unit(self) -> None:
         if self._shard is not None:
             self._shard.sync()
             self._shard.close()

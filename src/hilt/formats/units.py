@@ -55,6 +55,14 @@ class FolderWriter(Writer):
     def _add(self, number: int, episode: Episode) -> None:
         """Writes the episode, or keeps it for the unit to come; `next` is then the number after it."""
 
+    def keep(self) -> None:
+        if not self._complete:
+            self._end_unit()
+
+    def _end_unit(self) -> None:
+        """Completes the unit at hand, if there is one, however small; by itself a unit is one episode, and complete."""
+        return
+
     def finish(self) -> None:
         if not self._complete:
             self._finish()
