@@ -311,13 +311,13 @@ def _read_episodes(path: Path, version: str, videos: list[str]) -> dict[str, Arr
 
 def _read_texts(path: Path, kind: str) -> dict[int, str]:
     """The texts of all tasks (or subtasks) by number."""
-    table, lines, index = path / f"meta/{kind}s.parquet", path / f"meta/{kind}s.jsonl", f"{kind}_index"
-    if table.is_file():
-        with _parquet(table) as pq:
-            text = next((name for name in pq.read_schema(table).names if name in (kind, "__index_level_0__")), kind)
-        listed = _listing(table, [index], text)
-    else:
-        listed = _listing(lines, [index], text := kind) if lines.is_file() else {index: np.empty(0), (text := kind): np.empty(0)}
+    file, index, text = path / f"meta/{kind}s.parquet", f"{kind}_index", kind
+    if file.is_file():
+        with _parquet(file) as pq:
+            text = next((name for name in pq.read_schema(file).names if name in (kind, "__index_level_0__")), kind)
+    elif not (file := file.with_suffix(".jsonl")).is_file():
+        return {}
+    listed = _listing(file, [index], text)
     return dict(zip(listed[index].tolist(), map(str, listed[text].tolist()), strict=True))
 
 
