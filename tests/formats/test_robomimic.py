@@ -102,7 +102,7 @@ def test_a_folder_of_libero_is_one_dataset(tmp_path: Path) -> None:
     assert first["rewards"].dtype == np.float32 and first["robot_states"].shape == (4, 9)
     assert episodes[0].facts["bddl_file_name"] == "a/b.bddl"
     wanted = "no next_obs in this dataset: after the last step its own observation stands for the next one"
-    assert dataset.notes.counts[wanted] == 8
+    assert dataset.notes.counts[wanted] == 4
 
 
 def test_odd_columns(tmp_path: Path) -> None:
@@ -135,6 +135,26 @@ def test_a_demonstration_does_not_end_before_its_last_step(tmp_path: Path) -> No
     (episode,) = dataset
     assert episode.columns["terminated"].tolist() == [False] * 4 + [True]
     assert any(note.startswith("dones before the last step") for note in dataset.notes.counts)
+
+
+def test_dones_may_be_of_any_kind_of_number(tmp_path: Path) -> None:
+    with h5py.File(demonstrations(tmp_path / "a.hdf5", (3,)), "r+") as file:
+        del file["data/demo_0/dones"]
+        file["data/demo_0/dones"] = np.array([0.0, 0.0, 1.0], np.float32)
+    (episode,) = open_dataset(tmp_path / "a.hdf5")
+    assert episode.columns["terminated"].tolist() == [False, False, True]
+
+
+def test_an_observation_that_is_too_short_is_damage(tmp_path: Path) -> None:
+    with h5py.File(demonstrations(tmp_path / "a.hdf5", (5, 3), next_obs=False), "r+") as file:
+        del file["data/demo_0/obs/robot0_eef_pos"]
+        file["data/demo_0/obs/robot0_eef_pos"] = np.zeros((4, 3))
+    with pytest.raises(CorruptError, match=r"a.hdf5: /data/demo_0/obs/robot0_eef_pos has 4 rows, and there are 5 actions"):
+        convert(tmp_path / "a.hdf5", tmp_path / "log")
+    summary = convert(tmp_path / "a.hdf5", tmp_path / "log", skip_corrupt=True)
+    assert (summary.episodes, summary.damaged) == (1, 1)
+    (sentence,) = [note for note in summary.notes if note.startswith("no next_obs")]
+    assert summary.notes[sentence] == 1, "once for the episode, however many observations it has"
 
 
 def test_states_stand_for_observations_that_were_not_rendered(tmp_path: Path) -> None:

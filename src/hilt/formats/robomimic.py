@@ -28,6 +28,7 @@ from hilt.replay.schema import mate
 
 NAMES = {"obs": "observations", "next_obs": "next_observations", "dones": "terminated"}
 """robomimic's names of our columns; all others are the same"""
+_OF_EVERY_STEP = ("obs", "next_obs", "rewards", "dones")
 OURS = ("hilt", "hilt_facts", *NAMES)
 """Names of their own in a file: a log's column of such a name is written under ``hilt/``."""
 
@@ -104,11 +105,14 @@ class RobomimicDataset(ListedDataset):
         if not any(leaf.startswith("obs/") for leaf in found) and "states" in found:
             self.notes.add("no obs in this dataset: states stand for them")
             found["obs/states"] = found.pop("states")
+        repeated = False
         for leaf, dataset in found.items():
             path, paired = _ours(leaf), leaf.startswith("obs/") and f"next_{leaf}" not in found
             if not images and dataset.dtype == np.uint8 and len(dataset.shape) > 3:
                 continue
             rows = dataset.shape[0] if dataset.shape else 0
+            if rows not in (length, length + paired) and leaf.partition("/")[0] in _OF_EVERY_STEP:
+                raise CorruptError(f"{dataset.file.filename}: {dataset.name} has {rows:,} rows, and there are {length:,} actions.")
             column = values(dataset, more=length + 1 - rows if paired else 0) if rows in (length, length + paired) else None
             if isinstance(column, list):
                 facts[INSTRUCTION if "instruction" in path or "language" in path else path] = text_fact(column)
@@ -116,17 +120,18 @@ class RobomimicDataset(ListedDataset):
                 self.notes.add(f"{leaf}: not numbers for each step, not carried over")
             elif paired:
                 columns[path], columns[mate(path)] = column[:-1], column[1:]
-                if rows == length:
-                    self.notes.add("no next_obs in this dataset: after the last step its own observation stands for the next one")
+                repeated |= rows == length
             else:
                 columns[path] = column
+        if repeated:
+            self.notes.add("no next_obs in this dataset: after the last step its own observation stands for the next one")
         if "rewards" not in columns:
             self.notes.add("no rewards in this dataset: 0 everywhere")
         for path, kind in (("rewards", np.float32), ("terminated", bool), ("truncated", bool), ("source", np.uint8)):
             column = columns.setdefault(path, np.full(length, Source.DEMO if path == "source" else 0, kind))
             if column.size != length or (path == "source" and column.dtype != kind):
                 raise CorruptError(f"{path}: expected one value for each of {length} steps, got {column.dtype} {column.shape}.")
-            columns[path] = column.reshape(length) if column.dtype.kind == "f" else column.reshape(length).astype(kind)
+            columns[path] = column.reshape(length).astype(column.dtype if path == "rewards" and column.dtype.kind == "f" else kind)
         return columns
 
 
@@ -183,6 +188,8 @@ class RobomimicWriter(FolderWriter):
                 said = json.dumps(facts.get("env_args"))
                 environment = said if said != "null" and len(said) < 60_000 else environment  # the most that an attribute can hold
             data.attrs["total"], data.attrs["env_args"] = total, environment
+            if environment == "{}":
+                self.notes.add("env_args: not known, so robomimic cannot make the environment of this file")
             for key, names in masks.items():
                 file[f"mask/{key}"] = np.array(names, "S")
         self._mark_complete()

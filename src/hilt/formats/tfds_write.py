@@ -81,6 +81,8 @@ class TfdsWriter(FolderWriter):
         return int(json.loads(read(self._path / "metadata.json"))["hilt"]["next"])
 
     def _add(self, number: int, episode: Episode) -> None:
+        if (split := episode.facts.get("split", "train")) != "train":
+            self.notes.add(f"split {split}: all episodes are written as one split, train")
         for piece in to_steps(episode, self.notes):
             record = self._record(flatten({"steps": piece["steps"].columns}), piece["episode_metadata"])
             if self._shard is None:
