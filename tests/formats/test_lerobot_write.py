@@ -331,7 +331,7 @@ def test_what_cannot_be_written_is_noted(tmp_path: Path) -> None:
     writer = png(tmp_path / "a")
     write(writer, [made(n, i, wave=np.ones(n, complex), nothing=np.ones((n, 0))) for i, n in enumerate((3, 2))])
     assert writer.notes.counts == {
-        "fps: not known, 10 is written; give it with the option fps": 1,
+        "fps: not known, 10 is written; give it with the option fps": 2,
         "wave: complex128 () is nothing that LeRobot stores, not carried over": 2,
         "nothing: float64 (0,) is nothing that LeRobot stores, not carried over": 2,
     }

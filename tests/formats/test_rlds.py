@@ -380,13 +380,15 @@ def test_a_client_sends_them_to_the_learners_log(pair: Pair, tmp_path: Path) -> 
 
 def test_a_client_with_two_stores_is_asked_which(pair: Pair) -> None:
     client = SimpleNamespace(data_stores={"a": 1, "b": 2})
-    with pytest.raises(ConfigError, match=r"this client has the data stores a, b; give one of them: client.data_stores\[NAME\]"):
+    with pytest.raises(ConfigError, match=r"with one data store, got 2 \(a, b\); give client.data_stores\[NAME\]"):
         push_rlds_to_reverb([episode(0, 2)], client)
 
 
-def test_something_that_takes_no_trajectories() -> None:
-    with pytest.raises(ConfigError, match="expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got set"):
-        push_rlds_to_reverb([episode(0, 2)], set())
+@pytest.mark.parametrize("target", [set(), None, []])
+def test_something_that_takes_no_trajectories(target: Any) -> None:
+    wanted = f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}"
+    with pytest.raises(ConfigError, match=wanted):
+        push_rlds_to_reverb([episode(0, 2)], target)
 
 
 class Observer:

@@ -113,6 +113,7 @@ class LeRobotWriter(FolderWriter):
         self._given, self._codec, self._sizes = given, codec, sizes
         self._columns: list[Column] = []
         self._dropped: dict[str, str] = {}
+        self._fps_known = True
         self._tasks: dict[str, int] = {}
         self._stats: dict[str, dict[str, Array]] = {}
         self._episodes = self._frames = self._units = 0
@@ -187,17 +188,17 @@ class LeRobotWriter(FolderWriter):
         given = {name: facts.get(name) if value is None else value for name, value in self._given.items()}
         fps = given["fps"]
         if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0.01 <= fps < 1e4:
-            fps = 10
-            self.notes.add("fps: not known, 10 is written; give it with the option fps")
+            fps, self._fps_known = 10, False
         self._columns, self._dropped = _plan(leaves, "success" in facts, self._codec)
         robot = given["robot_type"] if isinstance(given["robot_type"], str) else None
         self._given = {"fps": int(fps) if fps == int(fps) else fps, "robot_type": robot}
-        self._journal.append({"given": self._given, "columns": [asdict(column) for column in self._columns], "dropped": self._dropped})
+        known = {"given": self._given, "fps_known": self._fps_known, "dropped": self._dropped}
+        self._journal.append({**known, "columns": [asdict(column) for column in self._columns]})
 
     def _go_on(self, line: dict[str, Any]) -> None:
         """Takes in one line of the journal: what all episodes are like, or that a unit is complete."""
         if "columns" in line:
-            self._given, self._dropped = line["given"], line["dropped"]
+            self._given, self._fps_known, self._dropped = line["given"], line["fps_known"], line["dropped"]
             self._columns = [Column(c["path"], c["name"], c["kind"], tuple(c["shape"]), tuple(c["origin"])) for c in line["columns"]]
             return
         import pyarrow.parquet as pq
@@ -208,6 +209,8 @@ class LeRobotWriter(FolderWriter):
 
     def _check(self, leaves: dict[str, Array], facts: dict[str, Any]) -> None:
         known = {column.path: column for column in self._columns if column.path}
+        if not self._fps_known:
+            self.notes.add(f"fps: not known, {self._given['fps']} is written; give it with the option fps")
         if ("success" in facts) != ("next.success" in [column.name for column in self._columns]):
             self.notes.add("success: known of some episodes only; what the first one lacks is kept, but LeRobot does not see it")
         if facts.get("fps", self._given["fps"]) != self._given["fps"]:

@@ -375,10 +375,11 @@ def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Calla
     stores = getattr(target, "data_stores", None)
     if isinstance(stores, Mapping):
         if len(stores) != 1:
-            raise ConfigError(f"this client has the data stores {', '.join(stores) or 'none'}; give one of them: client.data_stores[NAME].")
+            names = ", ".join(stores) or "none"
+            raise ConfigError(f"expected a client with one data store, got {len(stores)} ({names}); give client.data_stores[NAME].")
         (target,) = stores.values()
     log = target if isinstance(target, Log) else getattr(target, "log", None)
-    if log is not target and not hasattr(target, "insert"):
+    if target is None or isinstance(target, list) or (log is not target and not hasattr(target, "insert")):
         raise ConfigError(f"expected a TF-Agents Reverb observer, a Log, a TrainerClient or a data store, got {type(target).__name__}.")
     wanted = _columns_for(log.schema, data.transition(policy_info_fn)) if isinstance(log, Log) else None
 
