@@ -106,6 +106,8 @@ def test_gaps_are_found_by_content_and_nan_is_like_nan() -> None:
     seen = np.array([[1.0], [np.nan], [3.0], [4.0]])
     assert gaps(Episode({"observations": seen[:-1], "next_observations": seen[1:]})).tolist() == []
     assert gaps(Episode({"observations": seen[:-1].copy(), "next_observations": seen[1:].copy()})).tolist() == []
+    zeros = np.array([[1.0], [0.0], [1.0]])
+    assert gaps(Episode({"observations": zeros[:-1], "next_observations": np.array([[-0.0], [1.0]])})).tolist() == [1]
     moved = seen[1:].copy()
     moved[1] = 9
     assert gaps(Episode({"observations": seen[:-1], "next_observations": moved})).tolist() == [2]

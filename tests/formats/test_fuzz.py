@@ -1,6 +1,7 @@
 """Spoilt datasets end in data or in an error of ours: never in a crash, a hang, too much memory, or in something that runs.
 
-`HILT_FUZZ_SECONDS=600` looks longer, `HILT_FUZZ_SEED=7` elsewhere. A failure names the input; alone it is tried again with
+A fixed number of inputs is tried; `HILT_FUZZ_SECONDS=600` looks as long, `HILT_FUZZ_SEED=7` elsewhere. A failure names the input;
+alone it is tried again with
 
     python -m tests.formats.fuzz FORMAT FOLDER --seed SEED --first NUMBER --count 1
 """
@@ -22,7 +23,8 @@ import pytest
 from tests.formats.samples import FORMATS
 
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
-SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "45")) / len(FORMATS)
+SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
+COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else 150
 PACKAGES = {"lerobot": ("pyarrow", "av", "PIL"), "rlinf": ("torch",), "robomimic": ("h5py",), "minari": ("h5py", "pyarrow")}
 
 
@@ -34,6 +36,7 @@ def fuzz(format: str, folder: Path, seconds: float, *program: str) -> tuple[int,
     while first == 0 or time.monotonic() < end:
         place = folder / str(first)
         options = ["--seed", str(SEED), "--first", str(first), "--seconds", str(max(1, round(end - time.monotonic())))]
+        options += ["--count", str(COUNT)]
         done = subprocess.run(
             [sys.executable, *(program or ("-m", "tests.formats.fuzz")), format, str(place), *options],
             cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, timeout=100 + seconds,

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 from hilt.replay import writer
-from hilt.replay.writer import _same_rows
+from hilt.replay.writer import same_rows
 
 
 def test_rows_with_the_same_bytes():
     a = np.random.default_rng(0).integers(0, 255, (9, 5, 3)).astype(np.uint8)
     b = a.copy()
     b[4, 2, 1] += 1
-    assert _same_rows(a, a.copy()).tolist() == [True] * 9
-    assert _same_rows(a, b).tolist() == [True] * 4 + [False] + [True] * 4
-    assert _same_rows(a[1:], a[:-1]).tolist() == [False] * 8, "other rows of one array"
-    assert _same_rows(a[::2], a[:5]).tolist() == [True] + [False] * 4, "the same beginning, another stride"
-    assert _same_rows(a[:0], a[:0]).tolist() == []
+    assert same_rows(a, a.copy()).tolist() == [True] * 9
+    assert same_rows(a, b).tolist() == [True] * 4 + [False] + [True] * 4
+    assert same_rows(a[1:], a[:-1]).tolist() == [False] * 8, "other rows of one array"
+    assert same_rows(a[::2], a[:5]).tolist() == [True] + [False] * 4, "the same beginning, another stride"
+    assert same_rows(a[:0], a[:0]).tolist() == []
 
 
 def test_one_array_seen_twice_is_not_compared(monkeypatch: pytest.MonkeyPatch):
     frames = np.full((9, 5), np.nan, np.float32)
     now, after = frames[:-1], frames[1:]
     monkeypatch.setattr(writer.np, "concatenate", None)  # what a comparison ends with
-    assert _same_rows(now[1:], after[:-1]).tolist() == [True] * 7
+    assert same_rows(now[1:], after[:-1]).tolist() == [True] * 7
     with pytest.raises(TypeError):
-        _same_rows(now, after)
+        same_rows(now, after)

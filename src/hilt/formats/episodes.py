@@ -26,6 +26,7 @@ import numpy as np
 from hilt.core.errors import CorruptError
 from hilt.core.tree import Array, flatten
 from hilt.replay.schema import mate
+from hilt.replay.writer import same_rows
 
 INSTRUCTION = "language_instruction"
 """The fact that says what was to be done, whatever a format calls it."""
@@ -233,11 +234,8 @@ def gaps(episode: Episode) -> Array:
     broken = np.zeros(max(0, len(episode) - 1), bool)
     leaves = flatten(episode.columns)
     for path, now in leaves.items():
-        if mate(path) in leaves:
-            a, b = now[1:], leaves[mate(path)][:-1]
-            if a.__array_interface__["data"] != b.__array_interface__["data"]:  # else they are the same bytes
-                same = (a == b) | ((a != a) & (b != b))  # NaN is like NaN here
-                broken |= ~same.reshape(len(broken), math.prod(same.shape[1:])).all(axis=1)
+        if mate(path) in leaves and now[1:].size:
+            broken |= ~same_rows(now[1:], leaves[mate(path)][:-1])
     return np.flatnonzero(broken) + 1
 
 

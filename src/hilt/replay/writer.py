@@ -228,7 +228,7 @@ class TrajectoryRows:
         now, after = (self._flat(path) for path in pair)
         same, begin = np.zeros(stop - first, bool), max(first, self._width)
         if begin < stop:
-            same[begin - first :] = _same_rows(now[begin:stop], after[begin - self._width : stop - self._width])
+            same[begin - first :] = same_rows(now[begin:stop], after[begin - self._width : stop - self._width])
         return same
 
     def _flat(self, path: str) -> Array:
@@ -266,7 +266,7 @@ def _as_column(column: FrameColumn, refs: list[list[Reference]]) -> Array:
     return flat.reshape(len(refs), column.stack) if column.stack else flat
 
 
-def _same_rows(a: Array, b: Array) -> Array:
+def same_rows(a: Array, b: Array) -> Array:
     """Per row, whether two arrays hold the same bytes."""
     rows = len(a)
     if not rows or (a.ctypes.data, a.strides, a.shape, a.dtype) == (b.ctypes.data, b.strides, b.shape, b.dtype):
