@@ -12,10 +12,12 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, optional_module
 from hilt.core.tree import Array
+from hilt.replay.pool import RecentMemory
 
 PIXEL_LIMIT = 1 << 26
 """Pixels of one image whose size was not declared beforehand; more are refused."""
 
+JPEG = b"\xff\xd8"
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 """By the color type of a PNG."""
@@ -28,25 +30,29 @@ def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: A
     return decode_all([data], shape, dtype)[0]
 
 
-def decode_all(images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8, *, fast: bool = True) -> Array:
+def decode_all(
+    images: Sequence[Any], shape: Sequence[int | None], dtype: Any = np.uint8, *, fast: bool = True, memory: RecentMemory | None = None
+) -> Array:
     """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
 
     Gray becomes color and color gray, and transparency is dropped, when the declared channels say so. The dtype is uint8, uint16,
     or float32, whose four bytes are stored as the four channels of a PNG. JPEG is decoded as by TensorFlow, or as by Pillow when
-    not `fast`.
+    not `fast`. `memory` lends the array.
     """
     if not images:
         return np.empty(0, object) if None in shape else np.empty((0, *(size or 0 for size in shape)), dtype)
     stored = np.dtype(np.uint8 if dtype == np.float32 else dtype)
-    sizes = [_size(data, (*shape[:2], 4) if dtype == np.float32 else shape) for data in images]
-    if len(set(sizes)) > 1:
+    declared = (*shape[:2], 4) if dtype == np.float32 else tuple(shape)
+    known = None not in declared  # then a JPEG shows when it is decoded whether it has this size
+    sizes: list[Any] = [declared if known and data[:2] == JPEG else _size(data, declared) for data in images]
+    if not known and len(set(sizes)) > 1:
         return np.fromiter((decode_all([data], shape, dtype, fast=fast)[0] for data in images), object)
     try:
-        out = np.empty((len(images), *sizes[0]), stored)
+        out = (memory.empty if memory else np.empty)((len(images), *sizes[0]), stored)
     except (MemoryError, ValueError):
         raise CorruptError(f"{len(images)} images of shape {sizes[0]} do not fit into memory.") from None
     for data, place in zip(images, out, strict=True):
-        if data[:2] == b"\xff\xd8":
+        if data[:2] == JPEG:
             _jpeg(data, place, fast)
         else:
             _png(data, place)
@@ -71,7 +77,7 @@ def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
 
 def _size(data: Any, declared: Sequence[int | None]) -> tuple[int, int, int]:
     """Height, width and channels that an image will have, from its first bytes."""
-    if data[:2] == b"\xff\xd8":
+    if data[:2] == JPEG:
         try:
             height, width, color, _ = _simplejpeg().decode_jpeg_header(data)
         except ValueError as error:
@@ -95,8 +101,11 @@ def _jpeg(data: Any, out: Array, fast: bool) -> None:
         raise CorruptError(f"a JPEG image, declared with {out.shape[-1]} channels of {out.dtype}.")
     simplejpeg = _simplejpeg()
     try:
-        simplejpeg.decode_jpeg(data, color, fastdct=fast, buffer=out)
+        found = simplejpeg.decode_jpeg(data, color, fastdct=fast, buffer=out)
+        if found.shape != out.shape:
+            _size(data, out.shape)
     except ValueError as error:
+        _size(data, out.shape)
         if "premature" in str(error).lower():
             raise CorruptError(f"not a whole JPEG image ({error}).") from error
         try:  # stray bytes between its parts, which others pass over too

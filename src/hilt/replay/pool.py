@@ -45,6 +45,28 @@ class BufferPool:
             return block.view(dtype).reshape(shape)
 
 
+class RecentMemory:
+    """Lends arrays of changing sizes: from the last few blocks, where one that nobody holds is large enough and not far too large."""
+
+    def __init__(self, kept: int = 8) -> None:
+        self._kept = kept
+        self._blocks: list[Array] = []
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array of any content."""
+        size = math.prod(shape) * dtype.itemsize
+        if size < _SMALL:
+            return np.empty(shape, dtype)
+        with self._lock:
+            for block in self._blocks:
+                if size <= block.nbytes <= 2 * size and sys.getrefcount(block) == _UNUSED:
+                    return block[:size].view(dtype).reshape(shape)
+            block = np.empty(size, np.uint8)
+            self._blocks = [*self._blocks, block][-self._kept :]
+            return block.view(dtype).reshape(shape)
+
+
 def _count_unused() -> int:
     """The reference count of a block that only its list, the loop and the call itself refer to."""
     for block in [np.empty(1, np.uint8)]:
