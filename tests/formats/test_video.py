@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,3 +147,13 @@ def test_what_a_codec_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a.mp4: the video could not be written .*No such file or directory"):
         writer.add(drawn(60))
     writer.close(complete=False)
+
+
+def test_an_encoder_takes_no_priority_over_others(tmp_path: Path) -> None:
+    """Run by root, SVT-AV1 makes its threads, and whoever made it, real-time."""
+    before = os.sched_getscheduler(0)
+    video = VideoWriter(tmp_path / "a.mp4", 10, 64, 64, "av1")
+    video.add(np.zeros((4, 64, 64, 3), np.uint8))
+    assert {os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")} == {before}
+    video.close()
+    assert os.sched_getscheduler(0) == before
