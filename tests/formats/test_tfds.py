@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,7 +391,9 @@ def test_array_record_without_the_package(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_generator_that_is_left_early_stops_its_threads(shards: Path):
     episodes = open_dataset(shards).rlds(workers=2)
     next(episodes)
+    working = [thread for thread in threading.enumerate() if thread.name.startswith("hilt-decode")]
     episodes.close()  # type: ignore[attr-defined]
+    assert working and not any(thread.is_alive() for thread in working)
 
 
 def test_a_length_beyond_the_file_in_a_dataset(shards: Path):
