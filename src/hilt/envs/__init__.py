@@ -1,0 +1,1 @@
+"""Where policies act: the task contract, the embedded tabletop suite, a robot behind HTTP, wrappers."""

@@ -1,0 +1,1 @@
+"""Programs that run for long: so far the one that records demonstrations."""
