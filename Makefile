@@ -16,6 +16,8 @@ demo: $(VENV)/.installed  ## a log that is killed and recovers; then a learner a
 	@$(BIN)/hilt demo wire
 
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
+	@$(BIN)/hilt doctor --fix --quiet || true
+	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest $(ARGS)
 
 test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed  ## the tests that run other people's programs beside ours
