@@ -1,0 +1,146 @@
+"""What every device gives and takes: one reading a step, one status shown.
+
+A device is keyboard, gamepad, SpaceMouse, browser, a script, or yours (docs/bring-your-own-device.md). It knows nothing of who
+acts; :class:`hilt.teleop.intervene.TakeOver` decides that from its readings.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import HiltError, UnknownNameError
+from hilt.core.trajectory import Source
+
+EVENTS = ("success", "fail", "reset", "stop", "toggle")
+
+AT_REST = 1e-3
+"""The norm of a motion up to which nobody is acting: HIL-SERL's number."""
+
+
+class DeviceError(HiltError, RuntimeError):
+    """Raised when a device is not there or may not be used; the message has the cure."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a device says now."""
+
+    motion: np.ndarray = field(default_factory=lambda: np.zeros(6))
+    """x y z roll pitch yaw in [-1, 1], in the frame of the robot's base; given whether `engaged` or not."""
+    gripper: int = 0
+    """-1 close, 0 leave as it is, 1 open."""
+    engaged: bool = False
+    """A person is acting now: a stick is moved, a key or the dead-man button is held. Counts in mode "hold"."""
+    lost: bool = False
+    """Contact is gone, and nobody knows what the person wants: the arm holds still."""
+    events: tuple[str, ...] = ()
+    """Buttons pressed since the last reading, of `EVENTS`, in order."""
+    arm: int = 0
+    """Which arm is meant, where there are two: 0 left, 1 right."""
+    action: np.ndarray | None = None
+    """A whole action, from a device that knows the environment's actions (a script); motion and gripper do not count then."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a person should see."""
+
+    who: str = "nobody"
+    """Who acts: "policy", "human" or "nobody"."""
+    instruction: str = ""
+    episode: int = 0
+    """Number of this episode, from 1."""
+    successes: int = 0
+    """How many of the episodes so far succeeded."""
+    step: int = 0
+    step_limit: int = 0
+    """0 where there is none."""
+    reward: float = 0.0
+    """Sum of the episode so far."""
+    message: str = ""
+
+
+class Device:
+    """The base of every device: `read` is what a new one must bring. The rest may stay as it is."""
+
+    name = "device"
+    source = Source.HUMAN
+    """Whose steps these are, in the log."""
+    gives_actions = False
+    """Whether its readings carry whole actions, so that it works with any action space."""
+    screen = False
+    """Whether it shows images. Where it does not, `show` gets none."""
+
+    def __init__(self) -> None:
+        self._pressed: deque[str] = deque()  # appended to by any thread
+
+    def attach(self, env: Any) -> None:
+        """Called once, with the environment that will be driven."""
+
+    def reset(self) -> None:
+        """An episode begins: what was pressed before no longer counts, but for "stop"."""
+        stop = "stop" in self.take_events()
+        self._pressed.extend(["stop"] if stop else [])
+
+    def read(self) -> Reading:
+        """What the person wants now. Returns at once: the arm waits for it."""
+        raise NotImplementedError
+
+    def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
+        """Called after each reset and step, with images uint8 [H, W, 3]. Returns at once."""
+
+    def close(self) -> None:
+        """Give back what was opened; may be called twice."""
+
+    def press(self, event: str) -> None:
+        """Note an event for the next reading."""
+        self._pressed.append(event)
+
+    def take_events(self) -> tuple[str, ...]:
+        """What was pressed since the last call."""
+        return tuple(self._pressed.popleft() for _ in range(len(self._pressed)))
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def acting(motion: np.ndarray, gripper: int) -> bool:
+    """HIL-SERL's rule for a device without a dead-man button: somebody acts who moves it or presses a gripper button."""
+    return bool(np.linalg.norm(motion) > AT_REST or gripper)
+
+
+def arms_and_gripper(env: Any) -> tuple[int, bool]:
+    """How many arms an environment's actions move, and whether grippers too, told by their length: 6 and 12 have none."""
+    length = (env.action_space.shape or (0,))[0]
+    return (2 if length in (12, 14) else 1), length in (4, 7, 14)
+
+
+DEVICES: dict[str, str | Callable[..., Device]] = {
+    "browser": "hilt.teleop.browser:Browser",
+    "keyboard": "hilt.teleop.keyboard:Keyboard",
+    "gamepad": "hilt.teleop.gamepad:Gamepad",
+    "spacemouse": "hilt.teleop.spacemouse:SpaceMouse",
+    "script": "hilt.teleop.operator:Script",
+}
+"""Name to factory, or to "module:name" of one that is imported on use. Add your own: ``DEVICES["mine"] = Mine``."""
+
+
+def open_device(name: str, **options: Any) -> Device:
+    """The device of that name, ready to be read."""
+    if name not in DEVICES:
+        raise UnknownNameError("device", name, DEVICES)
+    factory = DEVICES[name]
+    if isinstance(factory, str):
+        module, _, attribute = factory.partition(":")
+        factory = getattr(importlib.import_module(module), attribute)
+    device: Device = factory(**options)
+    return device

@@ -1,0 +1,230 @@
+"""TakeOver: one wrapper that decides who acts, the policy or a person.
+
+It stands where HIL-SERL has its SpacemouseIntervention (directly around the robot, under the other wrappers), and means the same:
+while a person acts, the environment gets the person's action, ``info["intervene_action"]`` is that action, and the episode's
+interventions are counted. Never put it around an environment that is evaluated.
+
+The hand-over does not make the arm jump:
+
+- Actions are differences, so the person goes on from where the arm is, and so does the policy afterwards, whose actions are used
+  as they are, unblended.
+- An axis or gripper button that was already held when control changed hands (a stick deflected at the toggle, a key held over a
+  reset) counts as released until it has been released once.
+- A person who presses no gripper button leaves the gripper as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.trajectory import Source
+from hilt.teleop.devices import Device, Reading, Status
+
+DEFLECTED = 0.05
+"""From here on an axis counts as held at a hand-over; less is the drift of a stick at rest."""
+
+ActionOf = Callable[[Reading, Any], Any]
+
+
+class TakeOver(gymnasium.Wrapper):
+    """A person acts while they hold the device ("hold"), or from one toggle event to the next ("toggle").
+
+    Every step's info has:
+
+    - ``source``: who chose the action, of :class:`~hilt.core.trajectory.Source`.
+    - ``executed_action``: what the environment got: clipped to the action space, in its dtype.
+    - ``intervene_action``: the same, only when a person acted.
+    - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
+    - ``lost``: only when contact to the device is lost. Nothing moves then, and the step counts as the person's.
+
+    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), *reset* truncates it, *stop*
+    truncates it and sets ``info["stop"]``, for the loop around to end.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        device: Device,
+        mode: Literal["hold", "toggle"] = "hold",
+        action_indices: Sequence[int] | None = None,
+        action_of: ActionOf | None = None,
+        policy: bool = True,
+    ):
+        """`action_indices`: the only dimensions that a person moves, the others are 0. `action_of(reading, action_space)`: a
+        person's action, for action spaces other than the known ones. `policy`: False where none acts, as in recording; the
+        actions given to `step` are then the person's too, who chose to do nothing."""
+        super().__init__(env)
+        if mode not in ("hold", "toggle"):
+            raise ConfigError(f"mode is {mode!r}: it is 'hold' (acts while the device is held) or 'toggle' (an event switches)")
+        if action_of is None and not device.gives_actions:
+            check_space(env.action_space)
+        self.device, self.mode, self.policy = device, mode, policy
+        self.message = ""
+        """A line for the person, shown by devices with a screen."""
+        self._action_of = action_of or motion_action
+        self._kept = None if action_indices is None else kept_dimensions(action_indices, env.action_space)
+        self._episode = self._successes = 0
+        self._begin()
+        device.attach(env)
+
+    def _begin(self) -> None:
+        self._human = self._toggled = self._lost = False  # of the last step: a person acted, has taken over, was out of reach
+        self._arm = 0
+        self._held = np.ones(7, bool)  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
+        self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since
+        self._count = self._steps = self._step = 0
+        self._return = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._begin()
+        self._episode += 1
+        self.device.reset()
+        self._show(observation, "policy" if self.policy else "nobody")
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        reading = self.device.read()
+        before = self._human
+        human = self._decide(reading)
+        if human:
+            action = self._persons_action(reading)
+            self._steps += 1
+            self._count += not before
+        executed = executable(action, self.env.action_space)
+        observation, reward, terminated, truncated, info = self.env.step(executed)
+
+        info = dict(info)
+        info["source"] = int(self.device.source if human or not self.policy else Source.POLICY)
+        info["executed_action"] = executed
+        if human:
+            info["intervene_action"] = executed
+        info["intervention_count"], info["intervention_steps"] = self._count, self._steps
+        if reading.lost:
+            info["lost"] = True
+        for event in reading.events:
+            if event in ("success", "fail"):
+                terminated, reward, info["succeed"] = True, float(event == "success"), event == "success"
+            elif event in ("reset", "stop"):
+                truncated = True
+        if "stop" in reading.events:
+            info["stop"] = True
+
+        self._step += 1
+        self._return += float(reward)
+        self._successes += bool((terminated or truncated) and info.get("succeed", info.get("is_success", info.get("success", False))))
+        self._show(observation, "nobody" if reading.lost else "human" if human else "policy" if self.policy else "nobody")
+        return observation, reward, terminated, truncated, info
+
+    def close(self) -> None:
+        try:
+            self.device.close()
+        finally:
+            self.env.close()
+
+    def _decide(self, reading: Reading) -> bool:
+        """Whether the person acts now, and what of the device must be released first."""
+        if self._lost and not reading.lost and not reading.engaged:
+            self._toggled = False  # contact is back, the person is not
+        self._toggled ^= bool(reading.events.count("toggle") % 2)
+        human = (reading.engaged if self.mode == "hold" else self._toggled) or reading.lost
+        held = np.append(np.abs(reading.motion) > DEFLECTED, reading.gripper != 0)
+        self._muted &= held
+        if self._lost or reading.arm != self._arm:
+            self._muted |= held
+        elif human and not self._human:
+            self._muted |= held & self._held
+        self._human, self._held, self._lost, self._arm = human, held, reading.lost, reading.arm
+        return human
+
+    def _persons_action(self, reading: Reading) -> Any:
+        if reading.action is not None and not reading.lost:
+            action = np.array(reading.action)
+        else:
+            muted = self._muted | reading.lost
+            still = replace(reading, motion=np.where(muted[:6], 0, reading.motion), gripper=0 if muted[6] else reading.gripper)
+            action = self._action_of(still, self.env.action_space)
+        return action if self._kept is None else np.where(self._kept, action, 0)
+
+    def _show(self, observation: Any, who: str) -> None:
+        status = Status(
+            who=who,
+            instruction=str(attribute(self.env, "instruction", "")),
+            episode=self._episode,
+            successes=self._successes,
+            step=self._step,
+            step_limit=int(attribute(self.env, "step_limit", 0) or 0),
+            reward=self._return,
+            message=self.message,
+        )
+        images: dict[str, np.ndarray] = {}
+        if self.device.screen:
+            images = images_of(observation)
+            if not images and self.env.render_mode == "rgb_array":
+                images = {"view": np.asarray(self.env.render())}
+        self.device.show(images, status)
+
+
+def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
+    """A person's action where the space is one of the known ones, in units of [-1, 1].
+
+    Length 3 is xyz, 4 xyz and gripper, 6 xyz and rotation, 7 that and gripper; 12 and 14 are two of 6 or 7, and the arm that
+    is not meant holds still. The gripper's command is -1 or 1 exactly. HIL-SERL draws it between 0.9 and 1, which makes a
+    recording differ from its replay for no gain: full deflection of an axis is 1 too, so whoever learns from it meets 1 anyway.
+    """
+    (length,) = space.shape
+    arms = 2 if length in (12, 14) else 1
+    axes = {3: 3, 4: 3}.get(length, 6)
+    action = np.zeros((arms, length // arms))
+    one = action[min(reading.arm, arms - 1)]
+    one[:axes] = reading.motion[:axes]
+    one[axes:] = reading.gripper
+    return action.reshape(-1)
+
+
+def check_space(space: Any) -> None:
+    """Refuse an action space that `motion_action` does not know."""
+    box = isinstance(space, gymnasium.spaces.Box)
+    if not box or space.shape not in [(n,) for n in (3, 4, 6, 7, 12, 14)] or (space.low > -1).any() or (space.high < 1).any():
+        raise ConfigError(
+            f"the action space is {space}: a device drives a Box of 3, 4, 6, 7, 12 or 14 numbers in [-1, 1]; for another one give "
+            f"TakeOver(action_of=lambda reading, space: ...)"
+        )
+
+
+def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
+    length = space.shape[0] if len(space.shape or ()) == 1 else 0
+    if wrong := [index for index in indices if not 0 <= index < length]:
+        raise ConfigError(f"action_indices has {wrong}: the action space is {space}, its dimensions are 0 to {length - 1}")
+    return np.isin(np.arange(length), list(indices))
+
+
+def executable(action: Any, space: Any) -> Any:
+    """The action as the environment gets it: in the space's dtype and, in a Box, inside it."""
+    if not isinstance(space, gymnasium.spaces.Box):
+        return action
+    given = np.asarray(action, np.float64)
+    if given.shape != space.shape or not np.isfinite(given).all():
+        raise SchemaError(f"the action is {np.asarray(action).tolist()}: expected {space.shape[0] if space.shape else 1} finite numbers")
+    return np.clip(given, space.low, space.high).astype(space.dtype)
+
+
+def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
+    """The images in an observation, by name: every uint8 array [H, W, 3]."""
+    if isinstance(observation, Mapping):
+        parts = [images_of(value, key if name in ("", "images") else f"{name}/{key}") for key, value in observation.items()]
+        return {key: image for part in parts for key, image in part.items()}
+    image = np.asarray(observation) if isinstance(observation, np.ndarray) else None
+    if image is not None and image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
+        return {name or "image": image}
+    return {}
+
+
+def attribute(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else otherwise
