@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +122,25 @@ def arms_and_gripper(env: Any) -> tuple[int, bool]:
     """How many arms an environment's actions move, and whether grippers too, told by their length: 6 and 12 have none."""
     length = (env.action_space.shape or (0,))[0]
     return (2 if length in (12, 14) else 1), length in (4, 7, 14)
+
+
+KEYS = {
+    **dict(w="+x", s="-x", a="+y", d="-y", e="+z", q="-z"),
+    **dict(arrowup="+x", arrowdown="-x", arrowleft="+y", arrowright="-y"),
+    **dict(u="+roll", o="-roll", i="+pitch", k="-pitch", j="+yaw", l="-yaw"),
+    **dict(c="close", v="open", t="toggle", tab="arm"),
+    **dict(enter="success", backspace="fail", r="reset", escape="stop"),
+}
+"""What each key does, on every keyboard: its name as a browser gives it (`KeyboardEvent.key`), in lower case."""
+
+AXES = ("x", "y", "z", "roll", "pitch", "yaw")
+
+
+def motion_of_keys(held: Iterable[str]) -> tuple[np.ndarray, int]:
+    """Motion and gripper of a reading, from the keys that are held; opposite ones cancel."""
+    meant = {KEYS.get(key, "") for key in held}
+    motion = [float(f"+{axis}" in meant) - float(f"-{axis}" in meant) for axis in AXES]
+    return np.array(motion), int("open" in meant) - int("close" in meant)
 
 
 DEVICES: dict[str, str | Callable[..., Device]] = {
