@@ -1,0 +1,125 @@
+"""Rewards that the environment does not give by itself: from a classifier that looks at the observation, or from a person who is asked."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from hilt.core.errors import ConfigError, DeadlineError
+from hilt.envs.rate import Rate
+
+Classifier = Callable[[Any], Any]
+
+
+class _RewardWrapper(gymnasium.Wrapper):
+    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(**options)
+        return obs, {**info, "succeed": False}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
+        return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed}
+
+    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+        """(reward, whether the task is done) of a step; `ended`: the episode ends with it in any case."""
+        raise NotImplementedError
+
+
+class MultiCameraBinaryRewardClassifierWrapper(_RewardWrapper):
+    """The reward is what the classifier says of the observation; anything but 0 is success.
+
+    With `target_hz` a step lasts at least its period, by deadlines that do not drift.
+    """
+
+    def __init__(self, env: gymnasium.Env, reward_classifier_func: Classifier, target_hz: float | None = None):
+        super().__init__(env)
+        self._classifier = _callable(reward_classifier_func)
+        self._rate = None if target_hz is None else Rate(target_hz)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        result = super().reset(**options)
+        if self._rate:
+            self._rate.restart()
+        return result
+
+    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+        reward = _number(self._classifier(obs))
+        if self._rate:
+            self._rate.wait()
+        return reward, bool(reward)
+
+
+class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
+    """One point for each stage, the first time its classifier's logit has a sigmoid of at least `threshold`; success when all have."""
+
+    def __init__(self, env: gymnasium.Env, reward_classifier_func: Sequence[Classifier], threshold: float = 0.75):
+        super().__init__(env)
+        self._stages = [_callable(stage) for stage in reward_classifier_func]
+        if not self._stages or not 0 < threshold < 1:
+            raise ConfigError(
+                f"{len(self._stages)} stages, threshold={threshold}: give at least one stage, and a threshold between 0 and 1."
+            )
+        self._logit = float(np.log(threshold / (1 - threshold)))
+        self.received = [False] * len(self._stages)
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        self.received = [False] * len(self._stages)
+        return super().reset(**options)
+
+    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+        before = sum(self.received)
+        self.received = [got or _number(stage(obs)) >= self._logit for got, stage in zip(self.received, self._stages, strict=True)]
+        return float(sum(self.received) - before), all(self.received)
+
+
+class HumanClassifierWrapper(_RewardWrapper):
+    """A person says at the end of an episode, also of one that ran out of time, whether it succeeded.
+
+    `ask(question, seconds)` gives True or False, or raises ``DeadlineError``; by default it reads 1 or 0 from the console.
+    """
+
+    def __init__(self, env: gymnasium.Env, ask: Callable[[str, float], bool] | None = None, answer_seconds: float = 600.0):
+        super().__init__(env)
+        self._ask, self._seconds = ask or ask_on_console, answer_seconds
+
+    def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
+        succeed = ended and bool(self._ask("Success? (1/0) ", self._seconds))
+        return float(succeed), succeed
+
+
+def ask_on_console(question: str, seconds: float) -> bool:
+    """Asks until the answer is 1 or 0."""
+    deadline = time.monotonic() + seconds
+    while True:
+        sys.stderr.write(question)
+        sys.stderr.flush()
+        ready, _, _ = select.select([sys.stdin], [], [], max(0.0, deadline - time.monotonic()))
+        line = sys.stdin.readline() if ready else ""
+        if line.strip() in ("0", "1"):
+            return line.strip() == "1"
+        if not line:
+            why = "the console is closed" if ready else f"nobody answered within {seconds:g} s"
+            raise DeadlineError(f"{question.strip()}: {why}. Answer 1 or 0 in time, or give HumanClassifierWrapper another `ask`.")
+
+
+def _callable(classifier: Any) -> Classifier:
+    if callable(classifier):
+        return classifier
+    raise ConfigError(f"the classifier is {classifier!r}; a function from the observation to one number was expected.")
+
+
+def _number(value: Any) -> float:
+    """The one number that a classifier gives, be it a float, a bool or an array of any library."""
+    array = np.asarray(value)
+    if array.size != 1 or not np.isfinite(array).all():
+        raise ConfigError(f"the classifier gave {array.tolist()}; one finite number was expected.")
+    return float(array.reshape(-1)[0])
