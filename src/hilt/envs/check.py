@@ -1,0 +1,199 @@
+"""What an environment lacks to be a task, found by running it: the sentences of ``check_task``."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from hilt.core.errors import SchemaError
+from hilt.envs.task import success_of
+
+_STATES, _EPISODES, _STEPS = 3, 3, 2_000
+"""How much is run: initial states of each split, episodes until one reaches the step limit, and steps of each"""
+
+
+def findings(env: Any, act: Callable[[Any], Any] | None = None) -> list[str]:
+    if not isinstance(env, gymnasium.Env):
+        return [f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
+    return list(dict.fromkeys(_Check(env, act).run()))
+
+
+class _Check:
+    """One run. It keeps the last observation and a copy of it, for nothing that follows may change it."""
+
+    def __init__(self, env: Any, act: Callable[[Any], Any] | None):
+        self.env = env
+        space = copy.deepcopy(env.action_space)
+        space.seed(0)
+        self.act = act or (lambda observation: space.sample())
+        self.last: Any = None
+        self.last_copy: Any = None
+
+    def run(self) -> Iterator[str]:
+        self.states: Mapping[str, int] = {}
+        self.limit = 0
+        yield from self.declarations()
+        yield from self.resets()
+        for number in range(_EPISODES):
+            if (yield from self.episode(number)):
+                break
+
+    def declarations(self) -> Iterator[str]:
+        instruction, limit, states = (self._declared(name) for name in ("instruction", "step_limit", "initial_states"))
+        cure = "set it in your environment, or give it to as_task"
+        if not isinstance(instruction, str) or not instruction.strip():
+            yield f"instruction is {instruction!r}; expected what is to be done, in words: {cure}(env, instruction=...)."
+        if _whole(limit):
+            self.limit = limit
+        else:
+            yield f"step_limit is {limit!r}; expected after how many steps an episode is truncated: {cure}(env, step_limit=...)."
+        if isinstance(states, Mapping) and states and all(map(_whole, states.values())):
+            self.states = states
+        else:
+            yield f"initial_states is {states!r}; expected how many each split has, such as {{'train': 50}}: {cure}(env, states=...)."
+        if getattr(self.env.action_space, "dtype", None) == np.float64:
+            yield "the action space is float64; policies, devices and logs have float32: give the Box dtype=np.float32."
+        for path, space in _leaves(self.env.observation_space):
+            yield from _picture(path, space)
+
+    def resets(self) -> Iterator[str]:
+        """Numbered states are there, begin the same every time, and are not one and the same."""
+        begins: dict[tuple[str, int], Any] = {}
+        tried = [(split, state) for split, count in self.states.items() for state in range(min(count, _STATES))]
+        for split, state in tried + tried[:1]:
+            try:
+                yield from self.reset({"split": split, "state": state})
+            except TypeError as error:
+                yield f"reset does not take options ({error}): define it as reset(self, *, seed=None, options=None)."
+                self.states = {}
+                return
+            if not _same(begins.setdefault((split, state), self.last_copy), self.last_copy):
+                yield f"two resets to state {state} of {split!r} begin differently: draw all that is random from the state's number."
+        alike = [(a, b) for a, b in itertools.combinations(begins, 2) if _same(begins[a], begins[b])]
+        if len(begins) > 1 and len(alike) == len(begins) * (len(begins) - 1) // 2:
+            yield f"states {', '.join(f'{s} {n}' for s, n in begins)} begin alike: does reset use options['split'] and ['state']?"
+            return
+        for (split, state), (other, number) in alike:
+            if split != other:
+                yield f"the splits {split!r} and {other!r} overlap: state {state} of one begins as state {number} of the other."
+
+    def episode(self, number: int) -> Generator[str, None, bool]:
+        """One episode; True when it went on to the step limit."""
+        split = next(iter(self.states), None)
+        yield from self.reset({"split": split, "state": number % self.states[split]} if split else None)
+        for step in range(1, min(self.limit or _STEPS, _STEPS) + 1):
+            action = self.act(self.last)
+            before = copy.deepcopy(action)
+            result = self.env.step(action)
+            if not isinstance(result, tuple) or len(result) != 5:
+                yield "step does not give five things: return observation, reward, terminated, truncated, info."
+                return True
+            observation, reward, terminated, truncated, info = result
+            if not np.array_equal(before, action):
+                yield "step changes the action that it is given: work on a copy, or another action is recorded than the one sent."
+            yield from self.seen(observation, info, "step")
+            if np.size(reward) != 1 or not np.isfinite(reward):
+                yield f"the reward is {reward!r}; expected one finite number."
+            for name, flag in (("terminated", terminated), ("truncated", truncated)):
+                if not isinstance(flag, bool | np.bool_):
+                    yield f"{name} is {flag!r}; expected True or False."
+            if step == self.limit and terminated and not truncated and not _success_or_none(info):
+                yield "at the step limit terminated is True and truncated is not: a value would not be carried beyond it. Set truncated."
+            elif step == self.limit and not terminated and not truncated:
+                yield f"truncated is not True at step {step}, the step limit."
+            elif truncated and self.limit and step < self.limit:
+                yield f"truncated is True at step {step}; the step limit is {self.limit}."
+            if terminated or truncated:
+                return step == self.limit
+        return True
+
+    def reset(self, options: dict[str, Any] | None) -> Iterator[str]:
+        result = self.env.reset(options=options) if options else self.env.reset()
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise SchemaError(f"reset gives {type(result).__name__}; expected a tuple of the observation and info.")
+        observation, info = result
+        yield from self.seen(observation, info, "reset")
+        if _success_or_none(info):
+            yield "info says that the task has succeeded right after a reset."
+        told = {key: info.get(key) for key in options or {}}
+        if told != (options or {}):
+            yield f"info of reset has {told}, and {options} was asked for: tell split and state there."
+
+    def seen(self, observation: Any, info: Mapping[str, Any], where: str) -> Iterator[str]:
+        if not _same(self.last, self.last_copy):
+            yield f"{where} writes into an observation that was returned before, so what was kept of it changes: return a copy."
+        self.last, self.last_copy = observation, copy.deepcopy(observation)
+        for path, space in _leaves(self.env.observation_space):
+            yield from _unfit(path, space, observation)
+        try:
+            if success_of(info) is None:
+                yield f"info of {where} does not tell success: set info['succeed'], or give a rule to as_task(env, success=...)."
+        except SchemaError as error:
+            yield f"{where}: {error}"
+
+    def _declared(self, name: str) -> Any:
+        return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else None
+
+
+def _leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, inner in space.items():
+            yield from _leaves(inner, (*path, key))
+    else:
+        yield path, space
+
+
+def _picture(path: tuple[str, ...], space: Any) -> Iterator[str]:
+    """A space of three axes, the first or the last of 3 or 4, is taken for a picture."""
+    shape: tuple[int, ...] = space.shape or ()
+    if len(shape) != 3 or not {shape[0], shape[-1]} & {3, 4}:
+        return
+    if shape[-1] not in (3, 4):
+        yield f"{_name(path)} has the shape {shape}; pictures are [height, width, channels]."
+    if space.dtype != np.uint8:
+        yield f"{_name(path)} is {space.dtype}; pictures are uint8, 0 to 255."
+
+
+def _unfit(path: tuple[str, ...], space: Any, observation: Any) -> Iterator[str]:
+    """How one leaf of an observation is not what its space says."""
+    value = observation
+    for key in path:
+        if not isinstance(value, Mapping) or key not in value:
+            yield f"{_name(path)} is in the observation space and not in the observation."
+            return
+        value = value[key]
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        yield f"{_name(path)} has values that are not finite."
+    elif not space.contains(value):
+        if space.shape is not None and (array.dtype, array.shape) != (space.dtype, space.shape):
+            yield f"{_name(path)} is {array.dtype} {array.shape}; its space says {space.dtype} {space.shape}."
+        else:
+            yield f"{_name(path)} is outside its space {space}."
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return "/".join(("observation", *path))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and value > 0
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two observations are equal, number for number."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b))
+
+
+def _success_or_none(info: Mapping[str, Any]) -> bool | None:
+    try:
+        return success_of(info)
+    except SchemaError:  # said elsewhere
+        return None

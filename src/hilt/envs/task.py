@@ -1,0 +1,207 @@
+"""The task contract: what recording, training and evaluation ask of an environment, real or simulated.
+
+A task is a ``gymnasium.Env`` that also has, itself or in one of its wrappers,
+
+- ``instruction``: what is to be done, in words;
+- ``step_limit``: the number of steps after which an episode is truncated;
+- ``initial_states``: how many numbered initial states each split has, ``{"train": 50, "eval": 50, "test": 100}``;
+  ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without options in a random state of the first split;
+- success in ``info`` of every reset and step: see `success_of`.
+
+It may have ``control_hz``, and ``expert()``, which gives a function without arguments that gives the next action.
+
+Plain gymnasium environments work as they are (`as_task`), `check_task` tells an author what is missing, and `make` knows tasks by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, suggest
+
+STATES = {"train": 50, "eval": 50, "test": 100}
+"""The numbered initial states of an environment that has none of its own"""
+SUCCESS_KEYS = ("succeed", "is_success", "success")
+Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
+"""Whether a step succeeded, from its reward, terminated, truncated and info"""
+
+_SEEDS_PER_SPLIT = 1_000_000
+_FACTORIES: dict[str, Callable[..., Any] | str] = {
+    "tabletop": "hilt.envs.tabletop:TabletopEnv",
+    "robot": "hilt.envs.robot:make_robot",
+}
+
+
+def success_of(info: Mapping[str, Any]) -> bool | None:
+    """Success as an environment reports it: the first of `SUCCESS_KEYS` that is there. None when it does not say."""
+    for key in SUCCESS_KEYS:
+        if (value := info.get(key)) is None:
+            continue
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+            raise SchemaError(f"info[{key!r}] is {value!r}; expected True or False, for one environment.")
+        return bool(np.asarray(value).item())
+    return None
+
+
+def make(name: str, **options: Any) -> Any:
+    """The task of this name, so that a recipe swaps an arm for a simulator in one line.
+
+    - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; options are those of either;
+    - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
+    - ``package.module:factory``: a function or class of yours.
+
+    For the last two, the options of `as_task` may be given too.
+    """
+    prefix, _, rest = name.partition("/")
+    if prefix in _FACTORIES and rest:
+        factory = _FACTORIES[prefix]
+        return as_task((_load(factory) if isinstance(factory, str) else factory)(rest, **options))
+    ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
+    module, colon, rest = name.partition(":")
+    if rest.isidentifier():
+        return as_task(_load(name)(**options), **ours)
+    if colon:
+        _import(module)
+    if (gym_id := rest or name) not in gymnasium.registry:
+        raise UnknownNameError("task", name, _known_names())
+    if "step_limit" in ours:
+        options["max_episode_steps"] = ours.pop("step_limit")
+    return as_task(gymnasium.make(gym_id, **options), **ours)
+
+
+def register(prefix: str, factory: Callable[..., Any] | str) -> None:
+    """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment; ``"module:attribute"`` is imported on first use."""
+    if not prefix or "/" in prefix or ":" in prefix:
+        raise ConfigError(f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks.")
+    _FACTORIES[prefix] = factory
+
+
+def as_task(
+    env: Any,
+    *,
+    instruction: str | None = None,
+    step_limit: int | None = None,
+    states: Mapping[str, int] | None = None,
+    success: Success | None = None,
+) -> Any:
+    """Any gymnasium environment as a task; one that is a task already, and of which nothing is asked, comes back as it is.
+
+    Numbered initial states are seeds, different ones in each split. `success` is for environments that do not tell it in ``info``;
+    without it their success stays unknown.
+    """
+    if not isinstance(env, gymnasium.Env):
+        raise ConfigError(f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces.")
+    name = env.spec.id if env.spec else type(env.unwrapped).__name__
+    own = {key: env.get_wrapper_attr(key) for key in ("instruction", "step_limit", "initial_states") if env.has_wrapper_attr(key)}
+    if len(own) == 3 and (instruction, step_limit, states, success) == (None,) * 4:
+        return env
+    limit = own.get("step_limit", env.spec and env.spec.max_episode_steps)
+    if limit is None and step_limit is None:
+        raise ConfigError(f"{name} has no step limit; give one, as in as_task(env, step_limit=200).")
+    if step_limit is not None and not 1 <= step_limit <= (limit or step_limit):
+        raise ConfigError(f"step_limit={step_limit} cannot work: {name} ends an episode after {limit or 'at least 1'} steps.")
+    if states is not None and "initial_states" in own:
+        raise ConfigError(f"{name} has numbered initial states of its own, so states= cannot be given; leave it out.")
+    if states is not None and not (states and all(0 < n <= _SEEDS_PER_SPLIT for n in states.values())):
+        raise ConfigError(f"states={states!r}: expected splits with 1 to {_SEEDS_PER_SPLIT:,} states each, such as {STATES}.")
+    words = instruction or (None if "instruction" in own else _in_words(name))
+    return PlainTask(env, words, int(step_limit or limit), None if "initial_states" in own else states or STATES, success)
+
+
+class PlainTask(gymnasium.Wrapper):
+    """Adds to an environment what it lacks of the contract; None is for what it has itself."""
+
+    def __init__(self, env: Any, instruction: str | None, step_limit: int, states: Mapping[str, int] | None, success: Success | None):
+        super().__init__(env)
+        self.step_limit = step_limit
+        self.initial_states = states or env.get_wrapper_attr("initial_states")
+        self._numbers_states, self._instruction, self._success = states is not None, instruction, success
+        self._steps = 0
+        self._draw = np.random.default_rng()  # not the environment's own, which each numbered state seeds anew
+
+    @property
+    def instruction(self) -> str:
+        return self._instruction or self.env.get_wrapper_attr("instruction")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        if not self._numbers_states:
+            return self.env.reset(seed=seed, options=options)
+        if seed is not None:
+            self._draw = np.random.default_rng(seed)
+        options = dict(options or {})
+        split = options.pop("split", next(iter(self.initial_states)))
+        state = choose_state(self.initial_states, split, options.pop("state", None), self._draw)
+        first = list(self.initial_states).index(split) * _SEEDS_PER_SPLIT
+        observation, info = self.env.reset(seed=first + state, options=options or None)
+        return observation, {**info, "succeed": bool(success_of(info)), "split": split, "state": state}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        truncated = bool(truncated) or self._steps >= self.step_limit
+        succeeded = success_of(info) if self._success is None else bool(self._success(reward, terminated, truncated, info))
+        if succeeded is not None:
+            info = {**info, "succeed": succeeded}
+        return observation, reward, bool(terminated), truncated, info
+
+
+def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:
+    """The state of a split that was asked for, or a random one; what does not exist is an error that says what does."""
+    if split not in states:
+        raise UnknownNameError("split", str(split), states)
+    if state is None:
+        return int(rng.integers(states[split]))
+    if not 0 <= state < states[split]:
+        raise ConfigError(f"state {state} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}.")
+    return int(state)
+
+
+def check_task(env: Any, act: Callable[[Any], Any] | None = None) -> list[str]:
+    """What an environment lacks to be a task, in sentences, found by running it; nothing for one that is fine.
+
+    Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action.
+    """
+    from hilt.envs.check import findings
+
+    return findings(env, act)
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """What ``package.module:attribute`` names."""
+    module, _, attribute = name.partition(":")
+    found = _import(module)
+    if not hasattr(found, attribute):
+        raise ConfigError(f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it.")
+    return getattr(found, attribute)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
+        raise ConfigError(f"there is no module {error.name!r}, which {module!r} was to be; install it, or correct the name.") from error
+
+
+def _known_names() -> list[str]:
+    newest = {name.rpartition("-v")[0]: name for name in sorted(gymnasium.registry) if not name.startswith("GymV")}
+    ours = [f"{prefix}/..." for prefix in _FACTORIES if prefix != "tabletop"]
+    try:
+        ours += [f"tabletop/{task}" for task in importlib.import_module("hilt.envs.suite").SUITE]
+    except ImportError:  # without mujoco
+        ours.append("tabletop/...")
+    return [*ours, *newest.values(), "package.module:factory"]
+
+
+def _in_words(name: str) -> str:
+    """``gym_hil/PandaPickCube-v0`` → ``panda pick cube``"""
+    bare = re.sub(r"-v\d+$", "", name.rpartition("/")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_+|-+", " ", bare).lower()
