@@ -351,7 +351,7 @@ def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> st
 <visual><quality shadowsize="0" offsamples="0" numslices="16" numstacks="8"/><headlight ambient=".35 .35 .35" diffuse=".35 .35 .35" specular="0 0 0"/>
 <map znear="0.01" zfar="10"/></visual>
 <default>
-  <default class="link"><geom contype="0" conaffinity="0" rgba=".92 .92 .94 1"/><joint damping="1" armature="0.1"/></default>
+  <default class="link"><geom contype="0" conaffinity="0" rgba=".92 .92 .94 1"/><joint damping=".3" armature=".03"/></default>
   <default class="dark"><geom contype="0" conaffinity="0" rgba=".25 .27 .3 1"/></default>
 </default>
 <asset>{assets}</asset>
@@ -374,21 +374,21 @@ ARM = """
 <body name="{p}mount" pos="0 {y} 0" childclass="link" gravcomp="1">
  <geom type="cylinder" fromto="0 0 0 0 0 .14" size=".075"/><geom class="dark" type="cylinder" fromto="0 0 .14 0 0 .3" size=".06"/>
  <body name="{p}link1" pos="0 0 .333" gravcomp="1"><joint name="{p}joint1" axis="0 0 1" range="-2.9 2.9"/>
-  <geom type="cylinder" fromto="0 -.07 0 0 .07 0" size=".065" mass="2"/>
+  <geom type="cylinder" fromto="0 -.07 0 0 .07 0" size=".065" mass="0.6"/>
   <body name="{p}link2" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint2" axis="0 0 1" range="-1.76 1.76"/>
-   <geom type="capsule" fromto="0 -.05 0 0 -.24 0" size=".06" mass="2"/>
+   <geom type="capsule" fromto="0 -.05 0 0 -.24 0" size=".06" mass="0.6"/>
    <body name="{p}link3" pos="0 -.316 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint3" axis="0 0 1" range="-2.9 2.9" stiffness="10" springref="0"/>
-    <geom class="dark" type="capsule" fromto="0 0 -.06 .0825 0 0" size=".055" mass="1.5"/>
+    <geom class="dark" type="capsule" fromto="0 0 -.06 .0825 0 0" size=".055" mass="0.45"/>
     <body name="{p}link4" pos=".0825 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint4" axis="0 0 1" range="-3.07 -.07"/>
-     <geom type="cylinder" fromto="0 0 -.065 0 0 .065" size=".055" mass="1"/><geom type="capsule" fromto="0 0 0 -.0825 .1 0" size=".05" mass=".5"/>
+     <geom type="cylinder" fromto="0 0 -.065 0 0 .065" size=".055" mass="0.3"/><geom type="capsule" fromto="0 0 0 -.0825 .1 0" size=".05" mass="0.15"/>
      <body name="{p}link5" pos="-.0825 .384 0" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint5" axis="0 0 1" range="-2.9 2.9"/>
-      <geom type="capsule" fromto="0 0 -.26 0 .03 -.06" size=".048" mass="1"/>
+      <geom type="capsule" fromto="0 0 -.26 0 .03 -.06" size=".048" mass="0.3"/>
       <body name="{p}link6" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint6" axis="0 0 1" range="-.02 3.75"/>
-       <geom class="dark" type="cylinder" fromto="0 0 -.06 0 0 .06" size=".048" mass=".5"/><geom type="capsule" fromto="0 0 0 .088 0 0" size=".04" mass=".5"/>
+       <geom class="dark" type="cylinder" fromto="0 0 -.06 0 0 .06" size=".048" mass="0.15"/><geom type="capsule" fromto="0 0 0 .088 0 0" size=".04" mass="0.15"/>
        <body name="{p}link7" pos=".088 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint7" axis="0 0 1" range="-2.9 2.9"/>
-        <geom type="cylinder" fromto="0 0 -.03 0 0 .1" size=".042" mass=".4"/>
+        <geom type="cylinder" fromto="0 0 -.03 0 0 .1" size=".042" mass="0.12"/>
         <body name="{p}hand" pos="0 0 .107" quat=".9238795 0 0 -.3826834" gravcomp="1">
-         <geom type="box" size=".03 .1 .022" pos="0 0 .03" mass=".4" rgba=".2 .22 .25 1" contype="1" conaffinity="1"/>
+         <geom type="box" size=".03 .1 .022" pos="0 0 .03" mass=".3" rgba=".2 .22 .25 1" contype="1" conaffinity="1"/>
          <camera name="{p}wrist" pos=".09 0 -.01" xyaxes="0 -1 0 -.95 0 -.3" fovy="75"/>
          <site name="{p}tcp" pos="0 0 .1034" group="5"/>
          <body name="{p}tcp_down" pos="0 0 .1034" quat="0 1 0 0"><site name="{p}tcp_down" group="5"/></body>
