@@ -1,0 +1,363 @@
+"""Scripted experts: how each tabletop task is done, by someone who sees where everything is.
+
+``expert(task, world)`` gives a function that returns the next action. It reads the world and never writes it; all it can do is the
+action, ``[dx dy dz drx dry drz grip]`` for each arm, once a control step. A script is a generator of such actions, one per arm. Goals are
+looked up at every step, so that a script follows what it handles, and one that came to its end without success begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from hilt.envs import suite
+from hilt.envs.rotations import from_euler, inverse, multiply, to_matrix, to_rotation_vector
+from hilt.envs.suite import TabletopTask, position
+from hilt.envs.tabletop import ACTION_SCALE
+from hilt.envs.world import World
+
+Array = np.ndarray[Any, Any]
+Script = Iterator[Array]
+
+CLOSE, LEAVE, OPEN = -1.0, 0.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
+
+
+def expert(task: TabletopTask, world: World) -> Callable[[], Array]:
+    """The next action each time it is called; make a new one for each episode."""
+    scripts = [_again(SCRIPTS[task.name], Hand(world, arm)) for arm in range(task.arms)]
+    return lambda: np.concatenate([next(script) for script in scripts]).astype(np.float32)
+
+
+def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
+    while True:
+        yield from script(hand)
+        yield hand.toward(hand.position, hand.yaw)
+
+
+class Hand:
+    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades towards the goal."""
+
+    EAGERNESS = 0.35
+    GAIN = 0.5
+    """The share of the way to the goal that one step asks for."""
+
+    def __init__(self, world: World, arm: int = 0):
+        self.world, self.arm = world, arm
+        self.down = world.arm(arm).pose[3:].copy()  # how the hand is held at the beginning: straight down
+        self.velocity = np.zeros(6)  # the last action, without the grip
+
+    @property
+    def position(self) -> Array:
+        return np.asarray(self.world.arm(self.arm).pose[:3])
+
+    @property
+    def yaw(self) -> float:
+        return float(to_rotation_vector(multiply(self.world.arm(self.arm).pose[3:], inverse(self.down)))[2])
+
+    @property
+    def opening(self) -> float:
+        return float(self.world.arm(self.arm).gripper)
+
+    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 1.0) -> Array:
+        """One action on the way to a place above which, and a turn at which, the hand points down."""
+        pose = self.world.commanded(self.arm)
+        turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), self.down), inverse(pose[3:]))
+        wish = self.GAIN * np.concatenate([(goal - pose[:3]) / ACTION_SCALE[0], to_rotation_vector(turn) / ACTION_SCALE[1]])
+        for part in (slice(0, 3), slice(3, 6)):
+            wish[part] *= min(1.0, speed / max(float(np.linalg.norm(wish[part])), 1e-9))
+            change = wish[part] - self.velocity[part]
+            self.velocity[part] += change * min(1.0, self.EAGERNESS / max(float(np.linalg.norm(change)), 1e-9))
+        return np.array([*np.clip(self.velocity, -1.0, 1.0), grip])
+
+    def go(
+        self,
+        goal: Callable[[], Array],
+        yaw: Callable[[], float] = lambda: 0.0,
+        grip: float = LEAVE,
+        *,
+        near: float = 0.006,
+        speed: float = 1.0,
+        until: Callable[[], bool] = lambda: False,
+        steps: int = 40,
+    ) -> Script:
+        """Moves until it is as near as that, or something has happened, or it has taken too long."""
+        for _ in range(steps):
+            if until() or (np.linalg.norm(goal() - self.position) < near and abs(yaw() - self.yaw) < 0.06):
+                return
+            yield self.toward(goal(), yaw(), grip, speed)
+
+    def squeeze(self, grip: float, steps: int = 5) -> Script:
+        """Stays, and moves the fingers."""
+        goal, yaw = np.array(self.world.commanded(self.arm)[:3]), self.yaw
+        for _ in range(steps):
+            yield self.toward(goal, yaw, grip)
+
+    def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
+        """From above, round a point."""
+        yield from self.go(lambda: point() + 0.08 * UP, yaw, OPEN, near=0.02)
+        yield from self.go(point, yaw, OPEN, near=0.005)
+        yield from self.squeeze(CLOSE)
+
+
+def yaw_of(world: World, body: str) -> float:
+    turned = to_matrix(world.body_pose(body)[3:])
+    return float(np.arctan2(turned[1, 0], turned[0, 0]))
+
+
+def side_of(world: World, body: str) -> float:
+    """The smallest turn that lines up with a square."""
+    return (yaw_of(world, body) + np.pi / 4) % (np.pi / 2) - np.pi / 4
+
+
+def at(world: World, body: str, x: float, y: float, z: float) -> Array:
+    """A point given in a body's own frame."""
+    return position(world, body) + to_matrix(world.body_pose(body)[3:]) @ np.array([x, y, z])
+
+
+# ---- one arm ---------------------------------------------------------------------------------------------------------------------
+
+
+def reach(hand: Hand) -> Script:
+    yield from hand.go(lambda: position(hand.world, "ball"), near=0.0)
+
+
+def push(hand: Hand) -> Script:
+    """From behind, along the line to the target, and back onto that line whenever the block drifts from it."""
+
+    def line() -> tuple[Array, Array, Array]:
+        block, target = position(hand.world, "block"), position(hand.world, "target")
+        way = (target - block) * (1, 1, 0)
+        return block, target, way / max(float(np.linalg.norm(way)), 1e-6)
+
+    def yaw() -> float:
+        way = line()[2]
+        return float(np.clip(np.arctan2(way[1], way[0]), -0.8, 0.8))
+
+    def behind(height: float) -> Array:
+        block, _, way = line()
+        return np.array([*(block - 0.08 * way)[:2], height])
+
+    def onward() -> Array:
+        block, target, way = line()
+        offset = (block - hand.position) * (1, 1, 0)
+        astray = offset - (offset @ way) * way
+        return np.array([*(target - (offset @ way) * way + 1.5 * astray)[:2], 0.025])
+
+    yield from hand.go(lambda: behind(0.10), yaw, CLOSE, near=0.02)
+    yield from hand.go(lambda: behind(0.025), yaw, CLOSE, near=0.01)
+    heading = yaw()
+    yield from hand.go(onward, lambda: heading, CLOSE, near=0.0, speed=0.5, until=lambda: suite.distance(hand.world, "block", "target") < 0.01)
+    yield from hand.squeeze(CLOSE, 4)
+
+
+def pick(name: str) -> Callable[[Hand], Script]:
+    def script(hand: Hand) -> Script:
+        yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
+        above = hand.position + 0.14 * UP
+        yield from hand.go(lambda: above, lambda: hand.yaw, CLOSE)
+
+    return script
+
+
+def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
+    """Takes a cube and lets it go with its middle so high above the middle of another thing."""
+
+    def script(hand: Hand) -> Script:
+        def over(clearance: float) -> Array:
+            there = position(hand.world, goal) + (height + clearance) * UP
+            return np.asarray(hand.position + there - position(hand.world, name))
+
+        def yaw() -> float:
+            return side_of(hand.world, goal)
+
+        yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
+        up = hand.position + 0.10 * UP
+        yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.03)
+        yield from hand.go(lambda: over(0.06), yaw, CLOSE, near=0.01)
+        yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.5)
+        yield from hand.squeeze(OPEN)
+        yield from hand.go(lambda: position(hand.world, goal) + (height + 0.12) * UP, yaw, OPEN)
+
+    return script
+
+
+def peg(hand: Hand) -> Script:
+    def over(low_end: float) -> Array:
+        """Where the hand is when the peg stands over the hole with its lower end this high."""
+        there = position(hand.world, "hole") + (low_end + 0.055) * UP
+        return np.asarray(hand.position + there - position(hand.world, "peg"))
+
+    def yaw() -> float:
+        return side_of(hand.world, "hole")
+
+    yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
+    up = hand.position + 0.10 * UP
+    yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.02)
+    yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
+    yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.5)
+    yield from hand.squeeze(OPEN)
+    yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
+
+
+def open_drawer(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "cabinet")
+
+    yield from hand.grasp(lambda: at(hand.world, "drawer", -0.045, 0, 0.015), yaw)
+    pulled = at(hand.world, "cabinet", -0.195, 0, 0.055)
+    yield from hand.go(lambda: pulled, yaw, CLOSE, speed=0.7)
+
+
+def close_drawer(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "cabinet")
+
+    yield from hand.go(lambda: at(hand.world, "drawer", -0.12, 0, 0.10), yaw, CLOSE, near=0.02)
+    yield from hand.go(lambda: at(hand.world, "drawer", -0.11, 0, 0.015), yaw, CLOSE, near=0.01)
+    yield from hand.go(lambda: at(hand.world, "cabinet", -0.055, 0, 0.055), yaw, CLOSE, speed=0.7)
+
+
+def button(hand: Hand) -> Script:
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE, near=0.015)
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE, speed=0.6)
+
+
+def lever(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "base")
+
+    yield from hand.go(lambda: at(hand.world, "base", -0.12, 0, 0.18), yaw, CLOSE, near=0.02)
+    yield from hand.go(lambda: at(hand.world, "base", -0.11, 0, 0.11), yaw, CLOSE, near=0.015)
+    yield from hand.go(lambda: at(hand.world, "base", 0.06, 0, 0.11), yaw, CLOSE, speed=0.7)
+    yield from hand.go(lambda: at(hand.world, "base", 0.0, 0, 0.22), yaw, CLOSE)
+
+
+def dial(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "dial")
+
+    yield from hand.grasp(lambda: at(hand.world, "base", 0, 0, 0.062), yaw)
+    turned = yaw_of(hand.world, "base") + 1.25
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.062), lambda: turned, CLOSE)
+    yield from hand.squeeze(OPEN)
+
+
+def slide(hand: Hand) -> Script:
+    def there() -> Array:
+        along = to_matrix(hand.world.body_pose("rail")[3:])[:, 1]
+        off = along @ (position(hand.world, "mark") - position(hand.world, "rail")) - hand.world.joint("knob")
+        return np.asarray(hand.position + off * along)
+
+    yield from hand.grasp(lambda: at(hand.world, "knob", 0, 0, 0.034), lambda: yaw_of(hand.world, "rail"))
+    yield from hand.go(there, lambda: yaw_of(hand.world, "rail"), CLOSE, near=0.002, speed=0.7)
+    yield from hand.squeeze(CLOSE)
+
+
+def knock(hand: Hand) -> Script:
+    """In the direction that keeps both the hand and the falling bottle farthest from the other one."""
+    bottle, other = position(hand.world, "yellow")[:2], position(hand.world, "purple")[:2]
+    ways = [np.array([np.cos(angle), np.sin(angle)]) for angle in np.arange(8) * np.pi / 4]
+
+    def clearance(way: Array) -> float:
+        return float(min(np.linalg.norm(bottle + along * way - other) for along in np.linspace(-0.08, 0.25, 12)))
+
+    way = max(ways, key=clearance)
+    yield from hand.go(lambda: np.array([*(bottle - 0.08 * way), 0.2]), grip=CLOSE, near=0.02)
+    yield from hand.go(lambda: np.array([*(bottle - 0.07 * way), 0.1]), grip=CLOSE, near=0.015)
+    yield from hand.go(lambda: np.array([*(bottle + 0.06 * way), 0.1]), grip=CLOSE, speed=0.8)
+    yield from hand.squeeze(CLOSE, 6)
+
+
+def sweep(hand: Hand) -> Script:
+    for name in ("one", "two"):
+
+        def beside(ahead: float, height: float, block: str = name) -> Array:
+            where = position(hand.world, block)
+            return np.array([where[0] + ahead, where[1], height])
+
+        def swept(block: str = name) -> bool:
+            return bool(position(hand.world, block)[0] > suite.SWEPT + 0.012)
+
+        if swept():
+            continue
+        yield from hand.go(lambda: beside(-0.07, 0.09), grip=CLOSE, near=0.02)
+        yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
+        yield from hand.go(lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, speed=0.6, until=swept)
+        back = hand.position + (-0.03, 0, 0.08)
+        yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
+
+
+# ---- two arms --------------------------------------------------------------------------------------------------------------------
+
+
+def other(hand: Hand) -> Any:
+    return hand.world.arm(1 - hand.arm)
+
+
+def wait(hand: Hand, until: Callable[[], bool], grip: float, steps: int = 60) -> Script:
+    """Stays until the other arm has done its part."""
+    goal, yaw = np.array(hand.world.commanded(hand.arm)[:3]), hand.yaw
+    for _ in range(steps):
+        if until():
+            return
+        yield hand.toward(goal, yaw, grip)
+
+
+def lift_tray(hand: Hand) -> Script:
+    yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
+    yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
+    up, yaw = hand.position + 0.14 * UP, hand.yaw
+    yield from hand.go(lambda: up, lambda: yaw, CLOSE, speed=0.5)
+
+
+def handover(hand: Hand) -> Script:
+    def grip() -> Array:
+        return suite.post(hand.world, "baton", hand.arm, suite.BATON, suite.POST)
+
+    def yaw() -> float:
+        return yaw_of(hand.world, "baton")
+
+    def handed(height: float = 0.10) -> bool:
+        middle = position(hand.world, "baton")
+        return bool(abs(middle[1]) < 0.02 and middle[2] > height)
+
+    if hand.arm == 0:
+        yield from hand.grasp(grip, yaw)
+        up = hand.position + 0.10 * UP
+        yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.03)
+        middle = np.array([0.45, 0.0, 0.12])
+        yield from hand.go(lambda: hand.position + middle - position(hand.world, "baton"), grip=CLOSE, near=0.006)
+        yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
+        yield from hand.squeeze(CLOSE, 2)
+        yield from hand.squeeze(OPEN)
+        away = hand.position + (0, 0.05, 0.10)
+        yield from hand.go(lambda: away, grip=OPEN)
+    else:
+        yield from wait(hand, handed, OPEN)
+        yield from hand.grasp(grip, yaw)
+        yield from wait(hand, lambda: False, CLOSE)
+
+
+SCRIPTS: dict[str, Callable[[Hand], Script]] = {
+    "reach": reach,
+    "push": push,
+    "pick": pick("cube"),
+    "pick_red": pick("red"),
+    "pick_blue": pick("blue"),
+    "place": put("cube", "target", suite.CUBE),
+    "stack": put("red", "blue", 2 * suite.CUBE),
+    "peg": peg,
+    "drawer": open_drawer,
+    "close_drawer": close_drawer,
+    "button": button,
+    "lever": lever,
+    "dial": dial,
+    "slide": slide,
+    "knock": knock,
+    "sweep": sweep,
+    "lift_tray": lift_tray,
+    "handover": handover,
+}
