@@ -44,6 +44,8 @@ PARAMETERS: dict[str, float] = {
     **{f"rotational_clip_{sign}{axis}": 0.1 for sign in ("", "neg_") for axis in "xyz"},  # rad
 }
 """What ``set_parameters`` takes: the keys and the meaning of HIL-SERL's ``/update_param``, here with our values."""
+HIGHEST = {"translational_stiffness": 10000.0, "translational_damping": 200.0, "rotational_stiffness": 1000.0, "rotational_damping": 20.0}
+"""Above these the simulation's time step cannot follow."""
 INTEGRAL_LIMIT = {"translational": 0.1, "rotational": 0.3}  # of the summed error, as upstream's controller
 INTEGRAL_PERIOD = 0.02  # seconds
 
@@ -144,8 +146,8 @@ class World:
         for name, value in parameters.items():
             if name not in PARAMETERS:
                 raise UnknownNameError("impedance parameter", name, PARAMETERS)
-            if not np.isfinite(value) or value < 0:
-                raise ConfigError(f"{name}={value}: an impedance parameter is a finite number, not below 0.")
+            if not 0 <= value <= HIGHEST.get(name, 1e3):
+                raise ConfigError(f"{name}={value}: it must be between 0 and {HIGHEST.get(name, 1e3):g} in this simulation.")
         known = self.parameters[arm]
         known.update({name: float(value) for name, value in parameters.items()})
         for offset, kind in ((0, "translational"), (3, "rotational")):
@@ -347,7 +349,7 @@ def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> st
     controls = "".join(_control(prefix) for prefix in prefixes)
     return f"""<mujoco model="tabletop">
 <compiler angle="radian" autolimits="true"/>
-<option timestep="{TIMESTEP}" integrator="implicitfast" cone="elliptic" impratio="10" noslip_iterations="2"/>
+<option timestep="{TIMESTEP}" integrator="Euler" cone="elliptic" impratio="10" noslip_iterations="2"/>
 <visual><quality shadowsize="0" offsamples="0" numslices="16" numstacks="8"/><headlight ambient=".35 .35 .35" diffuse=".35 .35 .35" specular="0 0 0"/>
 <map znear="0.01" zfar="10"/></visual>
 <default>
@@ -381,11 +383,11 @@ ARM = """
     <geom class="dark" type="capsule" fromto="0 0 -.06 .0825 0 0" size=".055" mass="0.45"/>
     <body name="{p}link4" pos=".0825 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint4" axis="0 0 1" range="-3.07 -.07"/>
      <geom type="cylinder" fromto="0 0 -.065 0 0 .065" size=".055" mass="0.3"/><geom type="capsule" fromto="0 0 0 -.0825 .1 0" size=".05" mass="0.15"/>
-     <body name="{p}link5" pos="-.0825 .384 0" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint5" axis="0 0 1" range="-2.9 2.9"/>
+     <body name="{p}link5" pos="-.0825 .384 0" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint5" armature=".08" axis="0 0 1" range="-2.9 2.9"/>
       <geom type="capsule" fromto="0 0 -.26 0 .03 -.06" size=".048" mass="0.3"/>
-      <body name="{p}link6" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint6" axis="0 0 1" range="-.02 3.75"/>
+      <body name="{p}link6" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint6" armature=".08" axis="0 0 1" range="-.02 3.75"/>
        <geom class="dark" type="cylinder" fromto="0 0 -.06 0 0 .06" size=".048" mass="0.15"/><geom type="capsule" fromto="0 0 0 .088 0 0" size=".04" mass="0.15"/>
-       <body name="{p}link7" pos=".088 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint7" axis="0 0 1" range="-2.9 2.9"/>
+       <body name="{p}link7" pos=".088 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint7" armature=".08" axis="0 0 1" range="-2.9 2.9"/>
         <geom type="cylinder" fromto="0 0 -.03 0 0 .1" size=".042" mass="0.12"/>
         <body name="{p}hand" pos="0 0 .107" quat=".9238795 0 0 -.3826834" gravcomp="1">
          <geom type="box" size=".03 .1 .022" pos="0 0 .03" mass=".3" rgba=".2 .22 .25 1" contype="1" conaffinity="1"/>
