@@ -40,7 +40,7 @@ def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
 class Hand:
     """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades towards the goal."""
 
-    EAGERNESS = 0.35
+    EAGERNESS = 0.25
     GAIN = 0.5
     """The share of the way to the goal that one step asks for."""
 
@@ -61,7 +61,7 @@ class Hand:
     def opening(self) -> float:
         return float(self.world.arm(self.arm).gripper)
 
-    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 1.0) -> Array:
+    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.65) -> Array:
         """One action on the way to a place above which, and a turn at which, the hand points down."""
         pose = self.world.commanded(self.arm)
         turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), self.down), inverse(pose[3:]))
@@ -79,7 +79,7 @@ class Hand:
         grip: float = LEAVE,
         *,
         near: float = 0.006,
-        speed: float = 1.0,
+        speed: float = 0.65,
         until: Callable[[], bool] = lambda: False,
         steps: int = 40,
     ) -> Script:
@@ -125,32 +125,24 @@ def reach(hand: Hand) -> Script:
 
 
 def push(hand: Hand) -> Script:
-    """From behind, along the line to the target, and back onto that line whenever the block drifts from it."""
+    """From behind, in line with the target; the block sticks to the fingers, so that what it lacks is what the hand has to move."""
 
-    def line() -> tuple[Array, Array, Array]:
-        block, target = position(hand.world, "block"), position(hand.world, "target")
-        way = (target - block) * (1, 1, 0)
-        return block, target, way / max(float(np.linalg.norm(way)), 1e-6)
+    def lacks() -> Array:
+        return (position(hand.world, "target") - position(hand.world, "block")) * (1, 1, 0)
 
-    def yaw() -> float:
-        way = line()[2]
-        return float(np.clip(np.arctan2(way[1], way[0]), -0.8, 0.8))
+    way = lacks() / np.linalg.norm(lacks())
+    yaw = float(np.clip(np.arctan2(way[1], way[0]), -0.8, 0.8))
 
     def behind(height: float) -> Array:
-        block, _, way = line()
-        return np.array([*(block - 0.08 * way)[:2], height])
+        return np.array([*(position(hand.world, "block") - 0.07 * way)[:2], height])
 
-    def onward() -> Array:
-        block, target, way = line()
-        offset = (block - hand.position) * (1, 1, 0)
-        astray = offset - (offset @ way) * way
-        return np.array([*(target - (offset @ way) * way + 1.5 * astray)[:2], 0.025])
-
-    yield from hand.go(lambda: behind(0.10), yaw, CLOSE, near=0.02)
-    yield from hand.go(lambda: behind(0.025), yaw, CLOSE, near=0.01)
-    heading = yaw()
-    yield from hand.go(onward, lambda: heading, CLOSE, near=0.0, speed=0.5, until=lambda: suite.distance(hand.world, "block", "target") < 0.01)
-    yield from hand.squeeze(CLOSE, 4)
+    yield from hand.go(lambda: behind(0.10), lambda: yaw, CLOSE, near=0.02)
+    yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
+    arrived = lambda: bool(lacks() @ way < 0.005)  # noqa: E731
+    yield from hand.go(lambda: np.array([*(hand.position + lacks())[:2], 0.025]), lambda: yaw, CLOSE, near=0.0, speed=0.5, until=arrived)
+    yield from hand.squeeze(CLOSE, 3)
+    back = hand.position - 0.03 * way + 0.08 * UP
+    yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
 
 
 def pick(name: str) -> Callable[[Hand], Script]:

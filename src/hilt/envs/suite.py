@@ -55,7 +55,7 @@ class TabletopTask:
 # ---- bodies ----------------------------------------------------------------------------------------------------------------------
 
 RED, GREEN, BLUE, YELLOW, PURPLE = ".85 .15 .12 1", ".15 .7 .2 1", ".15 .3 .85 1", ".95 .8 .1 1", ".55 .2 .7 1"
-GREY, WOOD = ".45 .47 .5 1", ".7 .52 .33 1"
+GREY, IVORY = ".45 .47 .5 1", ".93 .91 .85 1"
 CUBE = 0.025  # half an edge
 # Moving parts of fixtures meet the arm and the table, never the fixture they slide in.
 PART = 'contype="2" conaffinity="1" '
@@ -63,7 +63,7 @@ GHOST = 'contype="0" conaffinity="0" '
 
 
 def geom(kind: str, size: str, rgba: str, pos: str = "0 0 0", more: str = "") -> str:
-    return f'<geom type="{kind}" size="{size}" rgba="{rgba}" pos="{pos}" friction="1 .02 .001" condim="4" {more}/>'
+    return f'<geom type="{kind}" size="{size}" rgba="{rgba}" pos="{pos}" {more}/>'
 
 
 def free(name: str, *geoms: str) -> str:
@@ -185,7 +185,7 @@ add(
 
 
 def place_cube(world: World, rng: np.random.Generator) -> None:
-    world.place("cube", pose(*apart(rng, 1, 0)[0], CUBE, rng.uniform(-0.2, 0.2)))
+    world.place("cube", pose(*apart(rng, 1, 0)[0], 0.03, rng.uniform(-0.1, 0.1)))
 
 
 def lifted(world: World, body: str) -> bool:
@@ -194,7 +194,7 @@ def lifted(world: World, body: str) -> bool:
     return where[2] > 0.12 and holds(world, where)
 
 
-add("pick", "pick up the red cube", 60, cube("cube", RED), place_cube, lambda world: lifted(world, "cube"))
+add("pick", "pick up the red cube", 60, cube("cube", RED, 0.03), place_cube, lambda world: lifted(world, "cube"))
 
 
 def place_two_cubes(world: World, rng: np.random.Generator) -> None:
@@ -254,8 +254,8 @@ def hole_block() -> str:
     """Four walls round a square hole."""
     inner, outer = PEG + CLEARANCE, 0.05
     middle, thick, half = (inner + outer) / 2, (outer - inner) / 2, HOLE_DEPTH / 2
-    long = "".join(geom("box", f"{thick} {outer} {half}", WOOD, f"{side * middle} 0 {half}") for side in (-1, 1))
-    return long + "".join(geom("box", f"{inner} {thick} {half}", WOOD, f"0 {side * middle} {half}") for side in (-1, 1))
+    long = "".join(geom("box", f"{thick} {outer} {half}", IVORY, f"{side * middle} 0 {half}") for side in (-1, 1))
+    return long + "".join(geom("box", f"{inner} {thick} {half}", IVORY, f"0 {side * middle} {half}") for side in (-1, 1))
 
 
 def place_peg(world: World, rng: np.random.Generator) -> None:
@@ -282,9 +282,8 @@ add(
 
 def cabinet(opening: float) -> str:
     """A drawer with a handle that points at the robot, this far open at the beginning."""
-    walls = [("x", ".08 .005 .035", "0.08 -.095 .035"), ("x", ".08 .005 .035", ".08 .095 .035")]
-    shell = "".join(geom("box", size, WOOD, where, PART) for _, size, where in walls) + geom("box", ".005 .1 .035", WOOD, ".165 0 .035", PART)
-    shell += geom("box", ".085 .1 .004", WOOD, ".085 0 .074", PART)
+    sides = ((".08 .005 .035", ".08 -.095 .035"), (".08 .005 .035", ".08 .095 .035"), (".005 .1 .035", ".165 0 .035"))
+    shell = "".join(geom("box", size, IVORY, where, PART) for size, where in (*sides, (".085 .1 .004", ".085 0 .074")))
     drawer = moving(
         "drawer",
         f"{-opening} 0 .04",
@@ -467,7 +466,7 @@ add(
     "lift_tray",
     "lift the tray with both hands and keep it level",
     80,
-    free("tray", geom("box", f".06 {TRAY / 2 + 0.01} .006", WOOD, "0 0 .006", 'density="300"'), posts(TRAY, POST)),
+    free("tray", geom("box", f".06 {TRAY / 2 + 0.01} .006", IVORY, "0 0 .006", 'density="300"'), posts(TRAY, POST)),
     place_tray,
     lifted_by_both,
     arms=2,
@@ -489,7 +488,7 @@ add(
     "handover",
     "hand the baton from the left hand to the right hand",
     120,
-    free("baton", geom("box", f".012 {BATON / 2 + 0.009} .01", WOOD, "0 0 .01", 'density="300"'), posts(BATON, POST)),
+    free("baton", geom("box", f".012 {BATON / 2 + 0.009} .01", IVORY, "0 0 .01", 'density="300"'), posts(BATON, POST)),
     place_baton,
     handed_over,
     arms=2,
