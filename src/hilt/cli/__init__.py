@@ -19,6 +19,7 @@ from hilt.core.errors import HiltError
 # name: (module, one line for the help)
 COMMANDS = {
     "demo": ("hilt.cli.demo", "See Hilt at work: a log, then a learner and actors, that are killed and lose nothing."),
+    "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
     "data": ("hilt.cli.data", "Look into logs and datasets of other systems, turn one into another; check, mend, merge and split logs."),
     "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),

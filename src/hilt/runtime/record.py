@@ -1,0 +1,379 @@
+"""Recording: a person or a script drives a task, and a log keeps the episodes.
+
+An episode counts when its facts are written, in one line, after its last step: then it is power-safe. Whatever ends this process
+before leaves steps without facts, which the next session in the same folder drops before it goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from hilt.core.errors import ConfigError, HiltError, MissingPackageError, UnknownNameError
+from hilt.core.trajectory import Source, Step
+from hilt.envs.rate import Rate
+from hilt.envs.task import success_of
+from hilt.formats.episodes import INSTRUCTION
+from hilt.replay import Log
+from hilt.replay.writer import Episode
+from hilt.runtime.film import Filmer
+from hilt.runtime.recording import GRASP, LABELS, TIMES, nested, open_recording, with_penalty
+from hilt.teleop.devices import Device, Reading
+from hilt.teleop.intervene import TakeOver, attribute
+
+RATE_HZ = 10.0
+"""Control rate of a task that has none, when a person drives it."""
+FAILURES_IN_A_ROW = 20
+"""So often a script may fail before recording ends with an error: it would never end otherwise."""
+SUCCESS_FRAMES = 20
+"""Labelled frames: so many steps a script goes on after success, for there are to be many of them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is to be recorded."""
+
+    task: str
+    """Its name, for `hilt.envs.task.make`"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What `make` was given besides"""
+    episodes: int = 20
+    """How many the log is to have in the end, those of earlier sessions included"""
+    keep: str = "successes"
+    """Which episodes stay and count: "successes", or "all", marked"""
+    successes_needed: int = 0
+    """Above 0, frames for a reward classifier are recorded instead, until so many are marked as success"""
+    split: str = "train"
+    """Where the initial states come from"""
+    states: Sequence[int] = ()
+    """Their numbers; empty: all of the split, in an order that follows from the seed"""
+    seed: int = 0
+    """Of that order, and of whatever else is random"""
+    mode: str = "hold"
+    """When a person acts: "hold" or "toggle", as `TakeOver` means it"""
+
+    def __post_init__(self) -> None:
+        if self.keep not in ("successes", "all"):
+            raise UnknownNameError("rule of what to keep", self.keep, ["all", "successes"])
+        if self.episodes < 1 or self.successes_needed < 0 or self.seed < 0:
+            given = f"{self.episodes} episodes, {self.successes_needed} successes needed, seed {self.seed}"
+            raise ConfigError(f"{given}: expected at least 1, 0 and 0.")
+
+
+@dataclass
+class Summary:
+    """What this session has done so far, and what the log has."""
+
+    path: Path
+    wanted: int
+    have: int = 0
+    """Of what is wanted: episodes, or frames marked as success"""
+    episodes: int = 0
+    """All that are in the log, and"""
+    successes: int = 0
+    """those of them that succeeded"""
+    attempts: int = 0
+    """Episodes that began in this session"""
+    discarded: Counter[str] = field(default_factory=Counter)
+    """Those of them that did not stay, by the reason"""
+    unfinished: int = 0
+    """Episodes that an earlier session left when it was killed; they were dropped"""
+    step: int = 0
+    """Of the running episode"""
+    steps: int = 0
+    """Of this session"""
+    stopped: bool = False
+    """By the stop button, or from outside"""
+    videos: int = 0
+    """That are there"""
+    notes: list[str] = field(default_factory=list)
+    """What else there is to say"""
+    timing: Mapping[str, float] | None = None
+    """Of the control rate, as `Rate.timing` has it; None for scripts, which go as fast as they can"""
+    seconds: float = 0.0
+    """Spent in episodes, without resets"""
+
+    @property
+    def complete(self) -> bool:
+        return self.have >= self.wanted
+
+    def rate(self) -> str:
+        """The control rate and its jitter, in words."""
+        if self.timing is None:
+            return f"{self.steps / self.seconds:.0f} steps/s, as fast as it went" if self.seconds else "no step"
+        p50, p99, most = (1000 * self.timing[name] for name in ("p50", "p99", "max"))
+        nominal = 1000 * self.timing["nominal"]
+        return f"period {nominal:.1f} ms: p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms; {self.timing['missed']:.0f} periods lost"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One episode that came to its end."""
+
+    trajectory: int
+    """Its number in the log"""
+    steps: int
+    success: bool
+    dropped: str
+    """Why it did not stay, in words; empty when it did, and is power-safe"""
+
+
+class Watch(Protocol):
+    """Who looks on: told once, after each step and after each episode."""
+
+    def begin(self, summary: Summary) -> None: ...
+    def step(self, summary: Summary) -> None: ...
+    def episode(self, recorded: Recorded, summary: Summary) -> None: ...
+
+
+def record(
+    env: gymnasium.Env,
+    device: Device,
+    folder: Path,
+    settings: Settings,
+    *,
+    watch: Watch | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    videos: bool = True,
+) -> Summary:
+    """Records until the log has what is wanted, `stop()` is true, or somebody presses stop. `env` and `device` stay open."""
+    recorder = Recorder(env, device, folder, settings, watch, stop)
+    try:
+        recorder.begin(videos)
+        recorder.run()
+    finally:
+        recorder.close()
+    return recorder.summary
+
+
+class Recorder:
+    """One session; `record` is all that others need."""
+
+    def __init__(self, env: Any, device: Device, folder: Path, settings: Settings, watch: Watch | None, stop: Callable[[], bool]):
+        self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
+        self._person = device.source == Source.HUMAN
+        self._marks = Marking(device) if settings.successes_needed else None
+        if self._marks is not None:
+            env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
+        self._env = TakeOver(env, self._marks or device, mode=settings.mode, policy=False)  # type: ignore[arg-type]
+        self._states = _states(settings, attribute(env, "initial_states", {}))
+        self._tries: Counter[int] = Counter()
+        self._nothing = _nothing(env.action_space)
+        self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
+        self._rate = Rate(self._hz) if self._person else None
+        self._filmer: Filmer | None = None
+        self.summary = Summary(folder, settings.successes_needed or settings.episodes)
+        self._log = open_recording(folder, settings.task, settings.options, env, self._marks is not None)
+
+    def begin(self, videos: bool) -> None:
+        """Counts what the log has; what a killed session left in it goes. Starts the process that makes videos."""
+        for trajectory in self._log.trajectories():
+            facts = self._log.facts.about(trajectory)
+            if "task" in facts:
+                self._tries[facts.get("state", 0)] += facts.get("split", self._settings.split) == self._settings.split
+                self._count(trajectory, facts["success"])
+            else:
+                self._log.delete(trajectory)
+                self.summary.unfinished += 1
+        if videos:
+            try:
+                self._filmer = Filmer(self._log, self.summary.path / "videos", self._hz)
+            except (MissingPackageError, ConfigError) as error:
+                self.summary.notes.append(f"no videos: {error}")
+
+    def run(self) -> None:
+        s, failures = self.summary, 0
+        if self._watch is not None:
+            self._watch.begin(s)
+        while not s.complete and not s.stopped:
+            if self._stop():
+                s.stopped = True
+            elif (done := self._episode()) is not None:
+                if self._watch is not None:
+                    self._watch.episode(done, s)
+                failures = 0 if done.success else failures + 1
+                if failures == FAILURES_IN_A_ROW and not self._person and self._settings.keep == "successes":
+                    who = f"{self._settings.task}: the device {self._device.name}"
+                    raise HiltError(f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them.")
+
+    def close(self) -> None:
+        """Everything is on the disk when this returns; a video that takes too long is made by the next session."""
+        try:
+            if self._rate is not None and self.summary.steps:
+                self.summary.timing = self._rate.timing()
+            if self._filmer is not None:
+                self._filmer.close(self._log.trajectories())
+                self.summary.videos = self._filmer.made
+                self.summary.notes += self._filmer.notes
+        finally:
+            self._log.close()
+
+    # One episode
+
+    def _episode(self) -> Recorded | None:
+        """Records one; None when it was stopped before its first step."""
+        s, marked, ended = self.summary, 0, False
+        running: Episode | None = None
+        start, seed = self._next_start()
+        s.attempts, s.step = s.attempts + 1, 0
+        self._env.message = f"{s.have} of {s.wanted}"
+        observation, info = self._env.reset(seed=seed, options=start or None)
+        began = time.perf_counter()
+        if self._rate is not None:
+            self._rate.restart()
+        while not ended:
+            if self._stop():
+                s.stopped = True
+                break
+            observed = time.time()
+            if self._rate is not None:
+                self._rate.wait()
+            sent = time.time()
+            after, reward, terminated, truncated, info = self._env.step(self._nothing)
+            times = dict(zip(TIMES, (observed, sent, info.get("applied", time.time())), strict=True))
+            running = running or self._begin_episode(info)
+            label, ended = self._label(info), bool(terminated or truncated)
+            extra = {LABELS: np.int32(label), GRASP: np.float32(info.get(GRASP, 0.0))}
+            step = Step(
+                nested(observation),
+                info["executed_action"],
+                np.float32(reward),  # type: ignore[arg-type]
+                nested(after),
+                bool(terminated),
+                bool(truncated),
+                Source(info["source"]),
+                times=times,
+                extra={name: value for name, value in extra.items() if name in self._log.schema.columns},
+            )
+            running.append(step.columns())
+            observation, marked = after, marked + label
+            s.step, s.steps, s.stopped = s.step + 1, s.steps + 1, bool(info.get("stop"))
+            if self._watch is not None:
+                self._watch.step(s)
+        s.seconds += time.perf_counter() - began
+        if running is None:
+            return None
+        running.end()
+        success = bool(marked) if self._marks is not None else bool(success_of(info))
+        people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
+        return self._settle(running, success, ended, {**start, "seed": seed, "steps": s.step, **people})
+
+    def _begin_episode(self, info: Mapping[str, Any]) -> Episode:
+        """Only the first step shows whether the environment has a penalty for the gripper; the log then gains a column for it."""
+        if GRASP in info and GRASP not in self._log.schema.columns:
+            path, schema = self._log.path, with_penalty(self._log.schema)
+            self._log.close()
+            self._log = Log.open(path, schema=schema)
+        return self._log.episode(actor=self._device.name)
+
+    def _settle(self, running: Episode, success: bool, ended: bool, facts: dict[str, Any]) -> Recorded:
+        """The episode stays, or goes."""
+        reason = ""
+        if not ended or (self.summary.stopped and not success):
+            reason = "stopped"
+        elif not facts["intervention_steps"] and not success:
+            reason = "nobody acted"
+        elif not success and self._marks is None and self._settings.keep == "successes":
+            reason = "no success"
+        if reason:
+            self._log.delete(running.trajectory)
+            self.summary.discarded[reason] += 1
+        else:
+            self._log.annotate(running.trajectory, success=success, **self._facts(), **facts)  # power-safe when it returns
+            self._count(running.trajectory, success)
+            if self._filmer is not None:
+                self._filmer.ask(running.trajectory)
+        return Recorded(running.trajectory, running.steps, success, reason)
+
+    def _facts(self) -> dict[str, Any]:
+        """What all episodes of a session have in common, and what is needed to play them again."""
+        packages = ("hilt", "gymnasium", "mujoco", "numpy")
+        return {
+            "task": self._settings.task,
+            "options": dict(self._settings.options),
+            INSTRUCTION: str(attribute(self._env, "instruction", "")),
+            "device": self._device.name,
+            "mode": self._settings.mode,
+            "recorded": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
+        }
+
+    def _count(self, trajectory: int, success: bool) -> None:
+        s = self.summary
+        s.episodes, s.successes = s.episodes + 1, s.successes + success
+        if self._marks is not None:
+            s.have += int(self._log.read(self._log.trajectory_keys(trajectory), [LABELS])[LABELS].sum())
+        else:
+            s.have += success or self._settings.keep == "all"
+
+    def _next_start(self) -> tuple[dict[str, Any], int]:
+        """An initial state that was tried least, and a seed for whatever else is random."""
+        state = min(self._states, key=lambda number: self._tries[number], default=0)
+        seed = np.random.SeedSequence([self._settings.seed, state, self._tries[state]]).generate_state(1)[0]
+        self._tries[state] += 1
+        return {"split": self._settings.split, "state": state} if self._states else {}, int(seed)
+
+    def _label(self, info: Mapping[str, Any]) -> int:
+        """Whether this step is marked as success: by the person, or for a script by the environment."""
+        if self._marks is None:
+            return 0
+        return int(self._marks.marked if self._person else bool(success_of(info)))
+
+
+class Marking(Device):
+    """A device whose *success* marks the step instead of ending the episode."""
+
+    def __init__(self, device: Device):
+        super().__init__()
+        self.name, self.source, self.gives_actions, self.screen = device.name, device.source, device.gives_actions, device.screen
+        self.attach, self.reset, self.show, self.close = device.attach, device.reset, device.show, device.close  # type: ignore[method-assign]
+        self._device, self.marked = device, False
+
+    def read(self) -> Reading:
+        reading = self._device.read()
+        self.marked = "success" in reading.events
+        return replace(reading, events=tuple(event for event in reading.events if event != "success"))
+
+
+class GoesOn(gymnasium.Wrapper):
+    """Success does not end the episode, or so many steps later: pictures of it are wanted."""
+
+    def __init__(self, env: Any, steps: int | None):
+        super().__init__(env)
+        self._steps, self._since = steps, 0
+
+    def reset(self, **given: Any) -> Any:
+        self._since = 0
+        return self.env.reset(**given)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        succeeded = bool(success_of(info))
+        self._since += succeeded or self._since > 0
+        late = self._steps is not None and self._since >= self._steps
+        return observation, reward, bool(terminated) and not succeeded, bool(truncated) or late, info
+
+
+def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
+    """The initial states to begin from; none when the task has no numbered ones."""
+    if known and settings.split not in known:
+        raise UnknownNameError("split", settings.split, known)
+    count = known.get(settings.split, 0)
+    if wrong := [number for number in settings.states if not 0 <= number < count]:
+        raise ConfigError(f"initial state {wrong[0]} of {settings.split}: {settings.task} has {count} there, counted from 0.")
+    return list(settings.states) or np.random.default_rng(settings.seed).permutation(count).tolist()
+
+
+def _nothing(space: Any) -> Any:
+    """The action of nobody."""
+    zero = np.zeros(space.shape, space.dtype)
+    return np.clip(zero, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else zero[()]
