@@ -1,0 +1,188 @@
+"""The browser as a device: a page for computer and phone, served by a process of its own (`hilt.teleop.page`).
+
+    device = Browser()                       # this machine only; the address is device.url
+    device = Browser("0.0.0.0", 8080)        # the network too, with a token in the address
+
+`show` copies the pictures into a socket and `read` takes what lies in another one: neither waits, compresses or draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+import numpy as np
+import zmq
+
+from hilt.core.errors import ConfigError, DeadlineError, MissingPackageError
+from hilt.teleop.devices import Device, DeviceError, Reading, Status, arms_and_gripper
+from hilt.wire.config import is_loopback
+
+STALE_SECONDS = 0.2
+"""A driver whose newest state is older than this is out of reach, and the arm holds still."""
+
+
+class Browser(Device):
+    """A person in a browser. They act from *Take over* to *Give back*; with no key held, the arm holds still.
+
+    Of several viewers one drives, the first who takes over. When contact to the driver is lost, or the driver's page is closed,
+    readings are `lost` until somebody takes over or gives back. *Stop* counts from every viewer; success, fail and reset from the
+    driver, or from anybody while nobody drives, and only if pressed in the episode that they end.
+    """
+
+    name = "browser"
+    screen = True
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, timeout_seconds: float = 60.0):
+        """`port` 0 takes a free one. `timeout_seconds`: how long the page may take to start."""
+        super().__init__()
+        if importlib.util.find_spec("nicegui") is None:
+            raise MissingPackageError("nicegui", "The page", "teleop")
+        self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
+        self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))  # of mode 0700: nobody else gets at the sockets in it
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._page: subprocess.Popen[bytes] | None = None
+        self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
+        self._on = self._was_lost = False
+        self._episode, self._arms = 0, 1
+        try:
+            self._frames, self._state, self._events = (self._bind(kind) for kind in ("frames", "held", "events"))
+            with listen(host, port) as listener:
+                self.url = address(host, listener.getsockname()[1], self.token)
+                self._page = self._start(listener, host)
+            self._await_page(timeout_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, name: str) -> zmq.Socket[Any]:
+        link: zmq.Socket[Any] = self._context.socket(zmq.PUSH if name == "frames" else zmq.PULL)
+        link.set(zmq.LINGER, 0)
+        if name != "events":
+            link.set(zmq.CONFLATE, 1)  # only the newest lies in the queue, so it is never full
+        link.bind(f"ipc://{self._folder}/{name}")
+        return link
+
+    def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
+        """The page gets the socket on which we listen: whoever opens the address early waits there."""
+        with open(self._folder / "output", "wb") as output:
+            page = subprocess.Popen(
+                [sys.executable, "-m", "hilt.teleop.page"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C is ours to handle
+            )
+        settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
+        assert page.stdin is not None
+        with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: what it said is reported below
+            stdin.write(json.dumps(settings).encode() + b"\n")
+        return page
+
+    def _await_page(self, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not self._events.poll(100):
+            self._check_page()
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"the page did not start within {timeout_seconds:g} s. Give timeout_seconds=, or free the machine.")
+        self._events.recv()
+
+    def attach(self, env: Any) -> None:
+        self._arms = arms_and_gripper(env)[0]
+
+    def reset(self) -> None:
+        self._receive()
+        super().reset()
+        self._episode += 1
+        self._on = False  # so does TakeOver begin, in toggle mode
+
+    def read(self) -> Reading:
+        self._check_page()
+        self._receive()
+        held = self._held
+        lost = held["lost"] or (held["driving"] and time.monotonic() - held["at"] > STALE_SECONDS)
+        engaged = held["driving"] or lost
+        if engaged != self._on and not self._was_lost:  # after a loss TakeOver lets go by itself
+            self.press("toggle")
+        self._on, self._was_lost = engaged, lost
+        if lost or not engaged:
+            return Reading(engaged=engaged, lost=lost, events=self.take_events())
+        return Reading(np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1))
+
+    def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
+        pictures = {name: (image.shape, np.ascontiguousarray(image).data) for name, image in images.items()}
+        shown = {"images": pictures, "status": asdict(status), "episode": self._episode, "arms": self._arms, "at": time.monotonic()}
+        with contextlib.suppress(zmq.Again):
+            self._frames.send(msgpack.packb(shown, default=plain), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        if self._page is not None and self._page.poll() is None:
+            self._page.terminate()
+            try:
+                self._page.wait(5)
+            except subprocess.TimeoutExpired:
+                self._page.kill()
+                self._page.wait(5)
+        self._context.destroy(0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _receive(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            self._held = msgpack.unpackb(self._state.recv(zmq.DONTWAIT))
+        with contextlib.suppress(zmq.Again):
+            while True:
+                pressed = msgpack.unpackb(self._events.recv(zmq.DONTWAIT))
+                if pressed["event"] == "stop" or pressed["episode"] == self._episode:  # else it was meant for an episode that is over
+                    self.press(pressed["event"])
+
+    def _check_page(self) -> None:
+        if self._page is not None and self._page.poll() is not None:
+            output = (self._folder / "output").read_text(errors="replace").strip()[-4000:]
+            last = output.splitlines()[-1] if output else "it left no word"
+            cure = "Start the run again; the arm got no command from the page since."
+            raise DeviceError(f"the page ended with exit status {self._page.returncode} ({last}). {cure}\n{output}")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        cure = "Give another port (0 takes a free one) or an address of this machine."
+        raise ConfigError(f"{host} port {port}: cannot listen here ({why}). {cure}") from None
+
+
+def address(host: str, port: int, token: str) -> str:
+    """What to open in the browser."""
+    if host in ("0.0.0.0", "::"):
+        host = own_address()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
+
+
+def own_address() -> str:
+    """Of this machine in its network, or its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def plain(value: Any) -> Any:
+    """Numpy's numbers, in a status, as Python's."""
+    return value.item()

@@ -1,0 +1,372 @@
+// The page, as a Vue component of NiceGUI's: draws what the page's process sends, and sends what the person holds and presses.
+// Whole states and no changes are sent, 20 times a second: a lost message costs 50 ms, and silence means that contact is gone.
+
+const PERIOD = 50; // ms between two states
+const SHORTEST = 150; // ms that a tapped key counts as held, so that a control step sees it
+const FROZEN = 400; // ms without a turn after which nobody knows which keys are still held
+const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
+const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
+const NAMES = {arrowup: "↑", arrowdown: "↓", arrowleft: "←", arrowright: "→", enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
+const LEGEND = [
+  ["Forward, back", "+x", "-x"], ["Roll", "+roll", "-roll"], ["Left, right", "+y", "-y"], ["Pitch", "+pitch", "-pitch"],
+  ["Up, down", "+z", "-z"], ["Yaw", "+yaw", "-yaw"], ["Close, open", "close", "open"], ["Take over", "toggle"],
+  ["Success", "success"], ["Fail", "fail"], ["Reset", "reset"], ["Stop", "stop"],
+];
+// Of a gamepad, by the numbers of the browser's standard layout; the same as in gamepad.py.
+const BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 8: "stop", 9: "toggle"};
+const clamp = (value) => Math.max(-1, Math.min(1, value));
+const seconds = () => performance.now() / 1000;
+
+// A stick for finger or mouse. It springs back when it is let go, whatever ends the touch.
+const Stick = {
+  props: ["label", "up", "down", "left", "right"],
+  emits: ["moved"],
+  data: () => ({x: 0, y: 0, pointer: null}),
+  template: `
+    <div class="stick" :class="{on: pointer !== null}" role="group" :aria-label="label" @contextmenu.prevent
+        @pointerdown.prevent="grab" @pointermove="drag" @pointerup="drop" @pointercancel="drop" @lostpointercapture="drop">
+      <i class="up">{{ up }}</i><i class="down">{{ down }}</i><i class="left">{{ left }}</i><i class="right">{{ right }}</i>
+      <b :style="{transform: 'translate(' + 100 * x + '%,' + 100 * y + '%)'}"></b>
+    </div>`,
+  methods: {
+    grab(event) {
+      if (this.pointer !== null) return;
+      this.pointer = event.pointerId;
+      this.$el.setPointerCapture(event.pointerId);
+      this.drag(event);
+    },
+    drag(event) {
+      if (event.pointerId !== this.pointer) return;
+      const box = this.$el.getBoundingClientRect();
+      const [x, y] = [(event.clientX - box.x) / box.width, (event.clientY - box.y) / box.height].map((part) => (part - 0.5) * 2.6);
+      const far = Math.max(1, Math.hypot(x, y));
+      this.set(x / far, y / far);
+    },
+    drop(event) {
+      if (event && event.pointerId !== this.pointer) return;
+      this.pointer = null;
+      this.set(0, 0);
+    },
+    set(x, y) {
+      [this.x, this.y] = [x, y];
+      const rest = (value) => (Math.abs(value) < 0.12 ? 0 : value);
+      this.$emit("moved", rest(x), rest(-y)); // to the right and up
+    },
+  },
+};
+
+export default {
+  components: {Stick},
+  props: {keys: Object},
+  template: `
+    <div class="hilt" :class="mood">
+      <header>
+        <b class="brand">Hilt</b>
+        <span class="instruction">{{ status.instruction || "No instruction" }}</span>
+        <span class="link" :class="quality" title="Age of the newest picture when it was drawn">{{ linkText }}</span>
+      </header>
+      <section class="who" role="status" aria-live="assertive"><strong>{{ who[0] }}</strong><span>{{ who[1] }}</span></section>
+      <section class="cameras" :style="{'--count': Math.max(1, cameras.length)}">
+        <figure v-for="name in cameras" :key="name"><canvas :data-camera="name"></canvas><figcaption>{{ name }}</figcaption></figure>
+        <p v-if="!cameras.length">{{ online ? "Waiting for the first picture" : "Connecting" }}</p>
+      </section>
+      <section class="facts">
+        <dl>
+          <div><dt>Episode</dt><dd class="episode">{{ status.episode || 0 }}</dd></div>
+          <div><dt>Successes</dt><dd class="successes">{{ status.successes || 0 }}</dd></div>
+          <div><dt>Step</dt><dd class="step">{{ status.step || 0 }}<small v-if="status.step_limit"> / {{ status.step_limit }}</small></dd></div>
+          <div><dt>Reward</dt><dd>{{ +(status.reward || 0).toFixed(2) }}</dd></div>
+          <div><dt>Viewers</dt><dd>{{ view.viewers || 0 }}</dd></div>
+        </dl>
+        <progress :max="status.step_limit || 1" :value="status.step_limit ? status.step : 0"></progress>
+        <p v-if="status.message || note" class="message">{{ note || status.message }}</p>
+      </section>
+      <section class="marks">
+        <button class="success" :disabled="!mayMark" @click="press('success', $event)"><q-icon name="check"/>Success</button>
+        <button class="fail" :disabled="!mayMark" @click="press('fail', $event)"><q-icon name="close"/>Fail</button>
+        <button class="reset" :disabled="!mayMark" @click="press('reset', $event)"><q-icon name="replay"/>Reset</button>
+      </section>
+      <section class="hands" :class="{idle: !view.driving}">
+        <div v-if="view.arms > 1" class="choice" role="radiogroup" aria-label="Which arm">
+          <button v-for="(name, index) in ['Left arm', 'Right arm']" :class="{on: arm === index}" @click="choose(index, $event)">{{ name }}</button>
+        </div>
+        <div class="sticks">
+          <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(x, y) => stick('move', x, y)"></stick>
+          <div class="middle"><span>Gripper</span>
+            <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="grip(name)" @pointerup="ungrip(name)"
+                @pointercancel="ungrip(name)" @pointerleave="ungrip(name)" @contextmenu.prevent>{{ name }}</button>
+          </div>
+          <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? '' : 'down'"
+              :left="tilt ? 'roll' : 'turn'" right="" @moved="(x, y) => stick('lift', x, y)"></stick>
+        </div>
+        <div class="speed">
+          <label>Speed <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
+          <span class="choice"><button v-for="on in [false, true]" :class="{on: tilt === on}" @click="turn(on, $event)">{{ on ? "Tilt" : "Lift" }}</button></span>
+        </div>
+      </section>
+      <section class="legend">
+        <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
+        <p>Arrow keys move too. {{ gamepad ? "Gamepad: " + gamepad : "A gamepad works when a button is pressed." }}</p>
+      </section>
+      <footer>
+        <button class="take" :disabled="!online || (view.taken && !view.driving)" @click="toggle($event)">
+          {{ view.driving ? "Give back" : view.taken ? "Somebody drives" : "Take over" }}</button>
+        <button v-if="view.lost" class="resume" @click="press('give', $event)">Let it go on</button>
+        <button class="stop" @click="press('stop', $event)"><q-icon name="stop"/>Stop</button>
+      </footer>
+    </div>`,
+
+  data: () => ({
+    online: false, view: {}, cameras: [], age: null, rate: 0, note: "", gamepad: "", arm: 0, tilt: false, speed: 1,
+  }),
+
+  computed: {
+    status() { return this.view.status || {}; },
+    mayMark() { return this.online && (this.view.driving || !this.view.taken); },
+    mood() {
+      if (!this.online) return "gone";
+      if (this.view.lost) return "lost";
+      if (this.view.driving) return "mine";
+      if (this.view.taken) return "other";
+      return this.status.who === "policy" ? "policy" : "nobody";
+    },
+    who() {
+      return {
+        gone: ["No contact", "The arm holds still if you were driving. Trying again."],
+        lost: ["Contact lost", "The driver is gone and the arm holds still. Take over, or let it go on."],
+        mine: ["You are in control", "The arm moves while you hold a key or a stick."],
+        other: ["Somebody else drives", "You are watching. Stop works for everybody."],
+        policy: ["The policy is in control", "Take over when it needs you."],
+        nobody: ["Nobody is in control", "The arm holds still. Take over to drive."],
+      }[this.mood];
+    },
+    quality() { return !this.online || this.age === null || this.age > 1 ? "bad" : this.age > 0.2 ? "poor" : "good"; },
+    linkText() {
+      if (!this.online) return "offline";
+      if (this.age === null) return "no picture";
+      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms · ${Math.round(this.rate)} fps`;
+    },
+    legend() {
+      const shown = (meaning) => Object.keys(this.keys).filter((key) => this.keys[key] === meaning).slice(0, 1);
+      const rows = this.view.arms > 1 ? [...LEGEND, ["Other arm", "arm"]] : LEGEND;
+      return rows.map(([what, ...meanings]) => [what, ...meanings.flatMap(shown).map((key) => NAMES[key] || key.toUpperCase())]);
+    },
+  },
+
+  mounted() {
+    // What changes with every message and is not shown stays out of Vue's sight.
+    Object.assign(this, {held: new Map(), sticks: {move: [0, 0], lift: [0, 0]}, before: {}, unsent: [], number: 0, seen: 0, drawn: 0, turned: 0});
+    this.viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    this.ages = []; // of the pictures, in seconds, for whoever measures
+    this.$el.cockpit = this;
+    this.listeners = [
+      [window, "keydown", this.keyDown, true], [window, "keyup", this.keyUp, true], [window, "blur", this.releaseAll],
+      [window, "pagehide", this.releaseAll], [document, "visibilitychange", this.releaseAll],
+    ];
+    for (const [target, ...rest] of this.listeners) target.addEventListener(...rest);
+    this.timer = setInterval(this.turnOver, PERIOD);
+    this.connect();
+  },
+
+  unmounted() {
+    clearInterval(this.timer);
+    for (const [target, ...rest] of this.listeners) target.removeEventListener(...rest);
+    this.closing = true;
+    this.socket.close();
+  },
+
+  methods: {
+    connect() {
+      const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/drive`);
+      socket.binaryType = "arraybuffer";
+      this.socket = socket;
+      socket.onopen = () => {
+        this.seen = 0;
+        socket.send(JSON.stringify({viewer: this.viewer}));
+        this.unsent = this.unsent.filter((press) => press.event === "stop" || performance.now() - press.at < LATE);
+        for (const press of this.unsent) socket.send(JSON.stringify(press));
+        this.sendState();
+      };
+      socket.onmessage = (event) => this.receive(event.data);
+      socket.onclose = (event) => {
+        this.online = false;
+        this.note = event.reason || "";
+        this.releaseAll();
+        if (!this.closing) setTimeout(() => this.connect(), 500);
+      };
+    },
+
+    async receive(data) {
+      const came = seconds();
+      const length = new DataView(data).getUint32(0, true);
+      const view = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
+      const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
+      const mine = this.view.driving;
+      [this.view, this.online] = [view, true];
+      if (mine && !view.driving) this.releaseAll();
+      this.unsent = this.unsent.filter((press) => press.number > view.done);
+      this.seen += 1;
+      const number = this.seen;
+      if (view.pictures.length) await this.draw(view.pictures, data, 4 + length, number);
+      if (view.age !== null) this.age = view.age + trip / 2 + seconds() - came;
+      if (view.pictures.length) {
+        this.ages.push(this.age);
+        if (this.ages.length > 400) this.ages.shift();
+        this.rate += 0.1 * (1 / Math.max(0.001, seconds() - this.drawn) - this.rate);
+        this.drawn = seconds();
+      }
+      this.sendState();
+    },
+
+    async draw(pictures, data, offset, number) {
+      const names = pictures.map(([name]) => name);
+      if (names.join() !== this.cameras.join()) {
+        this.cameras = names;
+        await this.$nextTick();
+      }
+      await Promise.all(pictures.map(async ([name, size]) => {
+        const bytes = new Uint8Array(data, offset, size);
+        offset += size;
+        const picture = await createImageBitmap(new Blob([bytes], {type: "image/jpeg"}));
+        const canvas = [...this.$el.querySelectorAll("canvas")].find((canvas) => canvas.dataset.camera === name);
+        if (!canvas || canvas.number > number) return; // a newer one was quicker
+        canvas.number = number;
+        if (canvas.width !== picture.width || canvas.height !== picture.height) [canvas.width, canvas.height] = [picture.width, picture.height];
+        canvas.getContext("2d").drawImage(picture, 0, 0);
+      }));
+    },
+
+    // Once every PERIOD.
+    turnOver() {
+      const now = performance.now();
+      if (now - this.turned > FROZEN && this.turned) this.releaseAll();
+      this.turned = now;
+      for (const [key, held] of this.held) if (held.until && held.until <= now) this.held.delete(key);
+      this.readGamepad();
+      this.sendState();
+    },
+
+    sendState() {
+      // What waits in the browser would only grow old there.
+      if (this.socket.readyState !== WebSocket.OPEN || this.socket.bufferedAmount > 2000) return;
+      this.socket.send(JSON.stringify({sent: seconds(), seen: this.seen, ...this.state()}));
+    },
+
+    state() {
+      const motion = Object.fromEntries(AXES.map((axis) => [axis, 0]));
+      let gripper = 0;
+      for (const {meaning, amount} of [...this.held.values(), ...this.padHeld()]) {
+        if (meaning === "open" || meaning === "close") gripper += meaning === "open" ? 1 : -1;
+        else motion[meaning.slice(1)] += (meaning[0] === "+" ? 1 : -1) * amount;
+      }
+      const [move, lift] = [this.sticks.move, this.sticks.lift];
+      motion.x += move[1];
+      motion.y -= move[0];
+      motion[this.tilt ? "pitch" : "z"] += this.tilt ? -lift[1] : lift[1];
+      motion[this.tilt ? "roll" : "yaw"] -= this.tilt ? -lift[0] : lift[0];
+      return {motion: AXES.map((axis) => this.speed * clamp(motion[axis])), gripper: clamp(gripper), arm: this.arm};
+    },
+
+    press(event, click) {
+      click?.currentTarget?.blur?.(); // else the space bar would press it again
+      const press = {event, number: ++this.number, episode: this.view.episode || 0, at: performance.now()};
+      this.unsent.push(press);
+      if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(press));
+    },
+
+    toggle(click) {
+      this.releaseAll();
+      this.press(this.view.driving ? "give" : "take", click);
+    },
+
+    act(meaning) {
+      if (meaning === "toggle") this.toggle();
+      else if (meaning === "arm") this.choose(1 - this.arm);
+      else if (meaning === "stop" || this.mayMark) this.press(meaning);
+    },
+
+    choose(arm, click) {
+      click?.currentTarget.blur();
+      this.releaseAll();
+      this.arm = this.view.arms > 1 ? arm : 0;
+    },
+
+    turn(tilt, click) {
+      click.currentTarget.blur();
+      this.tilt = tilt;
+    },
+
+    stick(name, x, y) {
+      this.sticks[name] = [x, y];
+      this.sendState();
+    },
+
+    hold(key, meaning) {
+      this.held.set(key, {meaning, amount: 1, since: performance.now()});
+      this.sendState();
+    },
+
+    letGo(key) {
+      const held = this.held.get(key);
+      if (held) held.until = held.since + SHORTEST;
+      if (held && held.until <= performance.now()) this.held.delete(key);
+      this.sendState();
+    },
+
+    grip(name) { this.hold(`button ${name}`, name); },
+    ungrip(name) { this.letGo(`button ${name}`); },
+
+    releaseAll() {
+      this.held.clear();
+      this.before = null; // a button of the gamepad that is held already is not pressed anew
+      this.$refs.move?.drop();
+      this.$refs.lift?.drop();
+      this.sendState();
+    },
+
+    keyDown(event) {
+      if (event.ctrlKey || event.altKey || event.metaKey) return this.releaseAll();
+      const key = keyName(event);
+      const meaning = this.keys[key];
+      if (!meaning) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (event.repeat) return;
+      if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(key, meaning);
+      else this.act(meaning);
+    },
+
+    keyUp(event) { this.letGo(keyName(event)); },
+
+    // The browser keeps a gamepad's last values while the page is not in front: they do not count then.
+    pad() {
+      return document.hasFocus() && !document.hidden ? [...navigator.getGamepads()].find((pad) => pad?.connected) : undefined;
+    },
+
+    padHeld() {
+      const pad = this.pad();
+      if (!pad || !this.before) return [];
+      const axis = (index) => (Math.abs(pad.axes[index] || 0) < 0.12 ? 0 : pad.axes[index]);
+      const button = (index) => pad.buttons[index]?.value || 0;
+      return [
+        {meaning: "-x", amount: axis(1)}, {meaning: "-y", amount: axis(0)}, {meaning: "-yaw", amount: axis(2)}, {meaning: "-z", amount: axis(3)},
+        {meaning: "+pitch", amount: button(13) - button(12)}, {meaning: "+roll", amount: button(15) - button(14)},
+        ...(button(6) > 0.5 ? [{meaning: "open"}] : []), ...(button(7) > 0.5 ? [{meaning: "close"}] : []),
+      ];
+    },
+
+    readGamepad() {
+      const pad = this.pad();
+      this.gamepad = pad ? pad.id.split("(")[0].trim() : "";
+      if (!pad) return;
+      const now = Object.fromEntries(Object.keys(BUTTONS).map((index) => [index, !!pad.buttons[index]?.pressed]));
+      for (const index in now) if (this.before && now[index] && !this.before[index]) this.act(BUTTONS[index]);
+      this.before = now;
+    },
+  },
+};
+
+// By the place of a letter and not by what is printed there: the same hand on every layout.
+function keyName(event) {
+  return event.code.startsWith("Key") ? event.code.slice(3).toLowerCase() : event.key.toLowerCase();
+}
