@@ -88,6 +88,9 @@ class Device:
         stop = "stop" in self.take_events()
         self._pressed.extend(["stop"] if stop else [])
 
+    def watch(self, action: Any) -> None:
+        """The policy's action, before each reading; for a device that judges it. A person judges by looking at the arm."""
+
     def read(self) -> Reading:
         """What the person wants now. Returns at once: the arm waits for it."""
         raise NotImplementedError

@@ -24,6 +24,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
+from hilt.envs.task import success_of
 from hilt.teleop.devices import Device, Reading, Status
 
 DEFLECTED = 0.05
@@ -90,6 +91,7 @@ class TakeOver(gymnasium.Wrapper):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.device.watch(action)
         reading = self.device.read()
         before = self._human
         human = self._decide(reading)
@@ -118,7 +120,7 @@ class TakeOver(gymnasium.Wrapper):
 
         self._step += 1
         self._return += float(reward)
-        self._successes += bool((terminated or truncated) and info.get("succeed", info.get("is_success", info.get("success", False))))
+        self._successes += bool((terminated or truncated) and success_of(info))
         self._show(observation, "nobody" if reading.lost else "human" if human else "policy" if self.policy else "nobody")
         return observation, reward, terminated, truncated, info
 

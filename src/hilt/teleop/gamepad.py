@@ -1,0 +1,136 @@
+"""A gamepad, through SDL (`pygame`), which knows the buttons of the common ones. No window and no screen are needed.
+
+    left stick      x (up: forward) and y (left: left)          A  success      B  fail      X  reset
+    right stick     z (up: up) and yaw (left: left)             start  toggle   back  stop
+    cross           pitch (up, down) and roll (left, right)     Y  the other arm
+    left trigger    open the gripper                            right shoulder  dead-man button: hold it to act
+    right trigger   close it
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import optional_module
+from hilt.teleop.devices import Device, DeviceError, Reading, arms_and_gripper
+
+DEAD_ZONE = 0.12
+"""Of a stick's way, so much is nothing: worn sticks do not come back to 0."""
+FULL = 32767
+REOPEN_SECONDS = 1.0
+PERMISSION = "sudo usermod -aG input $USER, then log in again"
+
+
+class Gamepad(Device):
+    """The pad number `index`. Read it in the thread that opened it, as SDL asks."""
+
+    name = "gamepad"
+
+    def __init__(self, index: int = 0, dead_zone: float = DEAD_ZONE):
+        super().__init__()
+        self._index, self._dead_zone = index, dead_zone
+        self._arms, self._gripper, self._arm = 1, True, 0
+        # SDL gives a joystick's events only to the program with the window in front, unless told otherwise
+        for setting, value in (("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1"), ("PYGAME_HIDE_SUPPORT_PROMPT", "1")):
+            os.environ.setdefault(setting, value)
+        self._pygame = optional_module("pygame", "A gamepad", "teleop")
+        self._controller = optional_module("pygame._sdl2.controller", "A gamepad", "teleop", "pygame")
+        if not self._pygame.display.get_init():
+            before = os.environ.get("SDL_VIDEODRIVER")
+            os.environ["SDL_VIDEODRIVER"] = "dummy"
+            self._pygame.display.init()  # SDL hands out joystick events with those of a display
+            if before is None:
+                del os.environ["SDL_VIDEODRIVER"]
+            else:
+                os.environ["SDL_VIDEODRIVER"] = before
+        self._controller.init()
+        self._pad: Any = self._open()
+        self._down: set[int] = set()
+        self._next_try = 0.0
+
+    def attach(self, env: object) -> None:
+        self._arms, self._gripper = arms_and_gripper(env)
+
+    def read(self) -> Reading:
+        self._pygame.event.pump()
+        if not self._pad.attached() and not self._again():
+            return Reading(lost=True, events=self.take_events(), arm=self._arm)
+        game = self._pygame
+        left_x, left_y, right_x, right_y = (
+            self._stick(axis)
+            for axis in (game.CONTROLLER_AXIS_LEFTX, game.CONTROLLER_AXIS_LEFTY, game.CONTROLLER_AXIS_RIGHTX, game.CONTROLLER_AXIS_RIGHTY)
+        )
+        button = self._pad.get_button
+        roll = button(game.CONTROLLER_BUTTON_DPAD_RIGHT) - button(game.CONTROLLER_BUTTON_DPAD_LEFT)
+        pitch = button(game.CONTROLLER_BUTTON_DPAD_DOWN) - button(game.CONTROLLER_BUTTON_DPAD_UP)
+        # SDL's y points down, and a stick to the left is y and yaw to the left, which is positive
+        motion = np.array([-left_y, -left_x, -right_y, roll, pitch, -right_x], float)
+        pulled = [self._pad.get_axis(axis) > FULL / 2 for axis in (game.CONTROLLER_AXIS_TRIGGERLEFT, game.CONTROLLER_AXIS_TRIGGERRIGHT)]
+        gripper = (int(pulled[0]) - int(pulled[1])) * self._gripper
+        self._press_buttons()
+        engaged = bool(button(game.CONTROLLER_BUTTON_RIGHTSHOULDER))
+        return Reading(motion, gripper, engaged, events=self.take_events(), arm=self._arm)
+
+    def close(self) -> None:
+        self._pad.quit()
+
+    def _stick(self, axis: int) -> float:
+        """In [-1, 1], 0 in the dead zone and steady at its edge."""
+        value = float(np.clip(self._pad.get_axis(axis) / FULL, -1, 1))
+        return float(np.sign(value)) * max(0.0, abs(value) - self._dead_zone) / (1 - self._dead_zone)
+
+    def _press_buttons(self) -> None:
+        game = self._pygame
+        meanings = {
+            game.CONTROLLER_BUTTON_A: "success",
+            game.CONTROLLER_BUTTON_B: "fail",
+            game.CONTROLLER_BUTTON_X: "reset",
+            game.CONTROLLER_BUTTON_BACK: "stop",
+            game.CONTROLLER_BUTTON_START: "toggle",
+            game.CONTROLLER_BUTTON_Y: "arm",
+        }
+        down = {number for number in meanings if self._pad.get_button(number)}
+        for number in down - self._down:
+            if meanings[number] == "arm":
+                self._arm = (self._arm + 1) % self._arms
+            else:
+                self.press(meanings[number])
+        self._down = down
+
+    def _open(self) -> Any:
+        pads = self._controller.get_count()
+        if self._index >= pads:
+            raise DeviceError(missing(pads, self._index))
+        if not self._controller.is_controller(self._index):
+            name = self._pygame.joystick.Joystick(self._index).get_name()
+            raise DeviceError(
+                f"SDL does not know the buttons of {name!r}: set SDL_GAMECONTROLLERCONFIG to its line of the public SDL_GameControllerDB"
+            )
+        return self._controller.Controller(self._index)
+
+    def _again(self) -> bool:
+        """The pad was pulled out: look for it now and then."""
+        if time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + REOPEN_SECONDS
+            try:
+                self._pad = self._open()
+                return True
+            except DeviceError:
+                pass
+        return False
+
+
+def missing(pads: int, index: int, folder: Path = Path("/dev/input")) -> str:
+    """Why there is no pad of that number, and the cure."""
+    nodes = sorted(folder.glob("event*"))
+    closed = [node for node in nodes if not os.access(node, os.R_OK)]
+    if not pads and closed:
+        return f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"
+    if not pads:
+        return "no gamepad is connected: plug one in, or use --device browser, which also takes the gamepad of that computer"
+    return f"there is no gamepad number {index}: {pads} connected, counted from 0"

@@ -1,0 +1,120 @@
+"""A script at the controls: it demonstrates, or it takes over like a person who watches.
+
+It acts through actions only, at the control rate, and never sets a simulator's state. The rule of the operator is fixed here, and is
+the same in every run; evaluation never has one.
+
+    It compares what the policy does with what the expert would do. Over the last `PATIENCE` steps, the *progress* of the policy is
+
+        sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)        grippers left out
+
+    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over, acts for
+    `TURN` steps, gives back, and watches again. When `LATE` of the step limit is over without success, it acts until the end.
+    Each time it begins with a new plan, from where things are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError
+from hilt.core.trajectory import Source
+from hilt.teleop.devices import Device, Reading
+
+PATIENCE = 15
+TURN = 30
+PROGRESS = 0.25
+LATE = 0.5
+
+Expert = Callable[[], Any]
+
+
+class Script(Device):
+    """`operator=False` demonstrates: acts from the first step to the last, as source *demo*. `operator=True` takes over by the rule
+    above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given: a function without arguments
+    that gives the next action, a new one for each plan."""
+
+    name = "script"
+    gives_actions = True
+
+    def __init__(self, operator: bool = False, expert: Callable[[Any], Expert] | None = None):
+        super().__init__()
+        self.operator = operator
+        self.source = Source.HUMAN if operator else Source.DEMO
+        self._make = expert
+        self._env: Any = None
+        self._limit = 0
+        self._seen: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # (made, possible) of the policy's last steps
+        self.reset()
+
+    def attach(self, env: Any) -> None:
+        if self._make is None:
+            if not env.has_wrapper_attr("expert"):
+                raise ConfigError(
+                    f"{env} has no expert() for the device script: give it a method expert() that returns a function for the next "
+                    f"action, or open the device with expert=, a function that makes one for an environment"
+                )
+            self._make = lambda env: env.get_wrapper_attr("expert")()
+        if self.operator and len(env.action_space.shape or ()) != 1:
+            raise ConfigError(f"the action space is {env.action_space}: an operator judges actions of a Box with one axis")
+        self._env = env
+        self._limit = int(env.get_wrapper_attr("step_limit")) if env.has_wrapper_attr("step_limit") else 0
+
+    def reset(self) -> None:
+        super().reset()
+        self._plan: Expert | None = None
+        self._wanted: np.ndarray | None = None
+        self._engaged, self._steps, self._left = False, 0, 0
+        self._seen.clear()
+
+    def watch(self, action: Any) -> None:
+        if self.operator:
+            self._wanted = np.clip(np.asarray(action, float), self._env.action_space.low, self._env.action_space.high)
+
+    def read(self) -> Reading:
+        engaged = self._decide()
+        if engaged != self._engaged:
+            self.press("toggle")
+        self._engaged = engaged
+        self._steps += 1
+        action = self._next()
+        if not engaged and self._wanted is not None:
+            moves = ~gripper_dimensions(len(action))
+            self._seen.append((self._wanted[moves] @ action[moves], action[moves] @ action[moves]))
+        return Reading(engaged=engaged, events=self.take_events(), action=action)
+
+    def _decide(self) -> bool:
+        if not self.operator:
+            return True
+        late = bool(self._limit) and self._steps >= LATE * self._limit
+        self._left -= 1
+        if self._left > 0 or (late and self._engaged):
+            return True
+        if late or self._stuck():
+            self._plan, self._left = None, TURN
+            self._seen.clear()
+            return True
+        return False
+
+    def _stuck(self) -> bool:
+        made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
+        return bool(len(self._seen) == PATIENCE and made < PROGRESS * possible)
+
+    def _next(self) -> np.ndarray:
+        """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""
+        if self._plan is None:
+            assert self._make is not None, "attach comes first"
+            self._plan = self._make(self._env)
+        action, expected = np.asarray(self._plan()), self._env.action_space.shape
+        if action.ndim == 1 and action.shape != expected and (len(action) // 7 * 6,) == expected:
+            action = action[~gripper_dimensions(len(action))]
+        return action
+
+
+def gripper_dimensions(length: int) -> np.ndarray:
+    """Which numbers of an action are grippers: the last one of each arm, where it has one."""
+    per_arm = 7 if length in (7, 14) else 4 if length == 4 else length + 1
+    return np.arange(length) % per_arm == per_arm - 1
