@@ -182,7 +182,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and value > 0
+    return isinstance(value, int | np.integer) and bool(value > 0)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,0 +1,273 @@
+"""Environments with other interfaces: one object per episode with ``get_obs`` and ``take_action``, and simulators that step many at once.
+
+`from_custom` and `one_of` give tasks; `Batched` gives the single steps and episodes of each of N environments. Nothing here catches an
+error of an environment: a missing driver is a traceback, not an episode that failed.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.trajectory import Step
+from hilt.envs.task import as_task, success_of
+
+
+def from_custom(
+    make: Callable[[int], Any],
+    action_space: spaces.Box | None = None,
+    *,
+    chunk: int | None = None,
+    observe: Callable[[Any], Any] | None = None,
+    states: Mapping[str, int] | None = None,
+) -> Any:
+    """A task from an interface that VLA code often has: ``get_obs()``, ``get_instruction()``, ``step(action)`` or ``take_action(action)``,
+    ``eval_success`` (an attribute or a method), ``step_lim``.
+
+    `make` gives the environment of one episode from a seed, ready to act in: ``lambda seed: MyEnv(seed)``, or, if it can begin again,
+    ``lambda seed: (env.reset(seed), env)[1]``. With `chunk` an action is that many rows, handed over together, and each row counts as a
+    step towards ``step_lim``. `observe` turns what ``get_obs`` gives into nested arrays, where it is not.
+    """
+    return as_task(_Custom(make, action_space, chunk, observe or (lambda observation: observation)), states=states)
+
+
+class _Custom(gymnasium.Env):
+    def __init__(self, make: Callable[[int], Any], action_space: Any, chunk: int | None, observe: Callable[[Any], Any]):
+        self._make, self._observe, self._chunk = make, observe, chunk
+        self._inner: Any = None
+        inner = self._begin(0)
+        self.step_limit = math.ceil(inner.step_lim / (chunk or 1))
+        self.observation_space = space_of(self._look())
+        space = action_space if action_space is not None else getattr(inner, "action_space", None)
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(f"{type(inner).__name__} has no action space; give one of a single action, such as spaces.Box(-1, 1, (14,)).")
+        bounds = (np.stack([bound] * chunk) if chunk else bound for bound in (space.low, space.high))
+        self.action_space = spaces.Box(*bounds, dtype=space.dtype)
+
+    @property
+    def instruction(self) -> str:
+        return str(self._inner.get_instruction())
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin(int(self.np_random.integers(2**31)) if seed is None else seed)
+        return self._look(), {"succeed": self._succeeded()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        action = np.array(action, self.action_space.dtype)
+        if self._chunk:
+            action = action[: self._inner.step_lim - self._taken]  # upstream runs past the limit
+        (self._inner.take_action if hasattr(self._inner, "take_action") else self._inner.step)(action)
+        self._taken += len(action) if self._chunk else 1
+        succeeded = self._succeeded()
+        return self._look(), float(succeeded), succeeded, self._taken >= self._inner.step_lim, {"succeed": succeeded}
+
+    def close(self) -> None:
+        if hasattr(self._inner, "close"):
+            self._inner.close()
+
+    def _begin(self, seed: int) -> Any:
+        inner = self._make(seed)
+        lacking = [name for name in ("get_obs", "get_instruction", "eval_success", "step_lim") if not hasattr(inner, name)]
+        if not hasattr(inner, "step") and not hasattr(inner, "take_action"):
+            lacking.append("step or take_action")
+        if lacking:
+            raise ConfigError(f"{type(inner).__name__} has no {', '.join(lacking)}; from_custom needs them.")
+        if inner is not self._inner:
+            self.close()
+        self._inner, self._taken = inner, 0
+        return inner
+
+    def _look(self) -> Any:
+        return to_numpy(self._observe(self._inner.get_obs()))
+
+    def _succeeded(self) -> bool:
+        told = self._inner.eval_success
+        return bool(success_of({"succeed": told() if callable(told) else told}))
+
+
+class BatchedEpisode(NamedTuple):
+    """One episode of one environment of a batch."""
+
+    env: int
+    """Which of the N"""
+    steps: list[Step]
+    success: bool | None
+    """As its last step told it"""
+
+
+class Batched:
+    """Simulators that step N environments at once and begin new episodes inside ``step``, as Isaac Lab, ManiSkill and gymnasium's vector
+    environments do. Arrays or tensors come in, on whatever device; numpy arrays that nobody overwrites go out.
+
+    The last step of an episode has that episode's last observation, never the first of the next one. When a new episode begins is read
+    from ``metadata["autoreset_mode"]``, and is taken to be the same step where nothing is said; `autoreset` says otherwise.
+    """
+
+    def __init__(self, env: Any, autoreset: str | None = None):
+        self.env, bare = env, getattr(env, "unwrapped", env)
+        self.num_envs = int(bare.num_envs)
+        self.observation_space, self.action_space = bare.single_observation_space, bare.single_action_space
+        mode = autoreset or (getattr(env, "metadata", None) or {}).get("autoreset_mode", "SameStep")
+        self.autoreset = str(getattr(mode, "value", mode))
+        if self.autoreset not in (modes := ("NextStep", "SameStep", "Disabled")):
+            raise ConfigError(f"autoreset={mode!r}: expected one of {', '.join(modes)}.")
+        self.observation: Any = None
+        """What to act on, ``[N, ...]``"""
+        self.infos: list[dict[str, Any]] = []
+        """Of the last step, or of reset, by environment; ``succeed`` is in it where success was told."""
+        self._a_leaf: Any = None
+        self._over = np.zeros(self.num_envs, bool)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raw, infos = self.env.reset(seed=seed, options=options)
+        self._a_leaf = _a_leaf(raw)
+        self._over[:] = False
+        self.infos = [_info(infos, i, self.num_envs) for i in range(self.num_envs)]
+        self.observation = to_numpy(raw)
+        return self.observation
+
+    def step(self, actions: Any) -> list[Step | None]:
+        """A step of each environment. None for one that began a new episode in this call instead, and did not act."""
+        before, actions = self.observation, np.asarray(actions)
+        raw, rewards, terminated, truncated, infos = self.env.step(self._as_given(actions))
+        after, rewards, terminated, truncated = (to_numpy(x) for x in (raw, rewards, terminated, truncated))
+        began = self._over if self.autoreset == "NextStep" else np.zeros(self.num_envs, bool)
+        over = np.logical_or(terminated, truncated) & ~began
+        steps: list[Step | None] = []
+        self.infos = []
+        for i in range(self.num_envs):
+            observation, info = _row(after, i), infos
+            if over[i] and self.autoreset == "SameStep":
+                observation, info = self._final(infos, i)
+            self.infos.append(_info(info, i, self.num_envs))
+            ends = bool(terminated[i]), bool(truncated[i])
+            steps.append(None if began[i] else Step(_row(before, i), actions[i], float(rewards[i]), observation, *ends))
+        if over.any() and self.autoreset == "Disabled":
+            after = to_numpy(self.env.reset(options={"reset_mask": over.copy()})[0])
+        self.observation, self._over = after, over
+        return steps
+
+    def episodes(self, act: Callable[[Any], Any], per_env: int, seed: int | None = None) -> Iterator[BatchedEpisode]:
+        """So many episodes of each environment, as they end; `act` gives ``[N, ...]`` actions for ``[N, ...]`` observations.
+
+        Equally many of each: the first that end among all would be the short ones.
+        """
+        self.reset(seed=seed)
+        running: list[list[Step]] = [[] for _ in range(self.num_envs)]
+        left = np.full(self.num_envs, per_env)
+        while left.any():
+            for i, step in enumerate(self.step(act(self.observation))):
+                if step is None or not left[i]:
+                    continue
+                running[i].append(step)
+                if step.terminated or step.truncated:
+                    yield BatchedEpisode(i, running[i], success_of(self.infos[i]))
+                    running[i] = []
+                    left[i] -= 1
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _as_given(self, actions: Any) -> Any:
+        """As tensors, on their device, where observations are tensors: torch is loaded then."""
+        return sys.modules["torch"].as_tensor(actions, device=self._a_leaf.device) if hasattr(self._a_leaf, "detach") else actions
+
+    def _final(self, infos: Mapping[str, Any], i: int) -> tuple[Any, Any]:
+        """What environment i saw last, and what was told then."""
+        seen = next((infos[key] for key in ("final_obs", "final_observation") if infos.get(key) is not None), None)
+        if seen is None:
+            raise SchemaError(
+                f"{type(self.env).__name__} begins a new episode inside step, and its info has no 'final_obs': what an episode ended with "
+                "is lost. Make it tell (Isaac Lab: compute_final_obs=True in its config; ManiSkill: ManiSkillVectorEnv), or give autoreset."
+            )
+        told = infos.get("final_info", infos)
+        return _row(to_numpy(seen), i) if _is_batch(seen) else to_numpy(seen[i]), told if _is_batch(told) else told[i]
+
+
+def one_of(env: Any, autoreset: str | None = None, **options: Any) -> Any:
+    """A batched simulator that runs a single environment, as a task; further options are those of `as_task`."""
+    return as_task(_OneOf(env, autoreset), **options)
+
+
+class _OneOf(gymnasium.Env):
+    def __init__(self, env: Any, autoreset: str | None):
+        self._batch = Batched(env, autoreset)
+        if (count := self._batch.num_envs) != 1:
+            raise ConfigError(f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched.")
+        self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
+        self.spec = getattr(env, "spec", None)
+        isaac = getattr(getattr(env, "unwrapped", env), "max_episode_length", None)
+        if limit := isaac or (self.spec and self.spec.max_episode_steps):
+            self.step_limit = int(limit)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return _row(self._batch.reset(seed=seed, options=options), 0), self._batch.infos[0]
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        (step,) = self._batch.step(np.asarray(action)[None])
+        if step is None:
+            raise ConfigError("the episode is over; call reset() before the next step.")
+        return step.next_observation, step.reward, step.terminated, step.truncated, self._batch.infos[0]
+
+    def close(self) -> None:
+        self._batch.close()
+
+
+def to_numpy(tree: Any) -> Any:
+    """Arrays or tensors, nested, as numpy arrays of their own: simulators write into theirs again."""
+    if isinstance(tree, Mapping):
+        return {key: to_numpy(value) for key, value in tree.items()}
+    if hasattr(tree, "detach"):
+        tree = tree.detach().cpu().numpy()
+    array = np.array(tree)
+    if array.dtype == object or array.dtype.kind in "US":
+        raise SchemaError(f"an observation has {tree!r:.60} in it; expected numbers, arrays or tensors, in nested dictionaries.")
+    return array
+
+
+def space_of(observation: Any) -> Any:
+    """The space of observations like this one."""
+    if isinstance(observation, Mapping):
+        return spaces.Dict({key: space_of(value) for key, value in observation.items()})
+    if observation.dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, observation.shape, observation.dtype)
+    bounds = (0, 1) if observation.dtype.kind == "b" else (np.iinfo(observation.dtype).min, np.iinfo(observation.dtype).max)
+    return spaces.Box(*bounds, observation.shape, observation.dtype)
+
+
+def _row(tree: Any, i: int) -> Any:
+    return {key: _row(value, i) for key, value in tree.items()} if isinstance(tree, Mapping) else tree[i]
+
+
+def _a_leaf(tree: Any) -> Any:
+    return _a_leaf(next(iter(tree.values()))) if isinstance(tree, Mapping) else tree
+
+
+def _is_batch(told: Any) -> bool:
+    """Whether rows are in the leaves; else there is one object for each environment."""
+    return not isinstance(told, list | tuple) and not (isinstance(told, np.ndarray) and told.dtype.hasobject)
+
+
+def _info(infos: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:
+    """What is told of environment i: its row of what has one for each, and what is said of all. ``_key`` says of whom ``key`` is told."""
+    info: dict[str, Any] = {}
+    for key, value in infos.items():
+        if key.startswith(("_", "final_")) or (f"_{key}" in infos and not infos[f"_{key}"][i]):
+            continue
+        if isinstance(value, Mapping):
+            info[key] = _info(value, i, count)
+        elif getattr(value, "shape", ())[:1] == (count,):
+            info[key] = to_numpy(value[i]) if hasattr(value, "detach") else value[i]
+        else:
+            info[key] = value
+    if (succeeded := success_of(info)) is not None:
+        info["succeed"] = succeeded
+    return info
