@@ -11,6 +11,7 @@ table: x away from the (single) arm's base, y to its left, z up, and z = 0 is th
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import threading
 import weakref
@@ -27,7 +28,7 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported; its o
 mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
 
 TIMESTEP = 0.004
-HOME_JOINTS = (0.0, -0.3, 0.0, -2.4, 0.0, 2.1, np.pi / 4)
+HOME_JOINTS = (0.0, -0.1671189, 0.0, -2.5074123, 0.0, 2.3402934, np.pi / 4)  # the tcp at x 0.45, z 0.24, pointing down
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 """The gripper points at the table and its fingers open along y: Euler angles (pi, 0, 0)."""
 SIDES = ("left", "right")
@@ -300,7 +301,10 @@ class _Renderer:
         self._model, self._height, self._width = model, height, width
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         try:
-            self._gl = mujoco.GLContext(width, height)
+            # by its name, as mujoco's own choice was made before ours if somebody imported it before us
+            kind = os.environ["MUJOCO_GL"].lower()
+            module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
+            self._gl = module.GLContext(width, height)
             self._gl.make_current()
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
@@ -345,23 +349,25 @@ class _Renderer:
 def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> str:
     """The whole scene."""
     offsets = (0.0,) if len(prefixes) == 1 else (0.3, -0.3)
-    arms = "".join(ARM.format(p=prefix, y=y) for prefix, y in zip(prefixes, offsets, strict=True))
+    view = 38 if len(prefixes) == 1 else 50
+    arms = "".join(ARM.format(p=prefix, y=y, eye=look((-.065, 0, .05), (.005, 0, .145), (1, 0, 0))) for prefix, y in zip(prefixes, offsets, strict=True))
     controls = "".join(_control(prefix) for prefix in prefixes)
     return f"""<mujoco model="tabletop">
 <compiler angle="radian" autolimits="true"/>
 <option timestep="{TIMESTEP}" integrator="Euler" cone="elliptic" impratio="10" noslip_iterations="2"/>
-<visual><quality shadowsize="0" offsamples="0" numslices="16" numstacks="8"/><headlight ambient=".35 .35 .35" diffuse=".35 .35 .35" specular="0 0 0"/>
+<visual><quality shadowsize="0" offsamples="0" numslices="16" numstacks="8" numquads="1"/><headlight ambient=".4 .4 .4" diffuse=".25 .25 .25" specular="0 0 0"/>
 <map znear="0.01" zfar="10"/></visual>
 <default>
   <default class="link"><geom contype="0" conaffinity="0" rgba=".92 .92 .94 1"/><joint damping=".3" armature=".03"/></default>
   <default class="dark"><geom contype="0" conaffinity="0" rgba=".25 .27 .3 1"/></default>
 </default>
-<asset>{assets}</asset>
+<asset><texture name="table" type="2d" builtin="checker" rgb1=".80 .79 .76" rgb2=".76 .75 .72" width="64" height="64"/>
+<material name="table" texture="table" texrepeat="5 6"/>{assets}</asset>
 <worldbody>
-  <light directional="true" pos="0 0 2" dir="-.4 .3 -1" diffuse=".5 .5 .5" specular=".1 .1 .1" castshadow="false"/>
-  <geom name="floor" type="plane" size="3 3 .1" pos="0 0 -.75" rgba=".32 .35 .4 1" contype="0" conaffinity="0"/>
-  <geom name="table" type="box" size=".5 .6 .02" pos=".4 0 -.02" rgba=".72 .6 .45 1" friction="1 .005 .0001"/>
-  <camera name="front" pos="1.15 0 .55" xyaxes="0 1 0 -.62 0 .78" fovy="45"/>
+  <light directional="true" pos="0 0 2" dir="-.4 .3 -1" diffuse=".4 .4 .4" specular=".1 .1 .1" castshadow="false"/>
+  <geom name="floor" type="plane" size="9 9 9" pos="0 0 -.75" rgba=".3 .34 .4 1" contype="0" conaffinity="0"/>
+  <geom name="table" type="box" size=".5 .6 .02" pos=".4 0 -.02" material="table" friction="1 .005 .0001"/>
+  <camera name="front" {look((1.15, 0, .72), (.43, 0, .1), (0, 0, 1))} fovy="{view}"/>
   {arms}
   {objects}
 </worldbody>
@@ -391,18 +397,26 @@ ARM = """
         <geom type="cylinder" fromto="0 0 -.03 0 0 .1" size=".042" mass="0.12"/>
         <body name="{p}hand" pos="0 0 .107" quat=".9238795 0 0 -.3826834" gravcomp="1">
          <geom type="box" size=".03 .1 .022" pos="0 0 .03" mass=".3" rgba=".2 .22 .25 1" contype="1" conaffinity="1"/>
-         <camera name="{p}wrist" pos=".09 0 -.01" xyaxes="0 -1 0 -.95 0 -.3" fovy="75"/>
+         <camera name="{p}wrist" {eye} fovy="75"/>
          <site name="{p}tcp" pos="0 0 .1034" group="5"/>
          <body name="{p}tcp_down" pos="0 0 .1034" quat="0 1 0 0"><site name="{p}tcp_down" group="5"/></body>
          <body name="{p}finger1" pos="0 0 .0584" gravcomp="1"><joint name="{p}finger1" type="slide" axis="0 1 0" range="0 .04" damping="2" armature=".1"/>
-          <geom type="box" size=".009 .006 .02" pos="0 .012 .006" mass=".03" rgba=".85 .45 .1 1"/>
-          <geom type="box" size=".009 .004 .018" pos="0 .004 .037" mass=".02" rgba=".85 .45 .1 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
+          <geom type="box" size=".009 .006 .02" pos="0 .012 .006" mass=".03" rgba=".12 .12 .14 1"/>
+          <geom type="box" size=".009 .004 .018" pos="0 .004 .037" mass=".02" rgba=".12 .12 .14 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
          <body name="{p}finger2" pos="0 0 .0584" gravcomp="1"><joint name="{p}finger2" type="slide" axis="0 -1 0" range="0 .04" damping="2" armature=".1"/>
-          <geom type="box" size=".009 .006 .02" pos="0 -.012 .006" mass=".03" rgba=".85 .45 .1 1"/>
-          <geom type="box" size=".009 .004 .018" pos="0 -.004 .037" mass=".02" rgba=".85 .45 .1 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
+          <geom type="box" size=".009 .006 .02" pos="0 -.012 .006" mass=".03" rgba=".12 .12 .14 1"/>
+          <geom type="box" size=".009 .004 .018" pos="0 -.004 .037" mass=".02" rgba=".12 .12 .14 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
         </body>
        </body></body></body></body></body></body></body></body>
 """
+
+
+def look(eye: Any, at: Any, up: Any) -> str:
+    """A camera's place and axes: at ``eye``, with ``at`` in the middle of its picture."""
+    back = np.subtract(eye, at)
+    right = np.cross(up, back)
+    axes = " ".join(f"{value:.6g}" for value in (*right, *np.cross(back, right)))
+    return f'pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{axes}"'
 
 
 def _control(p: str) -> str:
