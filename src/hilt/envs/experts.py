@@ -16,7 +16,7 @@ from hilt.envs import suite
 from hilt.envs.rotations import from_euler, inverse, multiply, to_matrix, to_rotation_vector
 from hilt.envs.suite import TabletopTask, position
 from hilt.envs.tabletop import ACTION_SCALE
-from hilt.envs.world import World
+from hilt.envs.world import DOWN, World
 
 Array = np.ndarray[Any, Any]
 Script = Iterator[Array]
@@ -46,16 +46,15 @@ class Hand:
 
     def __init__(self, world: World, arm: int = 0):
         self.world, self.arm = world, arm
-        self.down = world.arm(arm).pose[3:].copy()  # how the hand is held at the beginning: straight down
         self.velocity = np.zeros(6)  # the last action, without the grip
 
     @property
     def position(self) -> Array:
-        return np.asarray(self.world.arm(self.arm).pose[:3])
+        return np.asarray(self.world.pose(self.arm)[:3])
 
     @property
     def yaw(self) -> float:
-        return float(to_rotation_vector(multiply(self.world.arm(self.arm).pose[3:], inverse(self.down)))[2])
+        return float(to_rotation_vector(multiply(self.world.pose(self.arm)[3:], inverse(DOWN)))[2])
 
     @property
     def opening(self) -> float:
@@ -64,7 +63,7 @@ class Hand:
     def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.65) -> Array:
         """One action on the way to a place above which, and a turn at which, the hand points down."""
         pose = self.world.commanded(self.arm)
-        turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), self.down), inverse(pose[3:]))
+        turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
         wish = self.GAIN * np.concatenate([(goal - pose[:3]) / ACTION_SCALE[0], to_rotation_vector(turn) / ACTION_SCALE[1]])
         for part in (slice(0, 3), slice(3, 6)):
             wish[part] *= min(1.0, speed / max(float(np.linalg.norm(wish[part])), 1e-9))
@@ -95,11 +94,23 @@ class Hand:
         for _ in range(steps):
             yield self.toward(goal, yaw, grip)
 
+    def approach(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE) -> Script:
+        """To a point above something; a hand that is low and elsewhere rises first, not to sweep the table."""
+        here = self.position
+        if here[2] < point()[2] and np.linalg.norm((point() - here)[:2]) > 0.04:
+            yield from self.go(lambda: np.array([*here[:2], point()[2]]), lambda: self.yaw, grip, near=0.02)
+        yield from self.go(point, yaw, grip, near=0.02)
+
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
         """From above, round a point."""
-        yield from self.go(lambda: point() + 0.08 * UP, yaw, OPEN, near=0.02)
-        yield from self.go(point, yaw, OPEN, near=0.005)
-        yield from self.squeeze(CLOSE)
+
+        def gone() -> bool:
+            return bool(np.linalg.norm((point() - self.position)[:2]) > 0.04)
+
+        yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
+        yield from self.go(point, yaw, OPEN, near=0.005, until=gone)
+        if not gone():
+            yield from self.squeeze(CLOSE)
 
 
 def yaw_of(world: World, body: str) -> float:
@@ -136,7 +147,7 @@ def push(hand: Hand) -> Script:
     def behind(height: float) -> Array:
         return np.array([*(position(hand.world, "block") - 0.07 * way)[:2], height])
 
-    yield from hand.go(lambda: behind(0.10), lambda: yaw, CLOSE, near=0.02)
+    yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
     yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
     arrived = lambda: bool(lacks() @ way < 0.005)  # noqa: E731
     yield from hand.go(lambda: np.array([*(hand.position + lacks())[:2], 0.025]), lambda: yaw, CLOSE, near=0.0, speed=0.5, until=arrived)
@@ -207,13 +218,13 @@ def close_drawer(hand: Hand) -> Script:
     def yaw() -> float:
         return yaw_of(hand.world, "cabinet")
 
-    yield from hand.go(lambda: at(hand.world, "drawer", -0.12, 0, 0.10), yaw, CLOSE, near=0.02)
+    yield from hand.approach(lambda: at(hand.world, "drawer", -0.12, 0, 0.10), yaw, CLOSE)
     yield from hand.go(lambda: at(hand.world, "drawer", -0.11, 0, 0.015), yaw, CLOSE, near=0.01)
     yield from hand.go(lambda: at(hand.world, "cabinet", -0.055, 0, 0.055), yaw, CLOSE, speed=0.7)
 
 
 def button(hand: Hand) -> Script:
-    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE, near=0.015)
+    yield from hand.approach(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE)
     yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE, speed=0.6)
 
 
@@ -221,7 +232,7 @@ def lever(hand: Hand) -> Script:
     def yaw() -> float:
         return yaw_of(hand.world, "base")
 
-    yield from hand.go(lambda: at(hand.world, "base", -0.12, 0, 0.18), yaw, CLOSE, near=0.02)
+    yield from hand.approach(lambda: at(hand.world, "base", -0.12, 0, 0.18), yaw, CLOSE)
     yield from hand.go(lambda: at(hand.world, "base", -0.11, 0, 0.11), yaw, CLOSE, near=0.015)
     yield from hand.go(lambda: at(hand.world, "base", 0.06, 0, 0.11), yaw, CLOSE, speed=0.7)
     yield from hand.go(lambda: at(hand.world, "base", 0.0, 0, 0.22), yaw, CLOSE)
@@ -257,7 +268,7 @@ def knock(hand: Hand) -> Script:
         return float(min(np.linalg.norm(bottle + along * way - other) for along in np.linspace(-0.08, 0.25, 12)))
 
     way = max(ways, key=clearance)
-    yield from hand.go(lambda: np.array([*(bottle - 0.08 * way), 0.2]), grip=CLOSE, near=0.02)
+    yield from hand.approach(lambda: np.array([*(bottle - 0.08 * way), 0.2]), grip=CLOSE)
     yield from hand.go(lambda: np.array([*(bottle - 0.07 * way), 0.1]), grip=CLOSE, near=0.015)
     yield from hand.go(lambda: np.array([*(bottle + 0.06 * way), 0.1]), grip=CLOSE, speed=0.8)
     yield from hand.squeeze(CLOSE, 6)
@@ -275,7 +286,7 @@ def sweep(hand: Hand) -> Script:
 
         if swept():
             continue
-        yield from hand.go(lambda: beside(-0.07, 0.09), grip=CLOSE, near=0.02)
+        yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
         yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
         yield from hand.go(lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, speed=0.6, until=swept)
         back = hand.position + (-0.03, 0, 0.08)

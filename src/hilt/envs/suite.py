@@ -167,7 +167,7 @@ add(
 
 
 def place_push(world: World, rng: np.random.Generator) -> None:
-    block = rng.uniform([0.38, -0.12], [0.44, 0.12])
+    block = rng.uniform([0.37, -0.14], [0.45, 0.14])
     angle, length = rng.uniform(-0.5, 0.5), rng.uniform(0.12, 0.17)
     target = block + length * np.array([np.cos(angle), np.sin(angle)])
     world.place("block", pose(*block, 0.025, angle + rng.uniform(-0.3, 0.3)))
@@ -454,7 +454,7 @@ TRAY, BATON, POST = 0.36, 0.28, 0.07  # between the posts of each, and their hei
 
 
 def place_tray(world: World, rng: np.random.Generator) -> None:
-    world.place("tray", pose(rng.uniform(0.38, 0.56), rng.uniform(-0.06, 0.06), 0.0, rng.uniform(-0.2, 0.2)))
+    world.place("tray", pose(rng.uniform(0.36, 0.56), rng.uniform(-0.08, 0.08), 0.0, rng.uniform(-0.3, 0.3)))
 
 
 def lifted_by_both(world: World) -> bool:

@@ -1,0 +1,99 @@
+"""Scripted experts: they succeed, they move as a person could, and all they can do is act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.envs.experts import SCRIPTS, Hand, expert
+from hilt.envs.suite import SPLITS, SUITE
+from hilt.envs.tabletop import TabletopEnv
+
+Array = np.ndarray[Any, Any]
+EVERY_TASK = pytest.mark.parametrize("name", SUITE)
+
+
+def demonstrate(env: TabletopEnv, split: str, state: int) -> tuple[bool, list[Array]]:
+    """Whether the expert succeeds, and what it did."""
+    env.reset(options={"split": split, "state": state})
+    act, actions = expert(env.task, env.world), []
+    while True:
+        actions.append(act())
+        _, _, terminated, truncated, info = env.step(actions[-1])
+        if terminated or truncated:
+            return bool(info["succeed"]), actions
+
+
+def test_every_task_has_an_expert() -> None:
+    assert set(SCRIPTS) == set(SUITE)
+
+
+@EVERY_TASK
+def test_the_expert_succeeds_and_moves_as_a_person_could(name: str) -> None:
+    env = TabletopEnv(name, image_size=None)
+    for split, state in (("train", 11), ("eval", 22), ("test", 33), ("test", 99)):
+        succeeded, actions = demonstrate(env, split, state)
+        assert succeeded, (split, state)
+        motion = np.stack(actions).reshape(len(actions), -1, 7)[..., :6]
+        assert all(env.action_space.contains(action) for action in actions)
+        assert 8 <= len(actions) <= 110
+        for part in (motion[..., :3], motion[..., 3:]):  # speed grows and fades little by little, from rest
+            changes = np.linalg.norm(np.diff(part, axis=0, prepend=0.0), axis=-1)
+            assert changes.max() <= Hand.EAGERNESS + 1e-6
+
+
+@pytest.mark.parametrize("name", ["stack", "handover"])
+def test_the_expert_only_acts(name: str) -> None:
+    """Asking it changes nothing in the world, and its actions alone, replayed, do what was done."""
+    env = TabletopEnv(name, image_size=None)
+    env.reset(options={"split": "eval", "state": 4})
+    parameters, model = [dict(p) for p in env.world.parameters], _model(env)
+    act, actions, done = expert(env.task, env.world), [], False
+    while not done:
+        before = env.world.snapshot()
+        actions.append(act())
+        assert np.array_equal(env.world.snapshot(), before)
+        _, _, done, truncated, _ = env.step(actions[-1])
+        assert not truncated
+    assert env.world.parameters == parameters and np.array_equal(_model(env), model)
+    end = env.world.snapshot()
+    env.reset(options={"split": "eval", "state": 4})
+    for action in actions:
+        _, _, terminated, _, _ = env.step(action)
+    assert terminated and np.array_equal(env.world.snapshot(), end)
+
+
+def _model(env: TabletopEnv) -> Array:
+    m = env.world.model
+    return np.concatenate([part.ravel() for part in (m.body_pos, m.body_mass, m.geom_size, m.geom_pos, m.geom_friction, m.jnt_range)])
+
+
+def test_an_expert_begins_again_when_it_has_failed() -> None:
+    env = TabletopEnv("pick", image_size=None)
+    env.reset(options={"split": "test", "state": 3})
+    act = expert(env.task, env.world)
+    for _ in range(16):
+        env.step(act())
+    env.world.place("cube", env.world.body_pose("cube") + [-0.05, 0.12, 0, 0, 0, 0, 0])  # somebody takes it from under the hand
+    done = False
+    for _ in range(90):
+        _, _, done, _, _ = env.step(act())
+        if done:
+            break
+    assert done
+
+
+@pytest.mark.peers
+@EVERY_TASK
+def test_the_expert_succeeds_in_nineteen_of_twenty_states_of_each_split(name: str, counted: Callable[[str], None]) -> None:
+    env, rates, lengths = TabletopEnv(name, image_size=None), {}, []
+    for split, count in SPLITS.items():
+        runs = [demonstrate(env, split, state) for state in range(count)]
+        rates[split] = sum(succeeded for succeeded, _ in runs) / count
+        lengths += [len(actions) for succeeded, actions in runs if succeeded]
+    steps = f"steps {min(lengths)}-{int(np.median(lengths))}-{max(lengths)} of {env.step_limit}"
+    counted(" ".join(f"{split} {rate:.1%}" for split, rate in rates.items()) + f", {steps}")
+    assert min(rates.values()) >= 0.95, rates

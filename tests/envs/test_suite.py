@@ -1,0 +1,224 @@
+"""The tabletop suite: where episodes begin, and what counts as done."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+
+from hilt.core.errors import ConfigError
+from hilt.envs.rotations import from_euler, to_matrix
+from hilt.envs.suite import CUBE, SPLITS, SUITE, TabletopTask, pose
+from hilt.envs.world import World
+
+Array = np.ndarray[Any, Any]
+EVERY_TASK = pytest.mark.parametrize("name", SUITE)
+EVERY_STATE = [(split, state) for split, count in SPLITS.items() for state in range(count)]
+
+
+def make(name: str) -> tuple[TabletopTask, World]:
+    return SUITE[name], World(SUITE[name].objects, arms=SUITE[name].arms)
+
+
+def placed_bodies(world: World) -> list[str]:
+    """What the task brought to the table and may place."""
+    model = world.model
+    freed = {int(model.jnt_bodyid[i]) for i in range(model.njnt) if model.jnt_type[i] == mujoco.mjtJoint.mjJNT_FREE}
+    names = [model.body(i).name for i in range(model.nbody) if i in freed or model.body_mocapid[i] >= 0]
+    return [name for name in names if not name.endswith(("target_position", "target_rotation"))]
+
+
+def layout(world: World) -> Array:
+    """Where all of it lies, and how it is turned: metres, and the x axis times 5 cm."""
+    poses = [world.body_pose(name) for name in placed_bodies(world)]
+    return np.concatenate([np.concatenate([p[:3], 0.05 * to_matrix(p[3:])[:2, 0]]) for p in poses])
+
+
+def test_the_suite_has_what_the_issue_asks_for() -> None:
+    asked = {"reach", "push", "pick", "place", "stack", "peg", "drawer", "button"}
+    assert asked <= set(SUITE) and len(SUITE) >= 12 and sum(task.arms == 2 for task in SUITE.values()) >= 1
+    assert SPLITS == {"train": 50, "eval": 50, "test": 100}
+    assert len({task.instruction for task in SUITE.values()}) == len(SUITE)
+    assert all(task.name == name and 40 <= task.step_limit <= 150 for name, task in SUITE.items())
+
+
+@EVERY_TASK
+def test_initial_states_are_free_of_overlap_unsolved_disjoint_and_wide(name: str) -> None:
+    task, world = make(name)
+    layouts: dict[str, list[Array]] = {split: [] for split in SPLITS}
+    for split, state in EVERY_STATE:
+        task.begin(world, split, state)
+        mujoco.mj_forward(world.model, world.data)
+        assert not task.success(world), (split, state)
+        depths = world.data.contact.dist
+        assert depths.size == 0 or depths.min() > -1e-3, (split, state, depths.min())
+        layouts[split].append(layout(world))
+    for a, b in itertools.combinations(SPLITS, 2):
+        gaps = np.linalg.norm(np.stack(layouts[a])[:, None] - np.stack(layouts[b])[None], axis=-1)
+        assert gaps.min() > 5e-4, (a, b, gaps.min())
+    for split in SPLITS:  # at least one thing on the table can be almost anywhere on it
+        spread = np.ptp(np.stack(layouts[split]).reshape(SPLITS[split], -1, 5), axis=0)
+        assert spread[:, 0].max() > 0.05 and spread[:, 1].max() > 0.05, (split, spread)
+
+
+@EVERY_TASK
+def test_nothing_moves_before_the_arm_does(name: str) -> None:
+    task, world = make(name)
+    for split in SPLITS:
+        task.begin(world, split, 7)
+        before = layout(world)
+        world.advance(0.5)
+        assert np.abs(layout(world) - before).max() < 2e-3
+        assert not task.success(world)
+
+
+def test_a_numbered_state_is_the_same_everywhere_and_after_anything() -> None:
+    (task, world), (_, other) = make("pick"), make("pick")
+    task.begin(world, "train", 0)
+    first = world.snapshot()
+    world.command(world.pose() + [0.05, 0, -0.1, 0, 0, 0, 0])
+    world.advance(1.0)
+    task.begin(world, "train", 0)
+    task.begin(other, "test", 5)
+    task.begin(other, "train", 0)
+    assert np.array_equal(world.snapshot(), first) and np.array_equal(other.snapshot(), first)
+    # other machines and versions draw the same: these numbers are part of the suite
+    assert world.body_pose("cube")[:2] == pytest.approx(PINNED["train"], abs=1e-9)
+    task.begin(world, "test", 99)
+    assert world.body_pose("cube")[:2] == pytest.approx(PINNED["test"], abs=1e-9)
+
+
+PINNED = {"train": (0.44755430902932364, 0.10184864831199619), "test": (0.5554430098965144, -0.05957458370986991)}
+
+
+def test_a_state_that_does_not_exist_is_refused_in_words() -> None:
+    task, world = make("reach")
+    with pytest.raises(ConfigError, match="no split 'validation': choose one of train, eval, test"):
+        task.begin(world, "validation", 0)
+    with pytest.raises(ConfigError, match="has eval states 0 to 49, not 50"):
+        task.begin(world, "eval", 50)
+    with pytest.raises(ConfigError, match="not -1"):
+        task.begin(world, "test", -1)
+
+
+def test_words_alone_tell_the_two_colours_apart() -> None:
+    (red, world), (blue, other) = make("pick_red"), make("pick_blue")
+    for split, state in EVERY_STATE[::20]:
+        red.begin(world, split, state)
+        blue.begin(other, split, state)
+        assert np.array_equal(world.snapshot(), other.snapshot())
+    hold(world, "blue")
+    assert blue.success(world) and not red.success(world)
+
+
+def hold(world: World, cube: str) -> None:
+    """The arm closes on a cube that is placed between its fingers, in the air at home."""
+    world.place(cube, np.array([*world.pose()[:3], 0, 0, 0, 1]))
+    world.grip(0.0)
+    world.advance(0.6)
+
+
+def test_pick_wants_the_cube_held_and_not_just_high() -> None:
+    task, world = make("pick")
+    task.begin(world, "train", 1)
+    world.place("cube", pose(0.6, 0.1, 0.3))
+    assert not task.success(world)
+    task.begin(world, "train", 1)
+    hold(world, "cube")
+    assert task.success(world)
+
+
+def test_place_wants_the_cube_on_the_target_and_let_go() -> None:
+    task, world = make("place")
+    task.begin(world, "train", 2)
+    x, y = world.body_pose("target")[:2]
+    world.place("cube", pose(x + 0.02, y, CUBE))
+    assert task.success(world)
+    world.place("cube", pose(x + 0.03, y, CUBE))
+    assert not task.success(world)
+    world.place("cube", pose(x, y, CUBE + 0.05))
+    assert not task.success(world), "in the air"
+    world.place("cube", pose(x, y, CUBE))
+    world.grip(0.5)
+    world.advance(0.5)
+    assert not task.success(world), "the gripper is not open"
+
+
+def test_stack_wants_it_on_top_and_let_go() -> None:
+    task, world = make("stack")
+    task.begin(world, "train", 2)
+    x, y = world.body_pose("blue")[:2]
+    world.place("red", pose(x, y, 3 * CUBE))
+    world.advance(0.3)
+    assert task.success(world)
+    world.grip(0.5)
+    world.advance(0.5)
+    assert not task.success(world)
+    world.place("red", pose(x + 2.2 * CUBE, y, CUBE))
+    assert not task.success(world), "beside it"
+
+
+def test_peg_wants_depth() -> None:
+    task, world = make("peg")
+    task.begin(world, "train", 2)
+    x, y, _, *turn = world.body_pose("hole")
+    for low_end, done in ((0.001, True), (0.02, False), (0.05, False)):
+        world.place("peg", np.array([x, y, 0.055 + low_end, *turn]))
+        assert task.success(world) is done, low_end
+    world.place("peg", pose(x - 0.09, y, 0.055))
+    assert not task.success(world), "beside the block"
+
+
+def test_the_peg_fits_with_three_millimetres_on_each_side_and_not_askew() -> None:
+    task, world = make("peg")
+    task.begin(world, "train", 2)
+    world.place("hole", pose(0.5, 0.0, 0.0))
+    for off, yaw, touches in ((0.0025, 0.0, False), (0.004, 0.0, True), (0.0, 0.15, False), (0.0, 0.5, True)):
+        world.place("peg", pose(0.5 + off, 0.0, 0.056, yaw))
+        mujoco.mj_forward(world.model, world.data)
+        assert bool(world.data.ncon) is touches, (off, yaw)
+
+
+def test_knock_wants_the_other_bottle_standing() -> None:
+    task, world = make("knock")
+    task.begin(world, "train", 2)
+    lying = np.array([0.5, 0.25, 0.022, *from_euler([np.pi / 2, 0, 0])])
+    world.place("yellow", lying)
+    assert task.success(world)
+    world.place("purple", lying + [0.1, 0, 0, 0, 0, 0, 0])
+    assert not task.success(world)
+
+
+def test_slide_wants_the_knob_to_stop_at_the_mark() -> None:
+    task, world = make("slide")
+    task.begin(world, "train", 2)
+    rail = to_matrix(world.body_pose("rail")[3:])[:, 1]
+    there = float(rail @ (world.body_pose("mark") - world.body_pose("rail"))[:3])
+    world.place_joint("knob", there)
+    assert task.success(world)
+    world.data.joint("knob").qvel[0] = 0.1
+    assert not task.success(world), "on its way past"
+    world.place_joint("knob", there + 0.01)
+    assert not task.success(world)
+
+
+@pytest.mark.parametrize(
+    ("name", "joint", "short", "done"),
+    [
+        ("drawer", "drawer", 0.11, 0.13),
+        ("close_drawer", "drawer", 0.02, 0.0),
+        ("button", "button", 0.006, 0.011),
+        ("lever", "lever", 0.3, 0.6),
+        ("dial", "dial", 0.9, 1.1),
+    ],
+)
+def test_what_is_on_a_joint_must_go_far_enough(name: str, joint: str, short: float, done: float) -> None:
+    task, world = make(name)
+    task.begin(world, "train", 2)
+    world.place_joint(joint, short)
+    assert not task.success(world)
+    world.place_joint(joint, done)
+    assert task.success(world)
