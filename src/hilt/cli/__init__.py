@@ -22,6 +22,7 @@ COMMANDS = {
     "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
     "data": ("hilt.cli.data", "Look into logs and datasets of other systems, turn one into another; check, mend, merge and split logs."),
     "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
+    "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, as HIL-SERL's robot server does."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
 }
 

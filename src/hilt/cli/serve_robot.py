@@ -1,0 +1,55 @@
+"""``hilt serve-robot``: put an arm, real or simulated, behind HIL-SERL's HTTP routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hilt.core.errors import ConfigError, RequestError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve_robot(
+    backend: Annotated[str, typer.Option("--backend", help="tabletop, or package.module:Class for an arm of your own.")] = "tabletop",
+    host: Annotated[str, typer.Option("--host", help="Address to serve at; beyond loopback a token is needed.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port of the first arm; a second arm has the next one.", min=0, max=65534)] = 5000,
+    task: Annotated[str | None, typer.Option("--task", help="The tabletop task to serve, for example pick.", show_default="pick")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An argument of the backend's class.")] = None,
+    tokens: Annotated[
+        list[Path] | None, typer.Option("--token", metavar="FILE", help="A token that lets its holder in; the file's name is the holder's.")
+    ] = None,
+    max_speed: Annotated[float, typer.Option("--max-speed", help="Metres per second, of the commanded tool point.")] = 0.6,
+    max_turn: Annotated[float, typer.Option("--max-turn", help="Radians per second.")] = 3.0,
+    heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds of silence after which the arm holds where it is.")] = 0.3,
+    rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
+) -> None:
+    """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed, a heartbeat, and one controller at a time."""
+    from hilt.envs.control import Limits
+    from hilt.envs.robot_server import RobotServer
+
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    options = {"task": task} if task is not None else {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting!r}: expected NAME=VALUE.")
+        options[name] = value
+    limits = Limits(max_speed=max_speed, max_turn=max_turn, heartbeat=heartbeat, rate=rate)
+    server = RobotServer(backend, options, host=host, port=port, tokens=tokens or [], limits=limits)
+
+    def show() -> None:
+        for arm, url in enumerate(server.urls):
+            typer.echo(f"arm {arm} ({backend}) at {url}")
+        priority = "with real-time priority" if server.control.hello["realtime"] else "without real-time priority (root may have it)"
+        typer.echo(f"control at {rate:g} Hz {priority}; holds after {heartbeat:g} s of silence. Ctrl-C ends.")
+
+    asyncio.run(server.serve(show, (signal.SIGINT, signal.SIGTERM)))
+    if server.control.failure is not None:
+        raise RequestError(f"the control process had ended: {server.control.failure.strip().splitlines()[-1]}")

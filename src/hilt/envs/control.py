@@ -1,0 +1,383 @@
+"""The control process: it moves the arms at a fixed rate, whatever happens to those who ask.
+
+The process that serves HTTP starts it with two open files: a socket, on which commands come and answers go as lines of JSON, and a
+piece of shared memory with the newest state. It watches two things itself: commands that cease (the arm holds where it is) and the
+socket's end (the other process is gone: the arms hold and this one ends).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, RequestError
+from hilt.core.files import checksum
+from hilt.envs.backends import STATE_SIZE, Backend, Box, RobotState, open_backend, slew
+from hilt.envs.rotations import Array, normalized
+
+MODES = ("hold", "follow", "reset", "wrench", "stopped")
+CURES = {
+    "stopped": "POST /startimp first",
+    "reset": "ask again when it is at home",
+    "wrench": "POST /stopwrench first",
+    "follow": "ask again when poses have ceased for a heartbeat",
+}
+PERIOD_WINDOW_S = 120
+MOST_LINE_BYTES = 1 << 20
+RESET_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server allows, whoever asks."""
+
+    max_speed: float = 0.6
+    "Metres per second at which the commanded tool point moves at most"
+    max_turn: float = 3.0
+    "Radians per second at which it turns at most"
+    heartbeat: float = 0.3
+    "Seconds without a command after which the arm holds where it is, and another controller may take it"
+    rate: float = 100.0
+    "Ticks of the control loop per second"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise ConfigError(f"{field.name}={value!r}: expected a number above 0.")
+
+
+class Arm:
+    """Brings one arm to the pose that was asked for, at most at the speed allowed, and holds it when nobody asks any more."""
+
+    def __init__(self, backend: Backend, arm: int, limits: Limits):
+        self._backend, self._arm, self._limits = backend, arm, limits
+        self._box: Box = backend.workspace(arm)
+        self._heard = 0.0  # when the last command came
+        self._give_up = 0.0
+        self.waiting: list[int] = []  # numbers of the requests that are answered when a reset is over
+        self.outcome: HiltError | None = None  # of that reset
+        self.hold()
+
+    def hold(self) -> None:
+        self._backend.hold(self._arm)
+        self._setpoint = self._goal = self._backend.state(self._arm).pose.copy()
+        self.mode = "hold"
+
+    def follow(self, pose: Array, now: float) -> None:
+        self._need("follow", "hold")
+        self._goal = np.concatenate([np.clip(pose[:3], *self._box), normalized(pose[3:])])
+        self.mode, self._heard = "follow", now
+
+    def wrench(self, values: Array, now: float) -> None:
+        self._need("wrench", "hold")
+        self._backend.wrench(values, self._arm)
+        self.mode, self._heard = "wrench", now
+
+    def still_there(self, now: float) -> None:
+        """A command that moves nothing: its sender is alive."""
+        self._heard = now
+
+    def reset(self, now: float) -> None:
+        self._need("follow", "hold", "wrench")
+        self.hold()
+        self._backend.reset_joints(self._arm)
+        self.mode, self._give_up = "reset", now + RESET_DEADLINE_S
+        self.outcome = RefusedError(f"arm {self._arm}: the joint reset was ended by another command, or its client left.")
+
+    def stop(self) -> None:
+        self.hold()
+        self._backend.stop(self._arm)
+        self.mode = "stopped"
+
+    def start(self) -> None:
+        self._backend.start(self._arm)
+        self.hold()
+
+    def tick(self, now: float, seconds: float) -> None:
+        if self.mode in ("follow", "wrench") and now - self._heard > self._limits.heartbeat:
+            self.hold()
+        if self.mode == "reset" and not self._backend.busy(self._arm):
+            self.outcome = None
+            self.hold()
+        if self.mode == "reset" and now > self._give_up:
+            self.outcome = DeadlineError(f"arm {self._arm}: the joint reset was not at its end after {RESET_DEADLINE_S:.0f} s.")
+            self.hold()
+        if self.mode == "follow":
+            self._setpoint = slew(self._setpoint, self._goal, self._limits.max_speed * seconds, self._limits.max_turn * seconds)
+            self._backend.command(self._setpoint, self._arm)
+
+    def _need(self, *modes: str) -> None:
+        if self.mode not in modes:
+            raise RefusedError(f"arm {self._arm} is in mode {self.mode!r}: {CURES[self.mode]}.")
+
+
+class Periods:
+    """How long the last ticks really took, from beginning to beginning."""
+
+    def __init__(self, nominal: float):
+        self._nominal = nominal
+        self._ring = np.zeros(max(1, round(PERIOD_WINDOW_S / nominal)))
+        self._count = 0
+
+    def add(self, seconds: float) -> None:
+        self._ring[self._count % len(self._ring)] = seconds
+        self._count += 1
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Over the last so many seconds, at most two minutes."""
+        number = min(self._count, len(self._ring), max(1, round(seconds / self._nominal)))
+        last = np.take(self._ring, np.arange(self._count - number, self._count), mode="wrap")
+        if not number:
+            return {"nominal": self._nominal, "count": 0}
+        p50, p99 = np.percentile(last, [50, 99])
+        late = int(np.count_nonzero(last > 1.2 * self._nominal))
+        return {"nominal": self._nominal, "p50": float(p50), "p99": float(p99), "max": float(last.max()), "count": number, "late": late}
+
+
+# --- what two processes share -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class News:
+    """The newest state of everything: of one tick."""
+
+    time: float
+    modes: tuple[str, ...]
+    states: tuple[RobotState, ...]
+    snapshot: Array
+
+
+class Board:
+    """The newest `News`, in memory that two processes share; nobody waits for anybody.
+
+    Whoever reads while the other writes gets bytes that do not fit their checksum, and reads again.
+    """
+
+    HEADER = struct.Struct("<IIII")  # checksum, then the number of arms, of values, and a zero
+    SIZE = 1 << 17
+
+    def __init__(self, file: int):
+        self._memory = mmap.mmap(file, self.SIZE)
+
+    @classmethod
+    def create(cls) -> int:
+        """An open file without a name: it goes when the last process that has it goes."""
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("hilt-robot", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as temporary:
+                file = os.dup(temporary.fileno())
+        os.ftruncate(file, cls.SIZE)
+        return file
+
+    def write(self, news: News) -> None:
+        modes = [float(MODES.index(mode)) for mode in news.modes]
+        values = np.concatenate([[news.time], modes, *(state.to_vector() for state in news.states), news.snapshot])
+        if not np.isfinite(values).all():
+            raise RequestError(f"a backend's state must be finite numbers, got {news}.")
+        data = values.tobytes()
+        self._memory[: self.HEADER.size + len(data)] = self.HEADER.pack(checksum(data), len(news.modes), len(values), 0) + data
+
+    def read(self, timeout_s: float = 1.0) -> News:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            expected, arms, count, _ = self.HEADER.unpack_from(self._memory)
+            data = self._memory[self.HEADER.size : self.HEADER.size + 8 * count]
+            if arms and checksum(data) == expected:
+                break
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"no whole state was published in {timeout_s} s.")
+        values = np.frombuffer(data)
+        states, snapshot = np.split(values[1 + arms :], [arms * STATE_SIZE])
+        modes = tuple(MODES[int(mode)] for mode in values[1 : 1 + arms])
+        return News(float(values[0]), modes, tuple(RobotState.from_vector(part) for part in states.reshape(arms, -1)), snapshot)
+
+
+# --- the process ------------------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """Commands, then motion, then the news, at each tick."""
+
+    def __init__(self, backend: Backend, limits: Limits, line: socket.socket, board: Board):
+        self._backend, self._limits, self._line, self._board = backend, limits, line, board
+        self._arms = [Arm(backend, number, limits) for number in range(backend.arms)]
+        self._periods = Periods(1 / limits.rate)
+        self._received = b""
+        self.ended = False
+        line.setblocking(False)
+
+    def run(self) -> None:
+        period = 1 / self._limits.rate
+        self._publish()
+        due = began = time.monotonic()
+        while not self.ended:
+            due += period
+            self._listen(due)
+            now = time.monotonic()
+            self._periods.add(now - began)
+            began = now
+            if now - due > period:
+                due = now  # far behind: go on from here, and do not hurry after the lost ticks
+            self._move(now, period)
+            self._backend.tick(period)
+            self._publish()
+
+    def hold(self) -> None:
+        for arm in self._arms:
+            arm.hold()
+
+    def _move(self, now: float, period: float) -> None:
+        for arm in self._arms:
+            arm.tick(now, period)
+            if arm.mode != "reset":
+                for number in arm.waiting:
+                    self._reply(number, arm.outcome)
+                arm.waiting.clear()
+
+    def _publish(self) -> None:
+        states = tuple(self._backend.state(arm) for arm in range(len(self._arms)))
+        self._board.write(News(time.monotonic(), tuple(arm.mode for arm in self._arms), states, self._backend.snapshot()))
+
+    def _listen(self, until: float) -> None:
+        """Takes commands as they come, until the next tick is due."""
+        while not self.ended and (left := until - time.monotonic()) > 0:
+            if select.select([self._line], [], [], left)[0]:
+                data = self._line.recv(1 << 16)
+                self.ended = not data
+                *lines, self._received = (self._received + data).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        number = message.pop("id")
+        try:
+            answer = self._do(number, **message)
+        except (ConfigError, RequestError, RefusedError) as error:
+            self._reply(number, error)
+        else:
+            if answer is not NotImplemented:  # else it comes later
+                self._reply(number, answer)
+
+    def _do(self, number: int, do: str, arm: int, **values: Any) -> Any:
+        backend, driver, now = self._backend, self._arms[arm], time.monotonic()
+        if do not in ("period", "scene"):  # to ask is not to command
+            driver.still_there(now)
+        match do:
+            case "pose":
+                return driver.follow(np.array(values["pose"]), now)
+            case "wrench":
+                return driver.wrench(np.array(values["wrench"]), now)
+            case "hold":
+                return driver.hold() if driver.mode != "stopped" else None
+            case "jointreset":
+                driver.reset(now)
+                driver.waiting.append(number)
+                return NotImplemented
+            case "startimp":
+                return driver.start()
+            case "stopimp":
+                return driver.stop()
+            case "grip":
+                return backend.grip(values["opening"], values["slow"], arm)
+            case "clearerr":
+                return backend.clear_errors(arm)
+            case "activate_gripper":
+                return backend.activate_gripper(arm)
+            case "reset_gripper":
+                return backend.reset_gripper(arm)
+            case "update_param":
+                return backend.set_parameters(values["parameters"], arm)
+            case "set_load":
+                return backend.set_load(values["mass"], np.array(values["centre"]), np.array(values["inertia"]), arm)
+            case "period":
+                return self._periods.summary(values["seconds"])
+            case "scene":
+                answer = backend.scene(**values)
+                if values["split"] is not None:
+                    self.hold()  # where the arms are now
+                    self._publish()
+                return answer
+        raise RequestError(f"the control process knows no command {do!r}.")
+
+    def _reply(self, number: int, answer: Any) -> None:
+        if isinstance(answer, HiltError):
+            status = 409 if isinstance(answer, RefusedError) else 501 if isinstance(answer, RequestError) else 400
+            status = 504 if isinstance(answer, DeadlineError) else status
+            send_line(self._line, {"id": number, "status": status, "error": str(answer)})
+        else:
+            send_line(self._line, {"id": number, "answer": answer})
+
+
+def send_line(line: socket.socket, message: dict[str, Any]) -> None:
+    line.settimeout(1.0)  # answers are short; who does not take one for so long is as good as gone
+    try:
+        line.sendall(json.dumps(message).encode() + b"\n")
+    finally:
+        line.setblocking(False)
+
+
+def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
+    """One line, when nothing else is on its way yet."""
+    line.settimeout(timeout_s)
+    data = b""
+    while not data.endswith(b"\n"):
+        part = line.recv(1 << 16)
+        if not part or len(data) > MOST_LINE_BYTES:
+            raise EOFError
+        data += part
+    return json.loads(data)
+
+
+def take_priority() -> bool:
+    """Asks to run before everybody who is not in a hurry; many machines do not allow it, and control goes on without."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def main() -> None:
+    """``python -m hilt.envs.control SOCKET BOARD``, two open files."""
+    line, board = socket.socket(fileno=int(sys.argv[1])), Board(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the other one decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        order = receive_line(line, 60.0)
+        limits = Limits(**order["limits"])
+        backend = open_backend(order["backend"], order["options"])
+        loop = Loop(backend, limits, line, board)
+        try:
+            boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
+            hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
+            gc.freeze()
+            send_line(line, {**hello, "realtime": take_priority()})
+            loop.run()
+        finally:
+            loop.hold()
+            backend.close()
+    except Exception as error:  # noqa: BLE001 - told to the process that started this one, which raises it
+        expected = f"{error}" if isinstance(error, HiltError) else ""
+        send_line(line, {"failed": expected, "traceback": traceback.format_exc()})
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
