@@ -194,11 +194,13 @@ class Batched:
 
 def one_of(env: Any, autoreset: str | None = None, **options: Any) -> Any:
     """A batched simulator that runs a single environment, as a task; further options are those of `as_task`."""
-    return as_task(_OneOf(env, autoreset), **options)
+    return as_task(OneOf(env, autoreset), **options)
 
 
-class _OneOf(gymnasium.Env):
-    def __init__(self, env: Any, autoreset: str | None):
+class OneOf(gymnasium.Env):
+    """What `one_of` and `as_task` make of a batch of one."""
+
+    def __init__(self, env: Any, autoreset: str | None = None):
         self._batch = Batched(env, autoreset)
         if (count := self._batch.num_envs) != 1:
             raise ConfigError(f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched.")

@@ -93,8 +93,12 @@ def as_task(
     """Any gymnasium environment as a task; one that is a task already, and of which nothing is asked, comes back as it is.
 
     Numbered initial states are seeds, different ones in each split. `success` is for environments that do not tell it in ``info``;
-    without it their success stays unknown.
+    without it their success stays unknown. A simulator that steps many environments at once is one when it runs a single one.
     """
+    if hasattr(getattr(env, "unwrapped", env), "num_envs"):
+        from hilt.envs.adapters import OneOf
+
+        env = OneOf(env)
     if not isinstance(env, gymnasium.Env):
         raise ConfigError(f"as_task takes a gymnasium.Env, got {type(env).__name__}; hilt.envs.adapters has adapters for other interfaces.")
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
