@@ -25,7 +25,15 @@ from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_
 from hilt.envs.rotations import Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported; its own choice needs a screen
-mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
+os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software renderer: threads do not help pictures this small
+RENDERING_CURE = (
+    "`hilt doctor` tells which library is missing (Debian: apt install libegl1 libgl1); MUJOCO_GL=osmesa (libosmesa6) works without a "
+    "graphics driver, and MUJOCO_GL=disable simulates without pictures."
+)
+try:
+    mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
+except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL raises without its libraries
+    raise HiltError(f"mujoco does not start with MUJOCO_GL={os.environ['MUJOCO_GL']} ({error}): {RENDERING_CURE}") from error
 
 TIMESTEP = 0.004
 HOME_JOINTS = (0.0, -0.1671189, 0.0, -2.5074123, 0.0, 2.3402934, np.pi / 4)  # the tcp at x 0.45, z 0.24, pointing down
@@ -297,30 +305,32 @@ class _Arm:
 class _Renderer:
     """MuJoCo's renderer, in one thread of one process, with everything off that costs time and shows nothing."""
 
+    _first_process = 0  # that rendered
+
     def __init__(self, model: Any, height: int, width: int):
-        self._model, self._height, self._width = model, height, width
+        self._model, self._height, self._width, self._process = model, height, width, os.getpid()
+        if _Renderer._first_process not in (0, self._process):
+            raise HiltError("this process was forked from one that had rendered, and OpenGL does not survive that: spawn it instead.")
+        _Renderer._first_process = self._process
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
+        # by its name: mujoco made its own choice when it was imported, perhaps before MUJOCO_GL was set here
+        kind = os.environ["MUJOCO_GL"].lower()
         try:
-            # by its name, as mujoco's own choice was made before ours if somebody imported it before us
-            kind = os.environ["MUJOCO_GL"].lower()
             module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
             self._gl = module.GLContext(width, height)
             self._gl.make_current()
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         except Exception as error:
-            raise HiltError(
-                f"no picture can be rendered with MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): `hilt doctor` tells which library "
-                "is missing (Debian: apt install libegl1 libgl1), and MUJOCO_GL=osmesa (libosmesa6) works without a graphics driver."
-            ) from error
+            raise HiltError(f"no picture can be rendered with MUJOCO_GL={kind} ({error}): {RENDERING_CURE}") from error
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         for flag in ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
-        self._option, self._camera, self._process = mujoco.MjvOption(), mujoco.MjvCamera(), os.getpid()
+        self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        # after mujoco's own, so that it runs before it: the display must still be there
+        # registered after mujoco's own, so that it runs before it: the display must still be there
         alive = weakref.ref(self)
-        atexit.register(lambda: (r := alive()) and r.close())
+        atexit.register(lambda: (renderer := alive()) and renderer.close())
 
     def fits(self, height: int, width: int) -> bool:
         return self._process == os.getpid() and height <= self._height and width <= self._width
@@ -336,11 +346,20 @@ class _Renderer:
         return np.ascontiguousarray(pixels[::-1])
 
     def close(self) -> None:
-        if self._process == os.getpid() and self._gl is not None:
+        if getattr(self, "_context", None) is None:
+            return
+        if self._process == os.getpid():
             self._gl.make_current()
             self._context.free()
             self._gl.free()
-        self._gl = None
+        else:
+            _LEFT_TO_THE_PARENT.append(self._gl)  # to free it here would hang
+        self._context = None
+
+    __del__ = close
+
+
+_LEFT_TO_THE_PARENT: list[Any] = []
 
 
 # -- the scene as text
