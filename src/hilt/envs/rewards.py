@@ -65,9 +65,7 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
         super().__init__(env)
         self._stages = [_callable(stage) for stage in reward_classifier_func]
         if not self._stages or not 0 < threshold < 1:
-            raise ConfigError(
-                f"{len(self._stages)} stages, threshold={threshold}: give at least one stage, and a threshold between 0 and 1."
-            )
+            raise ConfigError(f"{len(self._stages)} stages, threshold={threshold}: give one stage or more, and a threshold within (0, 1).")
         self._logit = float(np.log(threshold / (1 - threshold)))
         self.received = [False] * len(self._stages)
 
