@@ -163,7 +163,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        why = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else error
         cure = "Give another port (0 takes a free one) or an address of this machine."
         raise ConfigError(f"{host} port {port}: cannot listen here ({why}). {cure}") from None
 

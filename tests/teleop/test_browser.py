@@ -1,0 +1,377 @@
+"""The browser device and the page's process, over real sockets, without a browser: who gets in, and what arrives."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nicegui", reason="the page needs nicegui: pip install 'hilt[teleop]'")
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from hilt.core.errors import ConfigError
+from hilt.teleop.browser import STALE_SECONDS, Browser
+from hilt.teleop.devices import DeviceError, Reading, Status, open_device
+from hilt.teleop.page import IN_FLIGHT, SEAT_SECONDS
+
+PICTURE = np.arange(48 * 64 * 3, dtype=np.uint8).reshape(48, 64, 3)
+
+
+class Client:
+    """A viewer that says exactly what a test wants."""
+
+    def __init__(self, device: Browser, name: str):
+        place = urlsplit(device.url).netloc
+        self._open = contextlib.ExitStack()
+        self.socket = self._open.enter_context(connect(f"ws://{place}/drive", origin=f"http://{place}"))
+        self.socket.send(json.dumps({"viewer": name}))
+        self.seen = 0
+
+    def close(self) -> None:
+        self._open.close()
+
+    def receive(self, timeout: float = 5) -> dict[str, Any]:
+        data = self.socket.recv(timeout)
+        self.seen += 1
+        length = int.from_bytes(data[:4], "little")
+        header = json.loads(data[4 : 4 + length])
+        header["bytes"] = data[4 + length :]
+        return header
+
+    def hold(self, motion: list[float] | None = None, gripper: int = 0, sent: float | None = None, arm: int = 0) -> None:
+        state = {"motion": motion or [0.0] * 6, "gripper": gripper, "arm": arm, "seen": self.seen}
+        self.socket.send(json.dumps(state | {"sent": time.monotonic() if sent is None else sent}))
+
+    def press(self, event: str, number: int, episode: int) -> None:
+        self.socket.send(json.dumps({"event": event, "number": number, "episode": episode}))
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Browser]:
+    with open_device("browser") as device:
+        assert isinstance(device, Browser)
+        yield device
+
+
+@pytest.fixture
+def viewer(device: Browser) -> Iterator[Callable[[str], Client]]:
+    """Makes viewers; nobody has the wheel afterwards."""
+    device.reset()
+    device.show({"front": PICTURE}, Status("policy", episode=1))
+    made: list[Client] = []
+    test = secrets.token_hex(8)
+
+    def make(name: str) -> Client:
+        made.append(Client(device, f"{name} {test}"))
+        return made[-1]
+
+    yield make
+    for client in made:  # one of them may have the wheel
+        with contextlib.suppress(ConnectionClosed):
+            client.press("give", 10**9, 0)
+        client.close()
+    last = Client(device, f"last {test}")
+    until(device, lambda reading: not reading.engaged, SEAT_SECONDS + 5, lambda: last.press("give", time.monotonic_ns(), 0))
+    last.close()
+
+
+def until(device: Browser, wanted: Callable[[Reading], bool], seconds: float = 5, each: Callable[[], None] = lambda: None) -> Reading:
+    """The first reading that is as wanted."""
+    deadline = time.monotonic() + seconds
+    while not wanted(reading := device.read()):
+        assert time.monotonic() < deadline, reading
+        each()
+        time.sleep(0.01)
+    return reading
+
+
+def events(device: Browser, seconds: float = 0.5) -> list[str]:
+    """What was pressed within the next moments, without the toggles."""
+    deadline, found = time.monotonic() + seconds, list[str]()
+    while time.monotonic() < deadline:
+        found += [event for event in device.read().events if event != "toggle"]
+        time.sleep(0.01)
+    return found
+
+
+def test_the_driver_is_read_and_others_are_not(device: Browser, viewer: Callable[[str], Client]):
+    driver, other = viewer("a"), viewer("b")
+    assert not device.read().engaged and not device.read().lost
+    driver.press("take", 1, 0)
+    reading = until(device, lambda r: r.engaged, each=driver.hold)
+    assert reading.events == ("toggle",) and not reading.motion.any()  # with no key held it holds still
+    other.press("take", 1, 0)
+    other.hold([1, 1, 1, 1, 1, 1])
+    motion = [0.5, -1, 0, 0.25, 0, 1]
+    reading = until(device, lambda r: r.motion.any(), each=lambda: driver.hold(motion, -1))
+    assert reading.motion.tolist() == motion and reading.gripper == -1 and reading.engaged and not reading.lost
+    driver.press("give", 2, 0)
+    reading = until(device, lambda r: not r.engaged)
+    assert reading.events == ("toggle",) and not reading.motion.any() and reading.gripper == 0
+    other.press("take", 2, 0)  # now that it is free
+    assert until(device, lambda r: r.motion.any(), each=lambda: other.hold([1, 0, 0, 0, 0, 0])).motion[0] == 1
+
+
+def test_silence_is_lost_and_stays_so_until_a_person_decides(device: Browser, viewer: Callable[[str], Client]):
+    driver, other = viewer("a"), viewer("b")
+    driver.press("take", 1, 0)
+    until(device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6, 1))
+    silent = time.monotonic()
+    reading = until(device, lambda r: r.lost)
+    assert time.monotonic() - silent < STALE_SECONDS + 0.5
+    assert reading.engaged and not reading.motion.any() and reading.gripper == 0
+    until(device, lambda r: not r.lost, each=lambda: driver.hold([1] * 6))  # contact is back: goes on
+    until(device, lambda r: r.lost)
+    other.press("take", 1, 0)
+    until(device, lambda r: not r.lost, SEAT_SECONDS + 5, each=lambda: other.press("take", int(time.monotonic() * 1e6), 0))  # the seat is free
+    other.close()
+    driver.close()
+    gone = time.monotonic()
+    while time.monotonic() < gone + SEAT_SECONDS + 0.7:  # also when the seat is free again, the arm holds still
+        assert (reading := device.read()).lost or time.monotonic() < gone + 0.5, reading
+        time.sleep(0.02)
+    last = viewer("c")
+    assert last.receive()["lost"]
+    last.press("give", 1, 0)
+    reading = until(device, lambda r: not r.lost)
+    assert not reading.engaged and reading.events == ()  # TakeOver lets go by itself then; a toggle would take over again
+
+
+def test_a_backlog_is_old_when_it_arrives(device: Browser, viewer: Callable[[str], Client]):
+    """States that a stalled network kept for a second do not count as what the driver holds now."""
+    driver = viewer("a")
+    driver.press("take", 1, 0)
+    until(device, lambda r: r.engaged and not r.lost, each=driver.hold)
+    for _ in range(20):
+        driver.hold([1] * 6, sent=time.monotonic() - 1)
+        assert not device.read().motion.any()
+        time.sleep(0.02)
+
+
+def test_events_arrive_each_once_and_in_order(device: Browser, viewer: Callable[[str], Client]):
+    client = viewer("a")
+    episode = client.receive()["episode"]
+    for number, event in enumerate(["reset", "success", "fail"], 1):
+        for _ in range(3):  # sent again, as after a broken connection
+            client.press(event, number, episode)
+    client.close()
+    again = viewer("a")
+    again.press("fail", 3, episode)
+    again.press("reset", 4, episode)
+    assert events(device) == ["reset", "success", "fail", "reset"]
+
+
+def test_what_was_pressed_in_an_episode_that_is_over_does_not_count(device: Browser, viewer: Callable[[str], Client]):
+    client = viewer("a")
+    episode = client.receive()["episode"]
+    client.press("success", 1, episode)
+    client.press("stop", 2, episode)
+    time.sleep(0.3)
+    device.reset()
+    client.press("success", 3, episode)  # the page had not heard of the reset yet
+    client.press("fail", 4, episode + 1)
+    assert events(device) == ["stop", "fail"]
+
+
+def test_marks_are_the_drivers_and_stop_is_everybodys(device: Browser, viewer: Callable[[str], Client]):
+    driver, other = viewer("a"), viewer("b")
+    episode = driver.receive()["episode"]
+    driver.press("take", 1, episode)
+    until(device, lambda r: r.engaged)
+    for number, event in enumerate(["success", "fail", "reset", "stop"], 1):
+        other.press(event, number, episode)
+    driver.press("success", 2, episode)
+    assert sorted(events(device)) == ["stop", "success"]
+
+
+def test_a_viewer_who_does_not_keep_up_misses_pictures_and_delays_nobody(device: Browser, viewer: Callable[[str], Client]):
+    slow = viewer("slow")
+    time.sleep(0.3)
+    for step in range(50):
+        device.show({"front": PICTURE}, Status("policy", step=step))
+        time.sleep(0.005)
+    time.sleep(0.3)
+    for _ in range(IN_FLIGHT):
+        slow.receive()
+    with pytest.raises(TimeoutError):
+        slow.receive(0.5)
+    slow.hold()
+    newest = slow.receive()
+    assert newest["status"]["step"] == 49 and newest["pictures"] == [["front", len(newest["bytes"])]]
+    assert newest["bytes"].startswith(b"\xff\xd8") and newest["age"] < 5
+
+
+def test_the_status_may_have_numpys_numbers(device: Browser, viewer: Callable[[str], Client]):
+    device.show({}, Status("human", "lift", np.int64(3), reward=np.float32(0.5), message="hello"))
+    client = viewer("a")
+    header = client.receive()
+    while header["status"]["instruction"] != "lift":
+        client.hold()
+        header = client.receive()
+    assert header["status"]["episode"] == 3 and header["status"]["reward"] == 0.5 and header["status"]["message"] == "hello"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json",
+        json.dumps({"sent": 1, "seen": 0, "motion": [0] * 5, "gripper": 0, "arm": 0}),
+        '{"sent": 1, "seen": 0, "motion": [NaN, 0, 0, 0, 0, 0], "gripper": 0, "arm": 0}',
+        json.dumps({"sent": 1, "seen": 0, "motion": [0] * 6, "gripper": 7, "arm": 0}),
+        json.dumps({"sent": 1, "seen": 0, "motion": [0] * 6, "gripper": 0, "arm": -1}),
+        json.dumps({"event": "explode", "number": 1, "episode": 0}),
+        json.dumps([1, 2]),
+    ],
+)
+def test_a_malformed_message_ends_that_connection_only(device: Browser, viewer: Callable[[str], Client], text: str):
+    client, good = viewer("bad"), viewer("good")
+    client.socket.send(text)
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            client.receive()
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+    assert good.receive()["viewers"] >= 1
+
+
+# Who gets in
+
+
+def get(device: Browser, path: str = "/", **headers: str) -> http.client.HTTPResponse:
+    place = urlsplit(device.url)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=10)
+    connection.request("GET", path, headers={"Host": f"127.0.0.1:{place.port}", **headers})
+    return connection.getresponse()
+
+
+SOCKETS = ["/drive", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"]
+
+
+def upgrade(device: Browser, path: str, origin: str | None = "", **headers: str) -> int:
+    """The status of a websocket's handshake, 101 when it was let in."""
+    host = headers.pop("Host", f"127.0.0.1:{urlsplit(device.url).port}")
+    place = urlsplit(device.url)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=10)
+    wanted = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
+    wanted |= {} if origin is None else {"Origin": origin or f"http://{host}"}
+    connection.request("GET", path, headers={"Host": host, **wanted, **headers})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_on_loopback_only_this_machine_and_this_page_get_in(device: Browser):
+    port = urlsplit(device.url).port
+    assert device.token == "" and device.url.startswith("http://127.0.0.1:")
+    good = get(device)
+    assert good.status == 200 and good.headers["X-Frame-Options"] == "DENY" and b"http://" not in good.read().replace(b"http://www.w3.org", b"")
+    assert get(device, Host=f"localhost:{port}").status == 200
+    assert get(device, Host="localhost:9000").status == 200  # through a tunnel
+    for host in ("evil.example", f"evil.example:{port}", "192.168.1.5", "", "[", f"127.0.0.1.evil.example:{port}"):
+        refused = get(device, Host=host)
+        assert refused.status == 403 and b"is not this machine" in refused.read()
+    refused = get(device, Origin="http://evil.example")
+    assert refused.status == 403 and b"is not this page" in refused.read()
+    for path in SOCKETS:
+        assert upgrade(device, path) == 101
+        assert upgrade(device, path, Host=f"localhost:{port}") == 101
+        assert upgrade(device, path, origin="http://evil.example") == 403
+        assert upgrade(device, path, origin=f"http://127.0.0.1:{port + 1}") == 403
+        assert upgrade(device, path, origin="null") == 403
+        assert upgrade(device, path, origin=None) == 403
+        assert upgrade(device, path, Host="evil.example") == 403
+    with pytest.raises(InvalidStatus), connect(f"ws://127.0.0.1:{port}/drive", origin="http://evil.example"):
+        pass
+
+
+def test_beyond_loopback_the_token_is_needed():
+    with Browser("0.0.0.0") as device:
+        assert len(device.token) >= 20 and device.url.endswith(f"/?token={device.token}")
+        command = Path(f"/proc/{device._page.pid}/cmdline").read_bytes()
+        assert device.token.encode() not in command
+        refused = get(device)
+        assert refused.status == 403 and b"needs its token" in refused.read()
+        assert get(device, "/?token=wrong").status == 403
+        assert get(device, Cookie="hilt=wrong").status == 403
+        assert get(device, "/_nicegui/anything").status == 403
+        entered = get(device, f"/?token={device.token}")
+        cookie = entered.headers["Set-Cookie"]
+        assert entered.status == 200 and "HttpOnly" in cookie and "SameSite=Strict" in cookie and b"url=/" in entered.read()
+        cookie = cookie.partition(";")[0]
+        assert get(device, Cookie=cookie).status == 200
+        assert get(device, Cookie=f"other=1; {cookie}", Host="192.168.1.5:80").status == 200
+        assert get(device, Cookie=cookie, Host="evil.example").status == 403
+        for path in SOCKETS:
+            assert upgrade(device, path) == 403
+            assert upgrade(device, path, Cookie="hilt=wrong") == 403
+            assert upgrade(device, path, Cookie=cookie) == 101
+            assert upgrade(device, path, Cookie=cookie, origin="http://evil.example") == 403
+
+
+# The process
+
+
+def test_a_port_that_is_taken_is_told(device: Browser):
+    port = urlsplit(device.url).port
+    assert port is not None
+    with pytest.raises(ConfigError, match=rf"127.0.0.1 port {port}: cannot listen here \(Address already in use\). Give another port"):
+        Browser(port=port)
+    with pytest.raises(ConfigError, match="no.such.host.invalid port 0: cannot listen here"):
+        Browser("no.such.host.invalid")
+
+
+def test_the_sockets_lie_where_nobody_else_gets_at_them(device: Browser):
+    assert device._folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_page_that_dies_is_told_with_its_own_words():
+    with Browser() as device:
+        device._page.send_signal(signal.SIGKILL)
+        with pytest.raises(DeviceError, match=r"the page ended with exit status -9 .* Start the run again"):
+            until(device, lambda reading: False)
+        folder = device._folder
+    assert not folder.exists()
+
+
+def test_a_page_that_cannot_start_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "nicegui").mkdir()
+    (tmp_path / "nicegui/__init__.py").write_text("raise RuntimeError('broken on purpose')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(DeviceError, match=r"exit status 1 \(RuntimeError: broken on purpose\)") as error:
+        Browser()
+    assert "Traceback" in str(error.value)
+
+
+def test_the_page_ends_with_its_parent_and_leaves_nothing():
+    program = "from hilt.teleop.browser import Browser; b = Browser(); print(b._page.pid, b._folder, flush=True); input()"
+    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid, folder = parent.stdout.readline().split()
+    assert Path(folder).exists()
+    parent.kill()
+    parent.communicate(timeout=10)
+    deadline = time.monotonic() + 15
+    while (Path(folder).exists() or running(int(pid))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(folder).exists() and not running(int(pid))
+
+
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
