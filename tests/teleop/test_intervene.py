@@ -1,0 +1,276 @@
+"""Who acts, what is executed, what info says of it; and that the arm does not jump when control changes hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.trajectory import Source
+from hilt.envs.tabletop import TabletopEnv
+from hilt.teleop.devices import Reading
+from hilt.teleop.intervene import TakeOver, images_of
+from tests.teleop.played import Noting, Played, push
+
+POLICY = np.full(7, 0.5)
+
+
+def played(*readings: Reading, env: Any = None, **options: Any) -> TakeOver:
+    taken = TakeOver(env or Noting(), Played(readings), **options)
+    taken.reset()
+    return taken
+
+
+def infos(env: TakeOver, steps: int, action: Any = POLICY) -> list[dict[str, Any]]:
+    return [env.step(action)[4] for _ in range(steps)]
+
+
+# --- who acts ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_acts_while_the_device_is_held():
+    env = played(Reading(), push(1), push(0.5, gripper=1), Reading(), push(0, -1))
+    found = infos(env, 5)
+    assert [info["source"] for info in found] == [Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN]
+    np.testing.assert_array_equal(env.unwrapped.got[1:4], [[1, 0, 0, 0, 0, 0, 0], [0.5, 0, 0, 0, 0, 0, 1], POLICY])
+    assert [("intervene_action" in info) for info in found] == [False, True, True, False, True]
+    assert [info["intervention_count"] for info in found] == [0, 1, 1, 1, 2]
+    assert [info["intervention_steps"] for info in found] == [0, 1, 2, 2, 3]
+    env.reset()
+    assert infos(env, 1)[0]["intervention_steps"] == 0
+
+
+def test_what_is_told_is_what_was_executed():
+    env = played(Reading(), push(3, 0.1, gripper=-1), push(0.1))
+    for info, got in zip(infos(env, 3, np.array([2.0, -7, 0, 0, 0, 0, 0.3])), env.unwrapped.got, strict=True):
+        assert info["executed_action"].dtype == got.dtype == np.float32
+        assert env.action_space.contains(got)
+        np.testing.assert_array_equal(info["executed_action"], got)
+        np.testing.assert_array_equal(info.get("intervene_action", got), got)
+    np.testing.assert_array_equal(env.unwrapped.got[:2], np.float32([[1, -1, 0, 0, 0, 0, 0.3], [1, 0.1, 0, 0, 0, 0, -1]]))
+
+
+def test_a_toggle_switches_whatever_is_held():
+    toggle = Reading(events=("toggle",))
+    env = played(push(1), toggle, Reading(), push(0, 1), toggle, push(1), push(1, events=("toggle", "toggle")), mode="toggle")
+    found = infos(env, 7)
+    assert [info["source"] for info in found] == [0, 1, 1, 1, 0, 0, 0]
+    np.testing.assert_array_equal(env.unwrapped.got[1:4], [[0] * 7, [0] * 7, [0, 1, 0, 0, 0, 0, 0]])
+    assert found[-1]["intervention_count"] == 1
+
+
+def test_a_toggle_ends_with_the_episode():
+    env = played(Reading(events=("toggle",)), mode="toggle")
+    assert infos(env, 2)[1]["source"] == Source.HUMAN
+    env.reset()
+    assert infos(env, 1)[0]["source"] == Source.POLICY
+
+
+def test_lost_contact_holds_still_until_it_is_back():
+    env = played(push(1), push(1, lost=True, gripper=1), Reading(lost=True), Reading())
+    found = infos(env, 4)
+    assert [info.get("lost", False) for info in found] == [False, True, True, False]
+    assert [info["source"] for info in found] == [1, 1, 1, 0]
+    np.testing.assert_array_equal(env.unwrapped.got[1:3], np.zeros((2, 7)))
+    assert [status.who for _, status in env.device.shown] == ["policy", "human", "nobody", "nobody", "policy"]
+
+
+def test_after_lost_contact_a_toggle_is_over_unless_the_person_is_there():
+    toggle, lost = Reading(events=("toggle",)), Reading(lost=True)
+    assert [info["source"] for info in infos(played(toggle, lost, Reading(), mode="toggle"), 3)] == [1, 1, 0]
+    assert [info["source"] for info in infos(played(toggle, lost, push(0), Reading(), mode="toggle"), 4)] == [1, 1, 1, 1]
+
+
+def test_without_a_policy_doing_nothing_is_the_persons_too():
+    env = played(Reading(), push(1), policy=False)
+    found = infos(env, 2, np.zeros(7))
+    assert [(info["source"], "intervene_action" in info) for info in found] == [(Source.HUMAN, False), (Source.HUMAN, True)]
+    assert [status.who for _, status in env.device.shown] == ["nobody", "nobody", "human"]
+
+
+# --- events -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("events", "reward", "terminated", "truncated", "told"),
+    [
+        (("success",), 1.0, True, False, {"succeed": True}),
+        (("fail",), 0.0, True, False, {"succeed": False}),
+        (("success", "fail"), 0.0, True, False, {"succeed": False}),
+        (("reset",), 0.25, False, True, {}),
+        (("stop",), 0.25, False, True, {"stop": True}),
+        (("success", "stop"), 1.0, True, True, {"succeed": True, "stop": True}),
+        ((), 0.25, False, False, {}),
+    ],
+)
+def test_events_end_episodes(events: tuple[str, ...], reward: float, terminated: bool, truncated: bool, told: dict[str, bool]):
+    env = played(Reading(events=events))
+    _, *found, info = env.step(POLICY)
+    assert found == [reward, terminated, truncated]
+    assert {key: info[key] for key in ("succeed", "stop") if key in info} == told
+
+
+def test_what_was_pressed_before_an_episode_does_not_end_it_but_stop_does():
+    device = Played()
+    for event in ("success", "reset", "stop", "fail"):
+        device.press(event)
+    device.reset()
+    assert device.take_events() == ("stop",)
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("length", "arm", "expected"),
+    [
+        (3, 0, [0.1, 0.2, 0.3]),
+        (4, 0, [0.1, 0.2, 0.3, -1]),
+        (6, 0, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+        (7, 1, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, -1]),
+        (12, 0, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6] + [0] * 6),
+        (14, 1, [0] * 7 + [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, -1]),
+    ],
+)
+def test_known_action_spaces(length: int, arm: int, expected: list[float]):
+    env = played(Reading(arm=arm), push(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, gripper=-1, arm=arm), env=Noting(length))
+    infos(env, 2, np.zeros(length))
+    np.testing.assert_array_equal(env.unwrapped.got[1], np.float32(expected))
+
+
+def test_action_indices_leave_the_others_at_zero():
+    env = played(Reading(), push(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, gripper=1), action_indices=[0, 2, 6])
+    infos(env, 2)
+    np.testing.assert_array_equal(env.unwrapped.got, np.float32([POLICY, [0.1, 0, 0.3, 0, 0, 0, 1]]))
+    with pytest.raises(ConfigError, match=r"action_indices has \[7\]: .* dimensions are 0 to 6"):
+        TakeOver(Noting(), Played(), action_indices=[1, 7])
+
+
+def test_another_action_space_needs_a_function():
+    cart = Noting(action_space=spaces.Discrete(2))
+    for space in (spaces.Discrete(2), spaces.Box(-1, 1, (5,)), spaces.Box(0, 1, (7,)), spaces.Box(-1, 1, (7, 1))):
+        with pytest.raises(ConfigError, match=r"the action space is .*: a device drives .* give TakeOver\(action_of="):
+            TakeOver(Noting(action_space=space), Played())
+    env = played(Reading(), push(-1), push(1), env=cart, action_of=lambda reading, space: int(reading.motion[0] > 0))
+    infos(env, 3, 1)
+    assert cart.got == [1, 0, 1]
+
+
+def test_a_plain_gymnasium_environment_is_driven_and_shown():
+    pendulum = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
+    env = TakeOver(pendulum, Played([Reading(), push(1)]), action_of=lambda reading, space: 2 * reading.motion[:1])
+    env.reset(seed=0)
+    assert infos(env, 2, np.float32([9]))[0]["executed_action"] == [2.0]
+    images, status = env.device.shown[-1]
+    assert images["view"].shape == (500, 500, 3) and status.who == "human" and status.step_limit == 0
+    env.close()
+    assert env.device.closed == 1
+
+
+@pytest.mark.parametrize("action", [np.full(7, np.nan), np.zeros(6), np.zeros((1, 7))])
+def test_an_action_that_is_none_is_refused(action: np.ndarray):
+    with pytest.raises(SchemaError, match=r"the action is \[.*\]: expected 7 finite numbers"):
+        played().step(action)
+
+
+def test_a_wrong_mode_is_refused():
+    with pytest.raises(ConfigError, match=r"mode is 'held': it is 'hold' .* or 'toggle'"):
+        TakeOver(Noting(), Played(), mode="held")  # type: ignore[arg-type]
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_is_shown_after_reset_and_every_step():
+    env = played(Reading(), push(1, events=("success",)))
+    env.message = "slowly"
+    infos(env, 2)
+    env.reset()
+    images, statuses = zip(*env.device.shown, strict=True)
+    assert [shown["front"][0, 0, 0] for shown in images] == [0, 1, 2, 0]
+    assert [(s.who, s.episode, s.successes, s.step, s.reward) for s in statuses] == [
+        ("policy", 1, 0, 0, 0.0),
+        ("policy", 1, 0, 1, 0.25),
+        ("human", 1, 1, 2, 1.25),
+        ("policy", 2, 1, 0, 0.0),
+    ]
+    assert {(s.instruction, s.step_limit) for s in statuses} == {("note what comes", 100)} and statuses[-1].message == "slowly"
+
+
+def test_images_are_found_wherever_they_are():
+    image = np.zeros((2, 3, 3), np.uint8)
+    observation = {"images": {"left/wrist": image}, "state": {"depth": image[..., 0], "eye": image}, "x": 1}
+    assert list(images_of(observation)) == ["left/wrist", "state/eye"]
+    assert list(images_of(image)) == ["image"] and images_of(image.astype(float)) == {}
+
+
+# --- no jump at the hand-over: the arm itself -------------------------------------------------------------------------------------
+
+
+class Arm:
+    """The tabletop arm under TakeOver: the path of its tcp and its gripper, step by step."""
+
+    def __init__(self, readings: list[Reading], policy: list[float], mode: str = "hold"):
+        with TabletopEnv("reach", image_size=None, step_limit=100) as table:
+            env = TakeOver(table, Played(readings), mode=mode)  # type: ignore[arg-type]
+            observation, _ = env.reset(options={"split": "train", "state": 0})
+            rows, self.actions = [observation["state"]], []
+            for _ in readings:
+                observation, _, _, _, info = env.step(np.array(policy))
+                rows.append(observation["state"])
+                self.actions.append(info["executed_action"])
+        self.moved = np.diff([row["tcp_pose"][:3] for row in rows], axis=0)  # metres in each step
+        self.turned = np.diff([row["tcp_pose"][3:] for row in rows], axis=0)
+        self.gripper = np.array([row["gripper_pose"][0] for row in rows])
+
+
+NOBODY, STILL = Reading(), push(0)
+
+
+def test_taking_over_goes_on_from_where_the_arm_is_and_giving_back_too():
+    policy = [0, 0.6, 0, 0, 0, 0, 0]
+    alone = Arm([NOBODY] * 24, policy)
+    arm = Arm([NOBODY] * 8 + [STILL] * 8 + [NOBODY] * 8, policy)
+    speed = np.linalg.norm(alone.moved, axis=1).max()
+    assert speed > 0.005, "the policy moves the arm"
+    assert np.linalg.norm(arm.moved, axis=1).max() <= speed * 1.02, "never faster than the policy alone"
+    assert (arm.moved[:, 1] > -0.001).all(), "never back: it stops where it was told to be"
+    assert np.abs(arm.moved[13:16]).max() < 0.001, "and then it stands"
+    assert np.abs(arm.moved[:, [0, 2]]).max() < 0.003 and np.abs(arm.turned).max() < 0.01
+    np.testing.assert_array_equal(arm.actions[16:], np.float32([policy] * 8), "the policy's actions are used as they are")
+
+
+@pytest.mark.parametrize("mode", ["hold", "toggle"])
+def test_a_stick_that_was_deflected_before_moves_nothing_until_it_was_released(mode: str):
+    away, held = push(0, -1, 1, engaged=False), push(0, -1, 1, events=("toggle",))
+    pushed = push(0, -1, 1)
+    arm = Arm([away] * 4 + [held, pushed, pushed, pushed] + [push(0, 0, 1)] * 4 + [pushed] * 4, [0] * 7, mode)
+    assert np.abs(arm.moved[:12]).max() < 0.001, "deflected since before, and z until the end"
+    assert (arm.moved[13:, 1] < -0.004).all(), "y was released in between"
+    assert np.abs(arm.moved[:, 2]).max() < 0.003
+
+
+def test_the_gripper_stays_as_it_is():
+    close = [0.0] * 6 + [-1]
+    before, button = push(0, gripper=1, engaged=False), push(0, gripper=1)
+    arm = Arm([NOBODY] * 8 + [STILL] * 4 + [NOBODY] * 2 + [before] * 2 + [button] * 4 + [STILL, button] + [STILL] * 6, close)
+    assert arm.gripper[0] > 0.8, "open at first"
+    assert arm.gripper[8:21].max() < 0.2, "the policy closed it, and neither hand-over nor a button held since before opens it"
+    assert arm.gripper[-1] > 0.8, "pressed anew, the button does"
+
+
+def test_another_arm_waits_until_the_stick_is_released():
+    env = played(Reading(), push(1), push(1, arm=1), push(0, arm=1), push(1, arm=1), env=Noting(14))
+    infos(env, 5, np.zeros(14))
+    assert [got[0] for got in env.unwrapped.got] == [0, 1, 0, 0, 0]
+    assert [got[7] for got in env.unwrapped.got] == [0, 0, 0, 0, 1]
+
+
+def test_a_key_held_over_a_reset_moves_nothing():
+    env = played(push(1), push(1), push(0), push(1))
+    infos(env, 4)
+    assert [got[0] for got in env.unwrapped.got] == [0, 0, 0, 1]
