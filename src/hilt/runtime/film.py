@@ -7,6 +7,7 @@ They are made by a process of their own that reads the log, so the control loop 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, optional_module
+from hilt.core.errors import ConfigError, HiltError, MissingPackageError
 from hilt.core.files import DISK, leftovers
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
@@ -36,8 +37,9 @@ class Filmer:
     """The process that makes videos of a log, and the numbers of those it is asked for."""
 
     def __init__(self, log: Log, folder: Path, hz: float):
-        for module in ("av", "PIL"):
-            optional_module(module, "A video of each episode", "formats", package={"PIL": "pillow"}.get(module, module))
+        for module, package in (("av", "av"), ("PIL", "pillow")):
+            if importlib.util.find_spec(module) is None:
+                raise MissingPackageError(package, "A video of each episode", "formats")
         if not cameras(log):
             raise ConfigError("the observations have no images.")
         DISK.make_folders(folder)

@@ -334,8 +334,8 @@ class Marking(Device):
 
     def __init__(self, device: Device):
         super().__init__()
-        self.name, self.source, self.gives_actions, self.screen = device.name, device.source, device.gives_actions, device.screen
-        self.attach, self.reset, self.show, self.close = device.attach, device.reset, device.show, device.close  # type: ignore[method-assign]
+        for name in ("name", "source", "gives_actions", "screen", "attach", "reset", "watch", "show", "close"):
+            setattr(self, name, getattr(device, name))
         self._device, self.marked = device, False
 
     def read(self) -> Reading:

@@ -1,0 +1,287 @@
+"""What stays of a session, what is counted, and what the log says of each episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from hilt.core.errors import ConfigError, HiltError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, Files, _path_of
+from hilt.envs.task import make
+from hilt.formats import open_dataset
+from hilt.replay import Log
+from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, record
+from hilt.runtime.recording import replay_open_loop
+from hilt.teleop.devices import Device, Reading
+from hilt.teleop.operator import Script
+from tests.runtime.toy import Toy, points
+
+TOY = "tests.runtime.toy:Toy"
+
+
+class Person(Device):
+    """Acts as it was told, step by step: an axis' motion, or what it presses; None does nothing."""
+
+    name = "person"
+
+    def __init__(self, *steps: float | str | None):
+        super().__init__()
+        self._steps = list(steps)
+
+    def read(self) -> Reading:
+        what = self._steps.pop(0) if self._steps else "stop"
+        if isinstance(what, str):
+            return Reading(events=(what,))
+        return Reading(np.array([what or 0, 0, 0, 0, 0, 0]), engaged=what is not None)
+
+
+class Seen:
+    """A watch that remembers."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Recorded] = []
+        self.have: list[int] = []
+
+    def begin(self, summary: Summary) -> None:
+        self.have.append(summary.have)
+
+    def step(self, summary: Summary) -> None: ...
+
+    def episode(self, recorded: Recorded, summary: Summary) -> None:
+        self.episodes.append(recorded)
+
+
+def session(folder: Path, device: Device | None = None, toy: dict[str, Any] | None = None, **settings: Any) -> tuple[Summary, Seen]:
+    watch, videos = Seen(), settings.pop("videos", False)
+    given = {"task": TOY, "options": toy or {}, "episodes": 3, **settings}
+    return record(Toy(**(toy or {})), device or Script(), folder, Settings(**given), watch=watch, videos=videos), watch
+
+
+def opened(folder: Path) -> Log:
+    return Log.open(folder / "log", "r")
+
+
+def test_only_successes_stay_and_the_rest_is_counted(tmp_path: Path):
+    summary, watch = session(tmp_path / "a", toy={"hopeless": [0, 1, 2, 3]}, episodes=4)
+    assert (summary.have, summary.episodes, summary.successes, summary.complete) == (4, 4, 4, True)
+    assert summary.discarded == {"no success": summary.attempts - 4} and summary.attempts > 4
+    assert [r.dropped for r in watch.episodes if not r.success] == ["no success"] * (summary.attempts - 4)
+    with opened(tmp_path / "a") as log:
+        assert len(log.trajectories()) == 4 and len(log.successes()) == len(log) == len(log.by_source("demo"))
+        for number in log.trajectories():
+            facts = log.facts.about(number)
+            assert facts["state"] in (4, 5, 6, 7) and facts["split"] == "train" and facts["success"] is True
+            assert (facts["task"], facts["device"], facts["language_instruction"]) == (TOY, "script", "reach the goal")
+            assert facts["intervention_steps"] == facts["steps"] == len(log.trajectory_keys(number))
+            assert set(facts["versions"]) >= {"hilt", "gymnasium", "numpy"} and facts["options"] == {"hopeless": [0, 1, 2, 3]}
+        steps = log.read(log.trajectory_keys(log.trajectories()[0]))
+        assert steps["terminated"].tolist() == [False] * (len(steps["rewards"]) - 1) + [True] and not steps["truncated"].any()
+        moved = points(log, log.trajectories()[0])
+        assert np.allclose(np.diff(moved, axis=0), 0.2 * steps["actions"], atol=1e-6), "the action recorded is the action executed"
+        times = steps["times"]
+        assert (times["observed"] <= times["sent"]).all() and (times["sent"] <= times["applied"]).all() and times["observed"][0] > 1.7e9
+        assert (steps["policy_version"] == -1).all()
+
+
+def test_all_stay_marked(tmp_path: Path):
+    summary, _ = session(tmp_path / "a", toy={"hopeless": [0, 1, 2, 3]}, episodes=8, keep="all")
+    assert (summary.have, summary.episodes, summary.successes, summary.attempts) == (8, 8, 4, 8)
+    with opened(tmp_path / "a") as log:
+        failed = {log.facts.about(number)["state"] for number in log.trajectories() if not log.facts.about(number)["success"]}
+        assert failed == {0, 1, 2, 3}, "each initial state once, and those that are hopeless failed"
+
+
+def test_a_session_goes_on_where_the_last_one_ended(tmp_path: Path):
+    session(tmp_path / "a", episodes=3)
+    summary, watch = session(tmp_path / "a", episodes=8)
+    assert watch.have == [3] and (summary.have, summary.attempts, len(watch.episodes)) == (8, 5, 5)
+    with opened(tmp_path / "a") as log:
+        assert sorted(log.facts.about(number)["state"] for number in log.trajectories()) == list(range(8))
+    summary, _ = session(tmp_path / "a", episodes=8)
+    assert summary.attempts == 0 and summary.complete
+
+
+def test_an_unfinished_episode_is_dropped_and_never_counted(tmp_path: Path):
+    session(tmp_path / "a", episodes=2)
+    with Log.open(tmp_path / "a" / "log") as log:
+        keys = log.trajectory_keys(log.trajectories()[0])
+        log.add(_wide(log.read(keys[:1])))  # as a session leaves it that is killed before its facts
+        assert len(log.trajectories()) == 3
+    summary, watch = session(tmp_path / "a", episodes=3)
+    assert summary.unfinished == 1 and watch.have == [2] and summary.episodes == 3
+    with opened(tmp_path / "a") as log:
+        assert len(log.trajectories()) == 3 and all("task" in log.facts.about(number) for number in log.trajectories())
+
+
+def _wide(tree: Any) -> Any:
+    return {key: _wide(value) for key, value in tree.items()} if isinstance(tree, dict) else tree[:, None]
+
+
+def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dirty: set[str] = set()
+
+    class Tracking(Files):
+        def write(self, fd: int, data: Any, offset: int) -> None:
+            dirty.add(str(_path_of(fd)))
+            super().write(fd, data, offset)
+
+        def write_all(self, fd: int, buffers: Any, offset: int) -> None:
+            dirty.add(str(_path_of(fd)))
+            super().write_all(fd, buffers, offset)
+
+        def sync(self, fd: int) -> None:
+            dirty.discard(str(_path_of(fd)))
+            super().sync(fd)
+
+    class Asks(Seen):
+        def step(self, summary: Summary) -> None:
+            self.wrote = len(dirty)
+
+        def episode(self, recorded: Recorded, summary: Summary) -> None:
+            super().episode(recorded, summary)
+            assert not dirty, f"{dirty} would not survive a power cut"
+
+    monkeypatch.setattr(DISK, "__class__", Tracking)
+    watch = Asks()
+    record(Toy(hopeless=(0, 1)), Script(), tmp_path / "a", Settings(TOY, episodes=6), watch=watch, videos=False)
+    assert len(watch.episodes) >= 6 and watch.wrote == 0, "the last step of an episode is synced with its end"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"task": "tests.runtime.toy:Other"}, ConfigError, "demonstrations of tests.runtime.toy:Toy .* tests.runtime.toy:Other .*--out"),
+        ({"toy": {"step_limit": 4}}, ConfigError, r"options \{\}, and .* \{'step_limit': 4\}"),
+        ({"successes_needed": 5}, ConfigError, "has demonstrations of .* labelled frames"),
+        ({"split": "eval"}, UnknownNameError, "no split named 'eval'.* Known: test, train"),
+        ({"states": [7, 8]}, ConfigError, "initial state 8 of train: .* has 8 there"),
+        ({"keep": "some"}, UnknownNameError, "no rule of what to keep named 'some'"),
+        ({"episodes": 0}, ConfigError, "expected at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str):
+    session(tmp_path / "a", episodes=1)
+    with pytest.raises(error, match=words):
+        session(tmp_path / "a", **change)
+    assert session(tmp_path / "a", episodes=2)[0].have == 2, "nothing holds the log"
+
+
+def test_a_log_with_another_schema_and_a_folder_of_somebody_else_are_refused(tmp_path: Path):
+    session(tmp_path / "a", episodes=1)
+    with pytest.raises(SchemaError, match="another schema: observations/images/front"):
+        smaller = Toy()
+        smaller.observation_space["images"].spaces["front"] = Box(0, 255, (8, 8, 3), np.uint8)
+        record(smaller, Script(), tmp_path / "a", Settings(TOY), videos=False)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"is not a recording: thesis\.txt is in it"):
+        session(tmp_path / "b")
+
+
+def test_a_person(tmp_path: Path):
+    """Drives at the control rate; who lets go still demonstrates; an episode nobody touched, or that was given up, goes."""
+    untouched, given_up = [None] * 6, [1.0, 1.0, "reset"]
+    marked = [None, 1.0, None, 0.5, "success"]
+    person = Person(*untouched, *given_up, *marked, 1.0, "stop")
+    summary, watch = session(tmp_path / "a", person, episodes=2)
+    assert [r.dropped for r in watch.episodes] == ["nobody acted", "no success", "", "stopped"]
+    assert summary.stopped and not summary.complete and summary.have == 1
+    assert summary.timing is not None and summary.timing["steps"] == summary.steps and summary.timing["nominal"] == 1 / 200
+    assert "p99" in summary.rate()
+    with opened(tmp_path / "a") as log:
+        (number,) = log.trajectories()
+        steps = log.read(log.trajectory_keys(number), ["actions", "source", "terminated", "rewards"])
+        assert steps["actions"][:, 0].tolist() == [0.0, 1.0, 0.0, 0.5, 0.0] and (steps["source"] == 1).all()
+        assert steps["terminated"].tolist() == [False] * 4 + [True] and steps["rewards"][-1] == 1
+        facts = log.facts.about(number)
+        assert (facts["intervention_count"], facts["intervention_steps"], facts["success"]) == (2, 2, True)
+
+
+def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
+    class Second(Seen):
+        reached = False
+
+        def step(self, summary: Summary) -> None:
+            self.reached = summary.attempts == 2 and summary.step == 1
+
+    watch = Second()
+    summary = record(Toy(), Script(), tmp_path / "a", Settings(TOY), watch=watch, stop=lambda: watch.reached, videos=False)
+    assert summary.stopped and (summary.have, summary.discarded) == (1, {"stopped": 1})
+    assert (watch.episodes[1].dropped, watch.episodes[1].steps) == ("stopped", 1)
+    with opened(tmp_path / "a") as log:
+        assert len(log.trajectories()) == 1
+
+
+def test_a_script_that_always_fails_is_told(tmp_path: Path):
+    with pytest.raises(HiltError, match=f"device script failed {FAILURES_IN_A_ROW} times"):
+        session(tmp_path / "a", toy={"hopeless": list(range(8))})
+
+
+def test_the_penalty_of_the_gripper_becomes_a_column(tmp_path: Path):
+    session(tmp_path / "a", episodes=1)
+    record(Toy(penalty=True), Script(), tmp_path / "a", Settings(TOY, episodes=2), videos=False)
+    record(Toy(penalty=True), Script(), tmp_path / "a", Settings(TOY, episodes=3), videos=False)
+    with opened(tmp_path / "a") as log:
+        first, *others = [log.read(log.trajectory_keys(number), ["grasp_penalty"])["grasp_penalty"] for number in log.trajectories()]
+        assert (first == 0).all()
+        for penalty in others:
+            assert np.allclose(penalty, -0.02 * np.arange(1, len(penalty) + 1))
+
+
+def test_frames_for_a_classifier_from_a_script(tmp_path: Path):
+    """Success is the environment's word; it goes on after it, and what was near before is failure."""
+    toy = {"step_limit": 30}
+    summary, _ = session(tmp_path / "a", toy=toy, successes_needed=30)
+    assert summary.have >= 30 and summary.attempts == 2
+    summary, watch = session(tmp_path / "a", toy=toy, successes_needed=41)
+    assert watch.have == [40] and summary.attempts == 1
+    with opened(tmp_path / "a") as log:
+        for number in log.trajectories():
+            steps = log.read(log.trajectory_keys(number))
+            moved, goal = points(log, number)[1:], points(log, number)[-1]
+            near = np.abs(moved - goal).max(axis=1)
+            assert steps["labels"].sum() == 20 and (steps["labels"] == (steps["rewards"] > 0)).all()
+            assert (near[steps["labels"] == 0] >= 0.05).all() and (steps["labels"] == 0).any()
+            assert steps["truncated"][-1] and not steps["terminated"].any()
+
+
+def test_frames_for_a_classifier_from_a_person(tmp_path: Path):
+    person = Person(1.0, "success", "success", None, 1.0, 1.0, 1.0, "success", None, None, None, None)
+    summary, watch = session(tmp_path / "a", person, successes_needed=3)
+    assert summary.have == 3 and [r.steps for r in watch.episodes] == [6, 6]
+    with opened(tmp_path / "a") as log:
+        labels = [log.read(log.trajectory_keys(number), ["labels"])["labels"].tolist() for number in log.trajectories()]
+        assert labels == [[0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
+
+
+def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
+    """Exactly, pixels too, in tabletop; and with one other action they do not."""
+    env = make("tabletop/push")
+    summary = record(env, Script(), tmp_path / "a", Settings("tabletop/push", episodes=2, seed=3), videos=False)
+    assert summary.have == 2
+    with Log.open(tmp_path / "a" / "log") as log:
+        again = make(log.facts.about(log.trajectories()[0])["task"])
+        for number in log.trajectories():
+            furthest = replay_open_loop(log, number, again)
+            assert {path for path in furthest if "images" in path} == {"observations/images/front", "observations/images/wrist"}
+            assert set(furthest.values()) == {0.0}, furthest
+        keys = log.trajectory_keys(log.trajectories()[0])
+        wrong = -log.read(keys[4:5], ["actions"])["actions"]
+        log.relabel(log.trajectories()[0], "actions", wrong, first=4)
+        assert replay_open_loop(log, log.trajectories()[0], again)["observations/state/tcp_pose"] > 1e-3
+    env.close()
+    again.close()
+
+
+def test_demonstrations_become_hil_serl_files(tmp_path: Path):
+    from hilt.formats.convert import convert
+
+    session(tmp_path / "a", episodes=2)
+    convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
+    (file,) = (tmp_path / "out" / "demo_data").glob("toy_2_demos_*.pkl")
+    episodes = list(open_dataset(file))  # as a stranger reads it: without what we write beside it
+    assert len(episodes) == 2 and all(episode.facts["success"] for episode in episodes)
