@@ -23,6 +23,8 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
 from hilt.envs.rotations import Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
+from hilt.envs.scene import FINGER_TRAVEL, mjcf
+from hilt.envs.scene import TIMESTEP as TIMESTEP
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported; its own choice needs a screen
 os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software renderer: threads do not help pictures this small
@@ -35,12 +37,10 @@ try:
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL raises without its libraries
     raise HiltError(f"mujoco does not start with MUJOCO_GL={os.environ['MUJOCO_GL']} ({error}): {RENDERING_CURE}") from error
 
-TIMESTEP = 0.004
 HOME_JOINTS = (0.0, -0.1671189, 0.0, -2.5074123, 0.0, 2.3402934, np.pi / 4)  # the tcp at x 0.45, z 0.24, pointing down
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 """The gripper points at the table and its fingers open along y: Euler angles (pi, 0, 0)."""
 SIDES = ("left", "right")
-FINGER_TRAVEL = 0.04  # metres, of each finger
 
 PARAMETERS: dict[str, float] = {
     "translational_stiffness": 2000.0,  # N/m
@@ -182,7 +182,7 @@ class World:
             self.data.qpos[at : at + 7] = [*position, *rotation]
             self.data.qvel[speed : speed + 6] = 0.0
         else:
-            raise ConfigError(f"the body {body!r} cannot be placed: give it a <freejoint/> or mocap=\"true\".")
+            raise ConfigError(f'the body {body!r} cannot be placed: give it a <freejoint/> or mocap="true".')
         mujoco.mj_kinematics(self.model, self.data)
 
     def place_joint(self, joint: str, value: float) -> None:
@@ -205,13 +205,15 @@ class World:
         jacobian, dq = jacobian[:, a.dofs], data.qvel[a.dofs].copy()
         mujoco.mj_rnePostConstraint(self.model, data)
         wrench = data.cfrc_ext[a.hand_bodies].sum(0)  # torque, force, about the arm's centre of mass
-        axes = data.site_xmat[a.tcp].reshape(3, 3)
-        lever = data.subtree_com[self.model.body_rootid[a.hand_bodies[0]]] - data.site_xpos[a.tcp]
+        hand, tcp, axes = a.hand_bodies[0], data.site_xpos[a.tcp], data.site_xmat[a.tcp].reshape(3, 3)
+        force, torque = wrench[3:], wrench[:3] + np.cross(data.subtree_com[self.model.body_rootid[hand]] - tcp, wrench[3:])
+        if (push := data.xfrc_applied[hand]).any():  # a commanded wrench is the robot's doing, not the world's
+            force, torque = force - push[:3], torque - push[3:] - np.cross(data.xipos[hand] - tcp, push[:3])
         return ArmState(
             pose=self.pose(arm),
             vel=jacobian @ dq,
-            force=wrench[3:] @ axes,
-            torque=(wrench[:3] + np.cross(lever, wrench[3:])) @ axes,
+            force=force @ axes,
+            torque=torque @ axes,
             q=data.qpos[a.joints].copy(),
             dq=dq,
             jacobian=jacobian,
@@ -329,8 +331,7 @@ class _Renderer:
         self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         # registered after mujoco's own, so that it runs before it: the display must still be there
-        alive = weakref.ref(self)
-        atexit.register(lambda: (renderer := alive()) and renderer.close())
+        atexit.register(_close, weakref.ref(self))
 
     def fits(self, height: int, width: int) -> bool:
         return self._process == os.getpid() and height <= self._height and width <= self._width
@@ -362,93 +363,6 @@ class _Renderer:
 _LEFT_TO_THE_PARENT: list[Any] = []
 
 
-# -- the scene as text
-
-
-def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> str:
-    """The whole scene."""
-    offsets = (0.0,) if len(prefixes) == 1 else (0.3, -0.3)
-    view = 38 if len(prefixes) == 1 else 50
-    arms = "".join(ARM.format(p=prefix, y=y, eye=look((-.065, 0, .05), (.005, 0, .145), (1, 0, 0))) for prefix, y in zip(prefixes, offsets, strict=True))
-    controls = "".join(_control(prefix) for prefix in prefixes)
-    return f"""<mujoco model="tabletop">
-<compiler angle="radian" autolimits="true"/>
-<option timestep="{TIMESTEP}" integrator="Euler" cone="elliptic" impratio="10" noslip_iterations="2"/>
-<visual><quality shadowsize="0" offsamples="0" numslices="16" numstacks="8" numquads="1"/><headlight ambient=".4 .4 .4" diffuse=".25 .25 .25" specular="0 0 0"/>
-<map znear="0.01" zfar="10"/></visual>
-<default>
-  <default class="link"><geom contype="0" conaffinity="0" rgba=".92 .92 .94 1"/><joint damping=".3" armature=".03"/></default>
-  <default class="dark"><geom contype="0" conaffinity="0" rgba=".25 .27 .3 1"/></default>
-</default>
-<asset><texture name="table" type="2d" builtin="checker" rgb1=".80 .79 .76" rgb2=".76 .75 .72" width="64" height="64"/>
-<material name="table" texture="table" texrepeat="5 6"/>{assets}</asset>
-<worldbody>
-  <light directional="true" pos="0 0 2" dir="-.4 .3 -1" diffuse=".4 .4 .4" specular=".1 .1 .1" castshadow="false"/>
-  <geom name="floor" type="plane" size="9 9 9" pos="0 0 -.75" rgba=".3 .34 .4 1" contype="0" conaffinity="0"/>
-  <geom name="table" type="box" size=".5 .6 .02" pos=".4 0 -.02" material="table" friction="1 .005 .0001"/>
-  <camera name="front" {look((1.15, 0, .72), (.43, 0, .1), (0, 0, 1))} fovy="{view}"/>
-  {arms}
-  {objects}
-</worldbody>
-{controls}
-{extra}
-</mujoco>"""
-
-
-ARM = """
-<body name="{p}target_position" mocap="true"><site name="{p}target_position" group="5"/></body>
-<body name="{p}target_rotation" mocap="true"><site name="{p}target_rotation" group="5"/></body>
-<body name="{p}mount" pos="0 {y} 0" childclass="link" gravcomp="1">
- <geom type="cylinder" fromto="0 0 0 0 0 .14" size=".075"/><geom class="dark" type="cylinder" fromto="0 0 .14 0 0 .3" size=".06"/>
- <body name="{p}link1" pos="0 0 .333" gravcomp="1"><joint name="{p}joint1" axis="0 0 1" range="-2.9 2.9"/>
-  <geom type="cylinder" fromto="0 -.07 0 0 .07 0" size=".065" mass="0.6"/>
-  <body name="{p}link2" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint2" axis="0 0 1" range="-1.76 1.76"/>
-   <geom type="capsule" fromto="0 -.05 0 0 -.24 0" size=".06" mass="0.6"/>
-   <body name="{p}link3" pos="0 -.316 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint3" axis="0 0 1" range="-2.9 2.9" stiffness="10" springref="0"/>
-    <geom class="dark" type="capsule" fromto="0 0 -.06 .0825 0 0" size=".055" mass="0.45"/>
-    <body name="{p}link4" pos=".0825 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint4" axis="0 0 1" range="-3.07 -.07"/>
-     <geom type="cylinder" fromto="0 0 -.065 0 0 .065" size=".055" mass="0.3"/><geom type="capsule" fromto="0 0 0 -.0825 .1 0" size=".05" mass="0.15"/>
-     <body name="{p}link5" pos="-.0825 .384 0" quat="1 -1 0 0" gravcomp="1"><joint name="{p}joint5" armature=".08" axis="0 0 1" range="-2.9 2.9"/>
-      <geom type="capsule" fromto="0 0 -.26 0 .03 -.06" size=".048" mass="0.3"/>
-      <body name="{p}link6" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint6" armature=".08" axis="0 0 1" range="-.02 3.75"/>
-       <geom class="dark" type="cylinder" fromto="0 0 -.06 0 0 .06" size=".048" mass="0.15"/><geom type="capsule" fromto="0 0 0 .088 0 0" size=".04" mass="0.15"/>
-       <body name="{p}link7" pos=".088 0 0" quat="1 1 0 0" gravcomp="1"><joint name="{p}joint7" armature=".08" axis="0 0 1" range="-2.9 2.9"/>
-        <geom type="cylinder" fromto="0 0 -.03 0 0 .1" size=".042" mass="0.12"/>
-        <body name="{p}hand" pos="0 0 .107" quat=".9238795 0 0 -.3826834" gravcomp="1">
-         <geom type="box" size=".03 .1 .022" pos="0 0 .03" mass=".3" rgba=".2 .22 .25 1" contype="1" conaffinity="1"/>
-         <camera name="{p}wrist" {eye} fovy="75"/>
-         <site name="{p}tcp" pos="0 0 .1034" group="5"/>
-         <body name="{p}tcp_down" pos="0 0 .1034" quat="0 1 0 0"><site name="{p}tcp_down" group="5"/></body>
-         <body name="{p}finger1" pos="0 0 .0584" gravcomp="1"><joint name="{p}finger1" type="slide" axis="0 1 0" range="0 .04" damping="2" armature=".1"/>
-          <geom type="box" size=".009 .006 .02" pos="0 .012 .006" mass=".03" rgba=".12 .12 .14 1"/>
-          <geom type="box" size=".009 .004 .018" pos="0 .004 .037" mass=".02" rgba=".12 .12 .14 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
-         <body name="{p}finger2" pos="0 0 .0584" gravcomp="1"><joint name="{p}finger2" type="slide" axis="0 -1 0" range="0 .04" damping="2" armature=".1"/>
-          <geom type="box" size=".009 .006 .02" pos="0 -.012 .006" mass=".03" rgba=".12 .12 .14 1"/>
-          <geom type="box" size=".009 .004 .018" pos="0 -.004 .037" mass=".02" rgba=".12 .12 .14 1" contype="1" conaffinity="1" friction="1.5 .02 .0005" condim="4" solref=".008 1" priority="1"/></body>
-        </body>
-       </body></body></body></body></body></body></body></body>
-"""
-
-
-def look(eye: Any, at: Any, up: Any) -> str:
-    """A camera's place and axes: at ``eye``, with ``at`` in the middle of its picture."""
-    back = np.subtract(eye, at)
-    right = np.cross(up, back)
-    axes = " ".join(f"{value:.6g}" for value in (*right, *np.cross(back, right)))
-    return f'pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{axes}"'
-
-
-def _control(p: str) -> str:
-    """The actuators of one arm: a spring and a damper for each direction, and the gripper."""
-    text = ""
-    for i in range(6):
-        gear = " ".join("1" if i == k else "0" for k in range(6))
-        reference = f"{p}target_position" if i < 3 else f"{p}target_rotation"
-        at = f'site="{p}tcp_down" refsite="{reference}" gear="{gear}"'
-        text += f'<general name="{p}spring{i}" {at} gainprm="0" biastype="affine" biasprm="0 -1 0" forcerange="-1 1"/>'
-        text += f'<general name="{p}damper{i}" {at} gainprm="1" biastype="affine" biasprm="0 0 -1"/>'
-    grip = 'gainprm="2000" biastype="affine" biasprm="0 -2000 -80" forcerange="-40 40" ctrlrange="0 .04"'
-    return f"""
-<tendon><fixed name="{p}fingers"><joint joint="{p}finger1" coef=".5"/><joint joint="{p}finger2" coef=".5"/></fixed></tendon>
-<equality><joint joint1="{p}finger1" joint2="{p}finger2" solref=".005 1"/></equality>
-<actuator>{text}<general name="{p}gripper" tendon="{p}fingers" {grip}/></actuator>"""
+def _close(renderer: weakref.ref[_Renderer]) -> None:
+    if (alive := renderer()) is not None:
+        alive.close()
