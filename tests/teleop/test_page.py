@@ -1,0 +1,479 @@
+"""The page in a real browser: real keys, fingers and tabs, and what the device and the arm make of them.
+
+Screenshots are left in the folder that HILT_ARTEFACTS names, else in pytest's own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.trajectory import Source, Step
+from hilt.replay import Log
+from hilt.teleop.devices import Reading, Status
+from hilt.teleop.page import DRIFT, SEAT_SECONDS, Viewer, Wheel
+from tests.teleop import chromium
+
+# Without a browser
+
+
+def test_the_wheel_has_one_driver():
+    wheel = Wheel()
+    held = {"motion": [1.0] * 6, "gripper": 1, "arm": 1}
+    assert wheel.take("a", 10) and not wheel.take("b", 10)
+    wheel.hold("b", held, 10.1)
+    assert wheel.message(10.1)["motion"] == [0] * 6
+    wheel.hold("a", held, 10.2)
+    assert wheel.message(10.3) == {"driving": True, "lost": False, "at": 10.2, **held}
+    wheel.hold("a", {**held, "gripper": -1}, 10.1)  # older than the one before
+    assert wheel.message(10.3)["gripper"] == 1
+    wheel.give("b")
+    assert wheel.driver == "a"
+    wheel.give("a")
+    assert wheel.message(11)["driving"] is False and wheel.message(11)["at"] == 11
+    assert wheel.take("b", 12) and wheel.message(12)["motion"] == [0] * 6  # what the last one held is forgotten
+
+
+def test_a_driver_who_is_gone_leaves_the_wheel_lost():
+    wheel = Wheel()
+    wheel.take("a", 10)
+    wheel.check(10 + SEAT_SECONDS)
+    assert wheel.driver == "a"
+    wheel.check(10.01 + SEAT_SECONDS)
+    assert wheel.driver is None and wheel.message(20)["lost"]
+    wheel.hold("a", {"motion": [1.0] * 6, "gripper": 0, "arm": 0}, 21)  # too late
+    assert wheel.message(21)["lost"] and not wheel.message(21)["driving"]
+    wheel.give("b")
+    assert not wheel.message(22)["lost"]
+    wheel.take("a", 22), wheel.check(30)
+    assert wheel.take("b", 31) and not wheel.message(31)["lost"]
+
+
+def test_a_late_message_is_as_old_as_it_is_late():
+    viewer = Viewer("a")
+    assert viewer.sent_at(5.0, 105.02) == pytest.approx(105.02)  # the quickest so far
+    assert viewer.sent_at(6.0, 106.01) == pytest.approx(106.01)
+    assert viewer.sent_at(7.0, 107.51) == pytest.approx(107.01, abs=2 * DRIFT)  # half a second late
+    assert viewer.sent_at(8.0, 108.01) == pytest.approx(108.01, abs=2 * DRIFT)
+    for second in range(9, 600):  # clocks that part slowly do no harm
+        assert viewer.sent_at(second, 100.01 + second * (1 + DRIFT / 2)) == pytest.approx(100.01 + second * (1 + DRIFT / 2), abs=0.01)
+
+
+# With one
+
+needs_chromium = pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent() or "it is here")
+
+
+@pytest.fixture(scope="module")
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("HILT_ARTEFACTS") or tmp_path_factory.mktemp("artefacts"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    browser = chromium.start(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Any]:
+    from hilt.teleop.browser import Browser
+
+    with Browser() as device:
+        yield device
+
+
+@pytest.fixture
+def page(chrome: Any, device: Any) -> Iterator[Any]:
+    """The page in front, alone, at a desktop's size, with nobody at the wheel."""
+    for handle in chrome.window_handles[1:]:
+        chrome.switch_to.window(handle)
+        chrome.close()
+    chrome.switch_to.window(chrome.window_handles[0])
+    chromium.shape(chrome, 1280, 800)
+    device.reset()
+    device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
+    chromium.open_page(chrome, device.url)
+    if view(chrome, "lost"):
+        click(chrome, ".resume")
+    until(device, lambda reading: not reading.engaged)
+    yield chrome
+    if len(chrome.window_handles) == 1 and view(chrome, "driving"):
+        click(chrome, ".take")
+        until(device, lambda reading: not reading.engaged)
+
+
+yy, xx = np.mgrid[:96, :96]
+PICTURE = np.stack([xx * 2, yy * 2, 255 - xx - yy], -1).astype(np.uint8)
+
+
+def view(browser: Any, name: str) -> Any:
+    return browser.execute_script(f"return document.querySelector('.hilt').cockpit.view.{name}")
+
+
+def banner(browser: Any) -> str:
+    return str(browser.find_element("css selector", ".who strong").text)
+
+
+def click(browser: Any, where: str) -> None:
+    browser.find_element("css selector", where).click()
+
+
+def until(device: Any, wanted: Callable[[Reading], bool], seconds: float = 10) -> Reading:
+    deadline = time.monotonic() + seconds
+    while not wanted(reading := device.read()):
+        assert time.monotonic() < deadline, reading
+        time.sleep(0.005)
+    return reading
+
+
+def take_over(browser: Any, device: Any) -> None:
+    click(browser, ".take")
+    until(device, lambda reading: reading.engaged)
+    chromium.wait(browser, "return document.querySelector('.hilt').cockpit.view.driving")
+
+
+@needs_chromium
+def test_keys_sticks_and_gamepad_move_and_are_released(page: Any, device: Any):
+    take_over(page, device)
+    for key, wanted in (("w", 0), ("a", 1), ("e", 2), ("u", 3), ("i", 4), ("j", 5)):
+        chromium.key(page, key, True)
+        assert until(device, lambda reading: reading.motion.any()).motion.tolist() == np.eye(6)[wanted].tolist()
+        chromium.key(page, key, False)
+        until(device, lambda reading: not reading.motion.any())
+    chromium.key(page, "w", True)
+    chromium.key(page, "d", True)
+    assert until(device, lambda reading: reading.motion.any() and reading.motion[1]).motion.tolist() == [1, -1, 0, 0, 0, 0]
+    page.execute_script("window.dispatchEvent(new Event('blur'))")
+    until(device, lambda reading: not reading.motion.any())
+    chromium.key(page, "w", False)
+    chromium.key(page, "d", False)
+
+    chromium.key(page, "c", True)  # a tap shorter than a control step is not missed
+    chromium.key(page, "c", False)
+    assert until(device, lambda reading: reading.gripper).gripper == -1
+    until(device, lambda reading: not reading.gripper)
+
+    from selenium.webdriver import ActionChains
+
+    left = page.find_element("css selector", ".stick")
+    ActionChains(page).click_and_hold(left).move_by_offset(0, -60).perform()
+    assert until(device, lambda reading: reading.motion[0] > 0.9).motion[1:] == pytest.approx(0, abs=0.01)
+    ActionChains(page).release().perform()
+    until(device, lambda reading: not reading.motion.any())
+    page.execute_script("document.querySelector('.hilt').cockpit.speed = 0.3")
+    right = page.find_elements("css selector", ".stick")[1]
+    ActionChains(page).click_and_hold(right).move_by_offset(-60, 0).perform()
+    assert until(device, lambda reading: reading.motion.any()).motion == pytest.approx([0, 0, 0, 0, 0, 0.3], abs=0.01)
+    ActionChains(page).release().perform()
+    until(device, lambda reading: not reading.motion.any())
+
+    pad = "{id: 'Pad (test)', connected: true, axes: [0, -1, 0, 0.05], buttons: Array.from({length: 17}, (_, i) => ({pressed: i === B, value: +(i === B)}))}"
+    page.execute_script(f"document.querySelector('.hilt').cockpit.speed = 1; navigator.getGamepads = () => {{ const B = 7; return [{pad}]; }}")
+    reading = until(device, lambda reading: reading.motion.any())
+    assert reading.motion.tolist() == [1, 0, 0, 0, 0, 0] and reading.gripper == -1
+    page.execute_script(f"navigator.getGamepads = () => {{ const B = 0; return [{pad.replace('-1', '0')}]; }}")
+    assert "success" in until(device, lambda reading: "success" in reading.events).events
+    page.execute_script("navigator.getGamepads = () => []")
+
+
+@needs_chromium
+def test_every_button_is_told_once(page: Any, device: Any):
+    for where, event in ((".success", "success"), (".fail", "fail"), (".reset", "reset"), (".stop", "stop")):
+        click(page, where)
+        assert until(device, lambda reading: bool(reading.events)).events == (event,)
+    for key, event in (("Enter", "success"), ("Backspace", "fail"), ("r", "reset"), ("Escape", "stop")):
+        chromium.key(page, key, True)
+        chromium.key(page, key, False)
+        assert until(device, lambda reading: bool(reading.events)).events == (event,)
+    time.sleep(0.3)
+    assert device.read().events == ()
+
+
+@needs_chromium
+def test_a_second_viewer_watches(page: Any, device: Any, artefacts: Path):
+    take_over(page, device)
+    first = page.current_window_handle
+    page.switch_to.new_window("window")
+    chromium.open_page(page, device.url)
+    chromium.wait(page, "return document.querySelector('.hilt').classList.contains('other')")
+    assert banner(page) == "Somebody else drives" and view(page, "viewers") == 2
+    for where, enabled in ((".take", False), (".success", False), (".fail", False), (".reset", False), (".stop", True)):
+        assert page.find_element("css selector", where).is_enabled() == enabled
+    page.save_screenshot(str(artefacts / "watching.png"))
+    chromium.key(page, "t", True)
+    chromium.key(page, "t", False)
+    chromium.key(page, "w", True)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        assert not device.read().motion.any()
+        time.sleep(0.01)
+    chromium.key(page, "w", False)
+    page.close()
+    page.switch_to.window(first)
+
+
+@needs_chromium
+def test_another_tab_in_front_releases_the_keys(page: Any, device: Any):
+    take_over(page, device)
+    chromium.key(page, "w", True)
+    until(device, lambda reading: reading.motion.any())
+    first = page.current_window_handle
+    page.switch_to.new_window("tab")
+    page.get("about:blank")
+    until(device, lambda reading: not reading.motion.any())
+    page.close()
+    page.switch_to.window(first)
+    time.sleep(0.3)
+    assert not device.read().motion.any()  # until it is pressed anew
+    chromium.key(page, "w", False)
+
+
+@needs_chromium
+def test_a_frozen_browser_is_lost_and_comes_back_with_no_key_held(page: Any, device: Any, artefacts: Path):
+    take_over(page, device)
+    chromium.key(page, "w", True)
+    until(device, lambda reading: reading.motion.any())
+    renderers = renderers_of(page.service.process.pid)
+    assert renderers
+    for pid in renderers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        reading = until(device, lambda reading: reading.lost, 2)
+        assert reading.engaged and not reading.motion.any()
+        time.sleep(SEAT_SECONDS + 0.5)
+        assert device.read().lost
+    finally:
+        for pid in renderers:
+            os.kill(pid, signal.SIGCONT)
+    chromium.wait(page, "return document.querySelector('.hilt').classList.contains('lost')")
+    assert banner(page) == "Contact lost" and page.find_element("css selector", ".resume").is_displayed()
+    page.save_screenshot(str(artefacts / "lost.png"))
+    take_over(page, device)
+    time.sleep(0.3)
+    assert not device.read().motion.any() and not device.read().lost
+    chromium.key(page, "w", False)
+
+
+def renderers_of(driver: int) -> list[int]:
+    """The processes of this browser that run pages: descendants of its driver."""
+    parents, found = {}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"--type=renderer" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+
+    def ours(pid: int) -> bool:
+        return pid == driver or (pid in parents and ours(parents[pid]))
+
+    return [pid for pid in found if ours(pid)]
+
+
+@needs_chromium
+def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: Any):
+    first = page.current_window_handle
+    page.switch_to.new_window("window")
+    chromium.open_page(page, device.url)
+    take_over(page, device)
+    chromium.key(page, "w", True)
+    until(device, lambda reading: reading.motion.any())
+    page.close()
+    assert not until(device, lambda reading: reading.lost, 2).motion.any()
+    page.switch_to.window(first)
+    chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.lost")
+    assert device.read().lost
+    click(page, ".resume")
+    assert not until(device, lambda reading: not reading.lost).engaged
+
+
+@needs_chromium
+def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts: Path):
+    class Dual:
+        action_space = type("Space", (), {"shape": (14,)})
+
+    device.attach(Dual)
+    device.show({"front": PICTURE, "left/wrist": PICTURE, "right/wrist": PICTURE}, Status("human", "lift the tray with both arms", 12, 9, 41, 120))
+    chromium.shape(page, 360, 740)
+    chromium.wait(page, "return document.querySelectorAll('.choice button').length > 3")
+    take_over(page, device)
+    width = page.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert width == [360, 360]  # nothing to the right of the screen
+    seen = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
+    assert page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
+    page.save_screenshot(str(artefacts / "phone-dual.png"))
+    page.find_element("xpath", "//button[text()='Right arm']").click()
+    stick = page.find_element("css selector", ".stick")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", stick)
+    box = page.execute_script("const box = arguments[0].getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]", stick)
+    for kind, points in (("touchStart", [(0, 0)]), ("touchMove", [(-20, 0)]), ("touchMove", [(-55, 0)])):
+        touches = [{"x": box[0] + x, "y": box[1] + y} for x, y in points]
+        page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
+    reading = until(device, lambda reading: reading.motion[1] > 0.9)
+    assert reading.arm == 1 and reading.motion[[0, 2, 3, 4, 5]] == pytest.approx(0, abs=0.01)
+    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    until(device, lambda reading: not reading.motion.any())
+    device._arms = 1
+
+
+# The whole way: browser, page, device, take-over, simulator, log
+
+
+class Driven(threading.Thread):
+    """A control loop: a policy that moves the arm slowly to the right, over which a person may take. Every step goes to a log."""
+
+    def __init__(self, device: Any, folder: Path):
+        super().__init__()
+        self.device, self.folder = device, folder
+        self.ending = threading.Event()
+        self.error: BaseException | None = None
+        self.poses: list[np.ndarray] = []
+
+    def run(self) -> None:
+        try:
+            self.control()
+        except BaseException as error:  # told by the test
+            self.error = error
+
+    def control(self) -> None:
+        from hilt.envs.tabletop import TabletopEnv
+        from hilt.replay import Schema
+        from hilt.teleop.intervene import TakeOver
+
+        env = TakeOver(TabletopEnv("pick", image_size=128, step_limit=2000), self.device)
+        log = None
+        try:
+            observation, info = env.reset(seed=0, options={"split": "train", "state": 0})
+            while not self.ending.is_set():
+                began = time.monotonic()
+                after, reward, terminated, truncated, info = env.step(np.array([0, -0.1, 0, 0, 0, 0, 0], np.float32))
+                step = Step(observation, info["executed_action"], np.float32(reward), after, terminated, truncated, Source(info["source"]))
+                if log is None:
+                    own = ("observations", "actions", "rewards", "next_observations")
+                    log = Log.create(self.folder, Schema.of({name: step.columns()[name] for name in own}))
+                    episode = log.episode()
+                episode.append(step.columns())
+                observation = after
+                self.poses.append(env.unwrapped.world.arm().pose)
+                if terminated or truncated:
+                    episode.end()
+                    log.annotate(episode.trajectory, success=bool(info["succeed"]))
+                    break
+                time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
+        finally:
+            if log is not None:
+                log.close()
+            env.env.close()  # the device stays
+
+    def moved(self, steps: int = 5, seconds: float = 20) -> np.ndarray:
+        """How the arm moves over so many steps from now, in metres."""
+        first, deadline = len(self.poses), time.monotonic() + seconds
+        while len(self.poses) < first + steps:
+            assert self.error is None and time.monotonic() < deadline, self.error
+            time.sleep(0.02)
+        return self.poses[-1][:3] - self.poses[first - 1][:3]
+
+
+@needs_chromium
+def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, device: Any, tmp_path: Path, artefacts: Path):
+    loop = Driven(device, tmp_path / "log")
+    loop.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not loop.poses:
+            assert loop.error is None and time.monotonic() < deadline, loop.error
+            time.sleep(0.05)
+        chromium.wait(page, "return document.querySelector('.hilt').cockpit.cameras.length === 2")
+        loop.moved(10)
+        assert banner(page) == "The policy is in control"
+        assert loop.moved()[1] < -0.005  # the policy's way
+        page.save_screenshot(str(artefacts / "policy.png"))
+
+        chromium.key(page, "t", True)
+        chromium.key(page, "t", False)
+        chromium.wait(page, "return document.querySelector('.hilt').classList.contains('mine')")
+        assert banner(page) == "You are in control"
+        loop.moved()
+        assert np.abs(loop.moved()).max() < 0.004  # no key is held: it holds still
+        chromium.key(page, "w", True)
+        loop.moved(2)
+        moved = loop.moved()
+        page.save_screenshot(str(artefacts / "driving.png"))
+        chromium.shape(page, 360, 740)
+        page.save_screenshot(str(artefacts / "phone.png"))
+        chromium.shape(page, 1280, 800)
+        chromium.key(page, "w", False)
+        assert moved[0] > 0.03 and abs(moved[1]) < 0.01, moved
+
+        click(page, ".take")  # which is to give back now
+        chromium.wait(page, "return document.querySelector('.hilt').classList.contains('policy')")
+        loop.moved(4)
+        assert loop.moved()[1] < -0.005
+        click(page, ".success")
+        loop.join(20)
+        assert not loop.is_alive() and loop.error is None
+    finally:
+        loop.ending.set()
+        loop.join(20)
+
+    with Log.open(tmp_path / "log", "r") as log:
+        steps = log.read(log.trajectory_keys(log.trajectories()[0]), ["source", "actions", "rewards", "terminated"])
+        source, actions = steps["source"], steps["actions"]
+        assert log.facts.about(log.trajectories()[0])["success"] is True
+    human = source == Source.HUMAN
+    assert set(source.tolist()) == {Source.POLICY, Source.HUMAN} and human.sum() >= 15
+    assert np.diff(human.astype(int)).tolist().count(1) == 1  # one intervention, and one only
+    assert (actions[~human] == np.array([0, -0.1, 0, 0, 0, 0, 0], np.float32)).all()
+    assert set(map(tuple, actions[human].tolist())) == {(0,) * 7, (1, 0, 0, 0, 0, 0, 0)}
+    assert steps["terminated"].tolist() == [False] * (len(source) - 1) + [True] and steps["rewards"][-1] == 1
+
+
+@needs_chromium
+def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: Path):
+    """`hilt record` with this device: every step is the person's, whether a key is held or not."""
+    from hilt.envs.tabletop import TabletopEnv
+    from hilt.runtime.record import Settings, record
+
+    results: list[Any] = []
+
+    def control() -> None:
+        env = TabletopEnv("pick", image_size=64)
+        results.append(record(env, device, tmp_path / "run", Settings("tabletop/pick", episodes=1), videos=False))
+        env.close()
+
+    thread = threading.Thread(target=control)
+    thread.start()
+    try:
+        chromium.wait(page, "return document.querySelector('.hilt').classList.contains('nobody')")
+        assert banner(page) == "Nobody is in control"
+        chromium.key(page, "t", True)
+        chromium.key(page, "t", False)
+        chromium.wait(page, "return document.querySelector('.hilt').cockpit.status.who === 'human'")
+        chromium.key(page, "s", True)
+        time.sleep(0.6)
+        chromium.key(page, "s", False)
+        chromium.key(page, "Enter", True)
+        chromium.key(page, "Enter", False)
+        thread.join(20)
+    finally:
+        if thread.is_alive():
+            click(page, ".stop")
+            thread.join(20)
+    assert results and results[0].successes == 1
+    with Log.open(tmp_path / "run/log", "r") as log:
+        steps = log.read(log.trajectory_keys(log.trajectories()[0]), ["source", "actions"])
+    assert set(steps["source"].tolist()) == {Source.HUMAN}
+    assert (-1, 0, 0, 0, 0, 0, 0) in set(map(tuple, steps["actions"].tolist()))
