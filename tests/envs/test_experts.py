@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.envs.experts import SCRIPTS, Hand, expert
-from hilt.envs.suite import SPLITS, SUITE
+from hilt.envs.experts import CLOSE, SCRIPTS, Hand, expert, yaw_of
+from hilt.envs.suite import BATON, POST, SPLITS, SUITE, post
 from hilt.envs.tabletop import TabletopEnv
 
 Array = np.ndarray[Any, Any]
@@ -77,13 +77,27 @@ def test_an_expert_begins_again_when_it_has_failed() -> None:
     act = expert(env.task, env.world)
     for _ in range(16):
         env.step(act())
-    env.world.place("cube", env.world.body_pose("cube") + [-0.05, 0.12, 0, 0, 0, 0, 0])  # somebody takes it from under the hand
+    away = np.array([-0.05, 0.12, 0, 0, 0, 0, 0])  # somebody takes it from under the hand
+    env.world.place("cube", env.world.body_pose("cube") + away)
     done = False
     for _ in range(90):
         _, _, done, _, _ = env.step(act())
         if done:
             break
     assert done
+
+
+def test_the_right_hand_cannot_take_the_baton_alone() -> None:
+    env = TabletopEnv("handover", image_size=None)
+    for state in range(3):
+        env.reset(options={"split": "train", "state": state})
+        left, right = Hand(env.world, 0), Hand(env.world, 1)
+        for action in right.grasp(lambda: post(env.world, "baton", 1, BATON, POST), lambda: yaw_of(env.world, "baton")):
+            env.step(np.concatenate([left.toward(left.position), action]))
+        above = right.position + np.array([0.0, 0.0, 0.1])
+        for action in right.go(lambda up=above: up, grip=CLOSE):
+            env.step(np.concatenate([left.toward(left.position), action]))
+        assert env.world.pose(1)[2] > 0.1 and env.world.body_pose("baton")[2] < 0.01
 
 
 @pytest.mark.peers

@@ -11,7 +11,7 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.envs.rotations import from_euler, to_matrix
-from hilt.envs.suite import CUBE, SPLITS, SUITE, TabletopTask, pose
+from hilt.envs.suite import BATON, CUBE, POST, SPLITS, SUITE, TabletopTask, pose
 from hilt.envs.world import World
 
 Array = np.ndarray[Any, Any]
@@ -79,7 +79,7 @@ def test_a_numbered_state_is_the_same_everywhere_and_after_anything() -> None:
     (task, world), (_, other) = make("pick"), make("pick")
     task.begin(world, "train", 0)
     first = world.snapshot()
-    world.command(world.pose() + [0.05, 0, -0.1, 0, 0, 0, 0])
+    world.command(world.pose() + np.array([0.05, 0, -0.1, 0, 0, 0, 0]))
     world.advance(1.0)
     task.begin(world, "train", 0)
     task.begin(other, "test", 5)
@@ -112,6 +112,8 @@ def test_words_alone_tell_the_two_colours_apart() -> None:
         assert np.array_equal(world.snapshot(), other.snapshot())
     hold(world, "blue")
     assert blue.success(world) and not red.success(world)
+    world.place("red", pose((0.4, 0.2), 0.1))
+    assert not blue.success(world), "the other one is not left alone"
 
 
 def hold(world: World, cube: str) -> None:
@@ -124,7 +126,7 @@ def hold(world: World, cube: str) -> None:
 def test_pick_wants_the_cube_held_and_not_just_high() -> None:
     task, world = make("pick")
     task.begin(world, "train", 1)
-    world.place("cube", pose(0.6, 0.1, 0.3))
+    world.place("cube", pose((0.6, 0.1), 0.3))
     assert not task.success(world)
     task.begin(world, "train", 1)
     hold(world, "cube")
@@ -135,13 +137,13 @@ def test_place_wants_the_cube_on_the_target_and_let_go() -> None:
     task, world = make("place")
     task.begin(world, "train", 2)
     x, y = world.body_pose("target")[:2]
-    world.place("cube", pose(x + 0.02, y, CUBE))
+    world.place("cube", pose((x + 0.02, y), CUBE))
     assert task.success(world)
-    world.place("cube", pose(x + 0.03, y, CUBE))
+    world.place("cube", pose((x + 0.03, y), CUBE))
     assert not task.success(world)
-    world.place("cube", pose(x, y, CUBE + 0.05))
+    world.place("cube", pose((x, y), CUBE + 0.05))
     assert not task.success(world), "in the air"
-    world.place("cube", pose(x, y, CUBE))
+    world.place("cube", pose((x, y), CUBE))
     world.grip(0.5)
     world.advance(0.5)
     assert not task.success(world), "the gripper is not open"
@@ -151,13 +153,13 @@ def test_stack_wants_it_on_top_and_let_go() -> None:
     task, world = make("stack")
     task.begin(world, "train", 2)
     x, y = world.body_pose("blue")[:2]
-    world.place("red", pose(x, y, 3 * CUBE))
+    world.place("red", pose((x, y), 3 * CUBE))
     world.advance(0.3)
     assert task.success(world)
     world.grip(0.5)
     world.advance(0.5)
     assert not task.success(world)
-    world.place("red", pose(x + 2.2 * CUBE, y, CUBE))
+    world.place("red", pose((x + 2.2 * CUBE, y), CUBE))
     assert not task.success(world), "beside it"
 
 
@@ -168,16 +170,16 @@ def test_peg_wants_depth() -> None:
     for low_end, done in ((0.001, True), (0.02, False), (0.05, False)):
         world.place("peg", np.array([x, y, 0.055 + low_end, *turn]))
         assert task.success(world) is done, low_end
-    world.place("peg", pose(x - 0.09, y, 0.055))
+    world.place("peg", pose((x - 0.09, y), 0.055))
     assert not task.success(world), "beside the block"
 
 
 def test_the_peg_fits_with_three_millimetres_on_each_side_and_not_askew() -> None:
     task, world = make("peg")
     task.begin(world, "train", 2)
-    world.place("hole", pose(0.5, 0.0, 0.0))
+    world.place("hole", pose((0.5, 0.0), 0.0))
     for off, yaw, touches in ((0.0025, 0.0, False), (0.004, 0.0, True), (0.0, 0.15, False), (0.0, 0.5, True)):
-        world.place("peg", pose(0.5 + off, 0.0, 0.056, yaw))
+        world.place("peg", pose((0.5 + off, 0.0), 0.056, yaw))
         mujoco.mj_forward(world.model, world.data)
         assert bool(world.data.ncon) is touches, (off, yaw)
 
@@ -188,7 +190,7 @@ def test_knock_wants_the_other_bottle_standing() -> None:
     lying = np.array([0.5, 0.25, 0.022, *from_euler([np.pi / 2, 0, 0])])
     world.place("yellow", lying)
     assert task.success(world)
-    world.place("purple", lying + [0.1, 0, 0, 0, 0, 0, 0])
+    world.place("purple", lying + np.array([0.1, 0, 0, 0, 0, 0, 0]))
     assert not task.success(world)
 
 
@@ -203,6 +205,24 @@ def test_slide_wants_the_knob_to_stop_at_the_mark() -> None:
     assert not task.success(world), "on its way past"
     world.place_joint("knob", there + 0.01)
     assert not task.success(world)
+
+
+def test_two_hands_are_wanted() -> None:
+    task, world = make("lift_tray")
+    task.begin(world, "train", 2)
+    world.place("tray", pose((0.45, 0.0), 0.2))
+    assert not task.success(world), "nobody holds it"
+    task, world = make("handover")
+    task.begin(world, "train", 2)
+    there = world.pose(1)[:3] + np.array([0, BATON / 2, 0.015 - POST])  # so that the right post is between the right fingers
+    world.place("baton", pose(there, there[2]))
+    assert not task.success(world), "between open fingers"
+    world.grip(0.0, 1)
+    world.advance(0.5)
+    assert task.success(world)
+    world.grip(0.0, 0)
+    world.advance(0.5)
+    assert not task.success(world), "the left hand is not open"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Hand:
     def opening(self) -> float:
         return float(self.world.arm(self.arm).gripper)
 
-    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.65) -> Array:
+    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.5) -> Array:
         """One action on the way to a place above which, and a turn at which, the hand points down."""
         pose = self.world.commanded(self.arm)
         turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
@@ -78,7 +78,7 @@ class Hand:
         grip: float = LEAVE,
         *,
         near: float = 0.006,
-        speed: float = 0.65,
+        speed: float = 0.5,
         until: Callable[[], bool] = lambda: False,
         steps: int = 40,
     ) -> Script:
@@ -147,10 +147,12 @@ def push(hand: Hand) -> Script:
     def behind(height: float) -> Array:
         return np.array([*(position(hand.world, "block") - 0.07 * way)[:2], height])
 
+    def onward() -> Array:
+        return np.array([*(hand.position + lacks())[:2], 0.025])
+
     yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
     yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
-    arrived = lambda: bool(lacks() @ way < 0.005)  # noqa: E731
-    yield from hand.go(lambda: np.array([*(hand.position + lacks())[:2], 0.025]), lambda: yaw, CLOSE, near=0.0, speed=0.5, until=arrived)
+    yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: bool(lacks() @ way < 0.005))
     yield from hand.squeeze(CLOSE, 3)
     back = hand.position - 0.03 * way + 0.08 * UP
     yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
@@ -180,7 +182,7 @@ def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
         up = hand.position + 0.10 * UP
         yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.03)
         yield from hand.go(lambda: over(0.06), yaw, CLOSE, near=0.01)
-        yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.5)
+        yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.3)
         yield from hand.squeeze(OPEN)
         yield from hand.go(lambda: position(hand.world, goal) + (height + 0.12) * UP, yaw, OPEN)
 
@@ -200,7 +202,7 @@ def peg(hand: Hand) -> Script:
     up = hand.position + 0.10 * UP
     yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.02)
     yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
-    yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.5)
+    yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
     yield from hand.squeeze(OPEN)
     yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
 
@@ -211,7 +213,7 @@ def open_drawer(hand: Hand) -> Script:
 
     yield from hand.grasp(lambda: at(hand.world, "drawer", -0.045, 0, 0.015), yaw)
     pulled = at(hand.world, "cabinet", -0.195, 0, 0.055)
-    yield from hand.go(lambda: pulled, yaw, CLOSE, speed=0.7)
+    yield from hand.go(lambda: pulled, yaw, CLOSE)
 
 
 def close_drawer(hand: Hand) -> Script:
@@ -220,12 +222,12 @@ def close_drawer(hand: Hand) -> Script:
 
     yield from hand.approach(lambda: at(hand.world, "drawer", -0.12, 0, 0.10), yaw, CLOSE)
     yield from hand.go(lambda: at(hand.world, "drawer", -0.11, 0, 0.015), yaw, CLOSE, near=0.01)
-    yield from hand.go(lambda: at(hand.world, "cabinet", -0.055, 0, 0.055), yaw, CLOSE, speed=0.7)
+    yield from hand.go(lambda: at(hand.world, "cabinet", -0.055, 0, 0.055), yaw, CLOSE)
 
 
 def button(hand: Hand) -> Script:
     yield from hand.approach(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE)
-    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE, speed=0.6)
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE)
 
 
 def lever(hand: Hand) -> Script:
@@ -234,7 +236,7 @@ def lever(hand: Hand) -> Script:
 
     yield from hand.approach(lambda: at(hand.world, "base", -0.12, 0, 0.18), yaw, CLOSE)
     yield from hand.go(lambda: at(hand.world, "base", -0.11, 0, 0.11), yaw, CLOSE, near=0.015)
-    yield from hand.go(lambda: at(hand.world, "base", 0.06, 0, 0.11), yaw, CLOSE, speed=0.7)
+    yield from hand.go(lambda: at(hand.world, "base", 0.06, 0, 0.11), yaw, CLOSE)
     yield from hand.go(lambda: at(hand.world, "base", 0.0, 0, 0.22), yaw, CLOSE)
 
 
@@ -255,7 +257,7 @@ def slide(hand: Hand) -> Script:
         return np.asarray(hand.position + off * along)
 
     yield from hand.grasp(lambda: at(hand.world, "knob", 0, 0, 0.034), lambda: yaw_of(hand.world, "rail"))
-    yield from hand.go(there, lambda: yaw_of(hand.world, "rail"), CLOSE, near=0.002, speed=0.7)
+    yield from hand.go(there, lambda: yaw_of(hand.world, "rail"), CLOSE, near=0.002)
     yield from hand.squeeze(CLOSE)
 
 
@@ -276,21 +278,24 @@ def knock(hand: Hand) -> Script:
 
 def sweep(hand: Hand) -> Script:
     for name in ("one", "two"):
+        yield from _sweep(hand, name)
 
-        def beside(ahead: float, height: float, block: str = name) -> Array:
-            where = position(hand.world, block)
-            return np.array([where[0] + ahead, where[1], height])
 
-        def swept(block: str = name) -> bool:
-            return bool(position(hand.world, block)[0] > suite.SWEPT + 0.012)
+def _sweep(hand: Hand, block: str) -> Script:
+    def beside(ahead: float, height: float) -> Array:
+        where = position(hand.world, block)
+        return np.array([where[0] + ahead, where[1], height])
 
-        if swept():
-            continue
-        yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
-        yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
-        yield from hand.go(lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, speed=0.6, until=swept)
-        back = hand.position + (-0.03, 0, 0.08)
-        yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
+    def swept() -> bool:
+        return bool(position(hand.world, block)[0] > suite.SWEPT + 0.012)
+
+    if swept():
+        return
+    yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
+    yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
+    yield from hand.go(lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, until=swept)
+    back = hand.position + np.array([-0.03, 0.0, 0.08])
+    yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
 
 
 # ---- two arms --------------------------------------------------------------------------------------------------------------------
@@ -313,7 +318,7 @@ def lift_tray(hand: Hand) -> Script:
     yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
     yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
     up, yaw = hand.position + 0.14 * UP, hand.yaw
-    yield from hand.go(lambda: up, lambda: yaw, CLOSE, speed=0.5)
+    yield from hand.go(lambda: up, lambda: yaw, CLOSE)
 
 
 def handover(hand: Hand) -> Script:
@@ -336,7 +341,7 @@ def handover(hand: Hand) -> Script:
         yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
         yield from hand.squeeze(CLOSE, 2)
         yield from hand.squeeze(OPEN)
-        away = hand.position + (0, 0.05, 0.10)
+        away = hand.position + np.array([0.0, 0.05, 0.10])
         yield from hand.go(lambda: away, grip=OPEN)
     else:
         yield from wait(hand, handed, OPEN)

@@ -55,7 +55,7 @@ class TabletopTask:
 # ---- bodies ----------------------------------------------------------------------------------------------------------------------
 
 RED, GREEN, BLUE, YELLOW, PURPLE = ".85 .15 .12 1", ".15 .7 .2 1", ".15 .3 .85 1", ".95 .8 .1 1", ".55 .2 .7 1"
-GREY, IVORY = ".45 .47 .5 1", ".93 .91 .85 1"
+GREY, WOOD = ".3 .32 .36 1", ".55 .34 .18 1"
 CUBE = 0.025  # half an edge
 # Moving parts of fixtures meet the arm and the table, never the fixture they slide in.
 PART = 'contype="2" conaffinity="1" '
@@ -93,21 +93,19 @@ def disc(name: str, rgba: str, radius: float = 0.05) -> str:
 # ---- places ----------------------------------------------------------------------------------------------------------------------
 
 LOW, HIGH = np.array([0.40, -0.18]), np.array([0.60, 0.18])
-"""Where single objects begin: a quarter of a sheet of A2."""
+"""Where most objects begin."""
 
 
-def pose(x: float, y: float, z: float, yaw: float = 0.0) -> Array:
-    return np.array([x, y, z, *from_euler([0.0, 0.0, yaw])])
+def pose(at: Any, z: float, yaw: float = 0.0) -> Array:
+    return np.array([at[0], at[1], z, *from_euler([0.0, 0.0, yaw])])
 
 
-def apart(rng: np.random.Generator, count: int, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
-    """That many points in a rectangle, each at least ``gap`` from the others."""
-    for _ in range(1000):
-        points = rng.uniform(low, high, (count, 2))
-        distances = np.linalg.norm(points[:, None] - points[None], axis=-1)[np.triu_indices(count, 1)]
-        if count == 1 or distances.min() >= gap:
+def two_points(rng: np.random.Generator, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
+    """In a rectangle, at least ``gap`` from each other."""
+    while True:  # every caller's rectangle is more than twice as long as its gap
+        points = rng.uniform(low, high, (2, 2))
+        if np.linalg.norm(points[0] - points[1]) >= gap:
             return points
-    raise ConfigError(f"{count} points {gap} m apart do not fit between {low} and {high}.")
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------------------
@@ -149,20 +147,16 @@ SUITE: dict[str, TabletopTask] = {}
 
 
 def add(name: str, instruction: str, step_limit: int, objects: str, place: Any, success: Any, **more: Any) -> None:
-    SUITE[name] = TabletopTask(name, instruction, step_limit, objects, place, success, **more)
-
-
-def place_ball(world: World, rng: np.random.Generator) -> None:
-    world.place("ball", np.array([*rng.uniform([0.35, -0.25, 0.06], [0.62, 0.25, 0.35]), 0, 0, 0, 1]))
+    SUITE[name] = TabletopTask(name, instruction, step_limit, objects, place, lambda world: bool(success(world)), **more)
 
 
 add(
     "reach",
     "move the hand to the green ball",
     40,
-    fixed("ball", geom("sphere", ".02", GREEN, more=GHOST)),
-    place_ball,
-    lambda world: bool(np.linalg.norm(world.arm().pose[:3] - position(world, "ball")) < 0.01),
+    fixed("ball", geom("sphere", ".025", GREEN, more=GHOST)),
+    lambda world, rng: world.place("ball", pose(rng.uniform([0.35, -0.25], [0.62, 0.25]), rng.uniform(0.06, 0.35))),
+    lambda world: np.linalg.norm(world.pose()[:3] - position(world, "ball")) < 0.01,
 )
 
 
@@ -170,8 +164,8 @@ def place_push(world: World, rng: np.random.Generator) -> None:
     block = rng.uniform([0.37, -0.14], [0.45, 0.14])
     angle, length = rng.uniform(-0.5, 0.5), rng.uniform(0.12, 0.17)
     target = block + length * np.array([np.cos(angle), np.sin(angle)])
-    world.place("block", pose(*block, 0.025, angle + rng.uniform(-0.3, 0.3)))
-    world.place("target", pose(*target, 0.001))
+    world.place("block", pose(block, 0.025, angle + rng.uniform(-0.3, 0.3)))
+    world.place("target", pose(target, 0.001))
 
 
 add(
@@ -185,39 +179,39 @@ add(
 
 
 def place_cube(world: World, rng: np.random.Generator) -> None:
-    world.place("cube", pose(*apart(rng, 1, 0)[0], 0.03, rng.uniform(-0.1, 0.1)))
+    world.place("cube", pose(rng.uniform(LOW, HIGH), 0.03, rng.uniform(-0.1, 0.1)))
 
 
-def lifted(world: World, body: str) -> bool:
+def lifted(world: World, body: str, not_this: str | None = None) -> bool:
     """Up in the air, between the fingers."""
     where = position(world, body)
-    return where[2] > 0.12 and holds(world, where)
+    return where[2] > 0.12 and holds(world, where) and (not_this is None or position(world, not_this)[2] < CUBE + 0.01)
 
 
 add("pick", "pick up the red cube", 60, cube("cube", RED, 0.03), place_cube, lambda world: lifted(world, "cube"))
 
 
 def place_two_cubes(world: World, rng: np.random.Generator) -> None:
-    for name, point in zip(("red", "blue"), apart(rng, 2, 0.13), strict=True):
-        world.place(name, pose(*point, CUBE, rng.uniform(-0.2, 0.2)))
+    for name, point in zip(("red", "blue"), two_points(rng, 0.14), strict=True):
+        world.place(name, pose(point, CUBE, rng.uniform(-0.5, 0.5)))
 
 
-for colour in ("red", "blue"):
+for colour, rest in (("red", "blue"), ("blue", "red")):
     add(
         f"pick_{colour}",
         f"pick up the {colour} cube and leave the other one",
         60,
         cube("red", RED) + cube("blue", BLUE),
         place_two_cubes,
-        lambda world, wanted=colour: lifted(world, wanted),
+        lambda world, wanted=colour, other=rest: lifted(world, wanted, other),
         scene="pick_colour",
     )
 
 
 def place_cube_and_target(world: World, rng: np.random.Generator) -> None:
-    start, target = apart(rng, 2, 0.14)
-    world.place("cube", pose(*start, CUBE, rng.uniform(-0.6, 0.6)))
-    world.place("target", pose(*target, 0.001))
+    start, target = two_points(rng, 0.14)
+    world.place("cube", pose(start, CUBE, rng.uniform(-0.6, 0.6)))
+    world.place("target", pose(target, 0.001))
 
 
 def placed(world: World) -> bool:
@@ -225,19 +219,7 @@ def placed(world: World) -> bool:
     return distance(world, "cube", "target") < 0.025 and at_rest and is_open(world)
 
 
-add(
-    "place",
-    "put the red cube on the green target",
-    90,
-    cube("cube", RED) + disc("target", GREEN),
-    place_cube_and_target,
-    placed,
-)
-
-
-def place_stack(world: World, rng: np.random.Generator) -> None:
-    for name, point in zip(("red", "blue"), apart(rng, 2, 0.14), strict=True):
-        world.place(name, pose(*point, CUBE, rng.uniform(-0.6, 0.6)))
+add("place", "put the red cube on the green target", 90, cube("cube", RED) + disc("target", GREEN), place_cube_and_target, placed)
 
 
 def stacked(world: World) -> bool:
@@ -245,7 +227,7 @@ def stacked(world: World) -> bool:
     return abs(above - 2 * CUBE) < 0.005 and distance(world, "red", "blue") < CUBE and still(world, "red") and is_open(world)
 
 
-add("stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_stack, stacked)
+add("stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked)
 
 PEG, CLEARANCE, HOLE_DEPTH = 0.012, 0.003, 0.05  # half the peg's width, the gap on each side, metres
 
@@ -254,13 +236,13 @@ def hole_block() -> str:
     """Four walls round a square hole."""
     inner, outer = PEG + CLEARANCE, 0.05
     middle, thick, half = (inner + outer) / 2, (outer - inner) / 2, HOLE_DEPTH / 2
-    long = "".join(geom("box", f"{thick} {outer} {half}", IVORY, f"{side * middle} 0 {half}") for side in (-1, 1))
-    return long + "".join(geom("box", f"{inner} {thick} {half}", IVORY, f"0 {side * middle} {half}") for side in (-1, 1))
+    long = "".join(geom("box", f"{thick} {outer} {half}", WOOD, f"{side * middle} 0 {half}") for side in (-1, 1))
+    return long + "".join(geom("box", f"{inner} {thick} {half}", WOOD, f"0 {side * middle} {half}") for side in (-1, 1))
 
 
 def place_peg(world: World, rng: np.random.Generator) -> None:
-    world.place("peg", pose(*rng.uniform([0.40, -0.18], [0.58, -0.04]), 0.055, rng.uniform(-0.5, 0.5)))
-    world.place("hole", pose(*rng.uniform([0.42, 0.08], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
+    world.place("peg", pose(rng.uniform([0.40, -0.18], [0.58, -0.04]), 0.055, rng.uniform(-0.5, 0.5)))
+    world.place("hole", pose(rng.uniform([0.42, 0.08], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
 
 
 def inserted(world: World) -> bool:
@@ -280,14 +262,14 @@ add(
 )
 
 
-def cabinet(opening: float) -> str:
-    """A drawer with a handle that points at the robot, this far open at the beginning."""
+def cabinet() -> str:
+    """A drawer with a handle that points at the robot."""
     sides = ((".08 .005 .035", ".08 -.095 .035"), (".08 .005 .035", ".08 .095 .035"), (".005 .1 .035", ".165 0 .035"))
-    shell = "".join(geom("box", size, IVORY, where, PART) for size, where in (*sides, (".085 .1 .004", ".085 0 .074")))
+    shell = "".join(geom("box", size, WOOD, where, PART) for size, where in (*sides, (".085 .1 .004", ".085 0 .074")))
     drawer = moving(
         "drawer",
-        f"{-opening} 0 .04",
-        f'type="slide" axis="-1 0 0" range="0 .15" ref="{opening}" damping="4" frictionloss="1.5"',
+        "0 0 .04",
+        'type="slide" axis="-1 0 0" range="0 .15" damping="4" frictionloss="1.5"',
         geom("box", ".006 .085 .03", BLUE, "-.006 0 0", PART + 'mass=".3"'),
         geom("box", ".07 .08 .004", GREY, ".07 0 -.025", PART + 'mass=".2"'),
         geom("box", ".025 .008 .022", YELLOW, "-.037 0 .01", PART + 'mass=".05"'),
@@ -296,16 +278,21 @@ def cabinet(opening: float) -> str:
 
 
 def place_cabinet(world: World, rng: np.random.Generator) -> None:
-    world.place("cabinet", pose(rng.uniform(0.58, 0.65), rng.uniform(-0.15, 0.15), 0.0, rng.uniform(-0.3, 0.3)))
+    world.place("cabinet", pose(rng.uniform([0.58, -0.15], [0.65, 0.15]), 0.0, rng.uniform(-0.3, 0.3)))
 
 
-add("drawer", "open the drawer", 80, cabinet(0.0), place_cabinet, lambda world: world.joint("drawer") > 0.12)
-add("close_drawer", "close the drawer", 80, cabinet(0.12), place_cabinet, lambda world: world.joint("drawer") < 0.008)
+def place_open_cabinet(world: World, rng: np.random.Generator) -> None:
+    place_cabinet(world, rng)
+    world.place_joint("drawer", rng.uniform(0.07, 0.14))
+
+
+add("drawer", "open the drawer", 80, cabinet(), place_cabinet, lambda world: world.joint("drawer") > 0.12)
+add("close_drawer", "close the drawer", 80, cabinet(), place_open_cabinet, lambda world: world.joint("drawer") < 0.008)
 
 
 def place_at(name: str, turn: float = 0.0) -> Callable[[World, np.random.Generator], None]:
     """One fixture anywhere on the table, turned by at most so much."""
-    return lambda world, rng: world.place(name, pose(*apart(rng, 1, 0)[0], 0.0, rng.uniform(-turn, turn)))
+    return lambda world, rng: world.place(name, pose(rng.uniform(LOW, HIGH), 0.0, rng.uniform(-turn, turn)))
 
 
 add(
@@ -326,6 +313,12 @@ add(
     lambda world: world.joint("button") > 0.009,
 )
 
+
+def place_lever(world: World, rng: np.random.Generator) -> None:
+    place_at("base", 0.5)(world, rng)
+    world.place_joint("lever", rng.uniform(-0.65, -0.4))
+
+
 add(
     "lever",
     "push the lever over, away from the robot",
@@ -333,12 +326,15 @@ add(
     fixed(
         "base",
         geom("box", ".04 .05 .02", GREY, "0 0 .02", PART),
-        '<body name="lever" pos="0 0 .04" euler="0 -.6 0"><joint name="lever" axis="0 1 0" range="-.65 .65" ref="-.6" damping=".05" frictionloss=".12"/>'
-        + geom("capsule", ".008 .05", GREY, "0 0 .05", PART + 'mass=".05"')
-        + geom("sphere", ".018", RED, "0 0 .11", PART + 'mass=".03"')
-        + "</body>",
+        moving(
+            "lever",
+            "0 0 .04",
+            'axis="0 1 0" range="-.65 .65" damping=".05" frictionloss=".12"',
+            geom("capsule", ".008 .05", GREY, "0 0 .05", PART + 'mass=".05"'),
+            geom("sphere", ".018", RED, "0 0 .11", PART + 'mass=".03"'),
+        ),
     ),
-    place_at("base", 0.5),
+    place_lever,
     lambda world: world.joint("lever") > 0.45,
 )
 
@@ -357,7 +353,7 @@ add(
             geom("box", ".035 .009 .022", YELLOW, "0 0 .036", PART + 'mass=".05"'),
         ),
     ),
-    lambda world, rng: world.place("base", pose(*apart(rng, 1, 0)[0], 0.0, rng.uniform(-0.9, 0.2))),
+    lambda world, rng: world.place("base", pose(rng.uniform(LOW, HIGH), 0.0, rng.uniform(-0.9, 0.2))),
     lambda world: world.joint("dial") > 1.0,
 )
 
@@ -366,8 +362,8 @@ def place_slide(world: World, rng: np.random.Generator) -> None:
     where, yaw = rng.uniform([0.42, -0.06], [0.58, 0.06]), rng.uniform(-0.4, 0.4)
     along = rng.choice([-1.0, 1.0]) * rng.uniform(0.04, 0.11) * np.array([-np.sin(yaw), np.cos(yaw)])
     across = -0.035 * np.array([np.cos(yaw), np.sin(yaw)])
-    world.place("rail", pose(*where, 0.0, yaw))
-    world.place("mark", pose(*(where + along + across), 0.001, yaw))
+    world.place("rail", pose(where, 0.0, yaw))
+    world.place("mark", pose((where + along + across), 0.001, yaw))
 
 
 def slid(world: World) -> bool:
@@ -398,8 +394,8 @@ add(
 
 
 def place_bottles(world: World, rng: np.random.Generator) -> None:
-    for name, point in zip(("yellow", "purple"), apart(rng, 2, 0.15), strict=True):
-        world.place(name, pose(*point, 0.06))
+    for name, point in zip(("yellow", "purple"), two_points(rng, 0.15), strict=True):
+        world.place(name, pose(point, 0.06))
 
 
 def bottle(name: str, rgba: str) -> str:
@@ -419,9 +415,9 @@ SWEPT = 0.57  # where the tray begins, in x
 
 
 def place_crumbs(world: World, rng: np.random.Generator) -> None:
-    for name, point in zip(("one", "two"), apart(rng, 2, 0.09, [0.40, -0.14], [0.48, 0.14]), strict=True):
-        world.place(name, pose(*point, 0.018, rng.uniform(-0.3, 0.3)))
-    world.place("tray", pose(SWEPT + 0.07, 0.0, 0.001))
+    for name, point in zip(("one", "two"), two_points(rng, 0.09, [0.40, -0.14], [0.48, 0.14]), strict=True):
+        world.place(name, pose(point, 0.018, rng.uniform(-0.3, 0.3)))
+    world.place("tray", pose((SWEPT + 0.07, 0.0), 0.001))
 
 
 add(
@@ -454,7 +450,7 @@ TRAY, BATON, POST = 0.36, 0.28, 0.07  # between the posts of each, and their hei
 
 
 def place_tray(world: World, rng: np.random.Generator) -> None:
-    world.place("tray", pose(rng.uniform(0.36, 0.56), rng.uniform(-0.08, 0.08), 0.0, rng.uniform(-0.3, 0.3)))
+    world.place("tray", pose(rng.uniform([0.36, -0.08], [0.56, 0.08]), 0.0, rng.uniform(-0.3, 0.3)))
 
 
 def lifted_by_both(world: World) -> bool:
@@ -466,15 +462,24 @@ add(
     "lift_tray",
     "lift the tray with both hands and keep it level",
     80,
-    free("tray", geom("box", f".06 {TRAY / 2 + 0.01} .006", IVORY, "0 0 .006", 'density="300"'), posts(TRAY, POST)),
+    free("tray", geom("box", f".06 {TRAY / 2 + 0.01} .006", WOOD, "0 0 .006", 'density="300"'), posts(TRAY, POST)),
     place_tray,
     lifted_by_both,
     arms=2,
 )
 
 
+def cradle() -> str:
+    """Keeps the baton's right post where no finger fits behind it: it can only be lifted out, by the left one."""
+    height, right = POST / 2, -BATON / 2
+    cheeks = (geom("box", f".008 .004 {height}", GREY, f"{side * 0.022} {right + 0.018} {height}") for side in (-1, 1))
+    return fixed("cradle", geom("box", f".03 .025 {height}", GREY, f"0 {right - 0.039} {height}"), *cheeks)
+
+
 def place_baton(world: World, rng: np.random.Generator) -> None:
-    world.place("baton", pose(rng.uniform(0.38, 0.54), rng.uniform(0.20, 0.26), 0.0, rng.uniform(-0.15, 0.15)))
+    start = pose(rng.uniform([0.36, 0.06], [0.56, 0.18]), 0.0, rng.uniform(-0.2, 0.2))
+    world.place("baton", start)
+    world.place("cradle", start)
 
 
 def handed_over(world: World) -> bool:
@@ -488,7 +493,7 @@ add(
     "handover",
     "hand the baton from the left hand to the right hand",
     120,
-    free("baton", geom("box", f".012 {BATON / 2 + 0.009} .01", IVORY, "0 0 .01", 'density="300"'), posts(BATON, POST)),
+    free("baton", geom("box", f".01 {BATON / 2} .01", WOOD, "0 0 .01", 'density="300"'), posts(BATON, POST)) + cradle(),
     place_baton,
     handed_over,
     arms=2,
