@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,12 @@ import pytest
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.envs.robot_server import RobotServer
 from hilt.envs.task import as_task, check_task, make, register, success_of
+from hilt.formats.episodes import INSTRUCTION
+from hilt.replay import Log
+from hilt.runtime.record import Settings, record
+from hilt.teleop.operator import Script
 
 
 class Good(gymnasium.Env):
@@ -308,3 +314,31 @@ def test_an_unknown_name_is_told_with_the_nearest():
         make("nosuch.module:factory")
     with pytest.raises(ConfigError, match=r"tests.envs.test_task has no 'Goood'; did you mean 'Good'\?"):
         make(f"{__name__}:Goood")
+
+
+# ---- one line of a recipe
+
+
+def recorded(name: str, folder: Path, **options: Any) -> Log:
+    """What a recipe does with a task. Only the name says which one it is."""
+    env = make(name, **options)
+    settings = Settings(name, options, episodes=1, keep="all")
+    record(env, Script(expert=lambda env: env.action_space.sample), folder, settings, videos=False)
+    env.close()
+    return Log.open(folder / "log", "r")
+
+
+def test_an_arm_is_swapped_for_a_simulator_in_one_line(tmp_path: Path):
+    columns = {}
+    with RobotServer("tabletop", {"task": "reach"}, port=0) as server:
+        address = server.urls[0].removeprefix("http://").rstrip("/")
+        for name, options in ((f"robot/{address}", {}), ("tabletop/reach", {"image_size": None}), ("Pendulum-v1", {})):
+            kind = name.partition("/")[0]
+            with recorded(name, tmp_path / kind, step_limit=4, **options) as log:
+                (number,) = log.trajectories()
+                about = log.facts.about(number)
+                assert len(log) == 4 and about["task"] == name and about[INSTRUCTION] and about["split"] == "train", name
+                steps = log.read(log.trajectory_keys(number))
+                assert steps["truncated"].tolist() == [False] * 3 + [True] and np.abs(steps["actions"]).max() > 0, name
+                columns[kind] = {path: str(spec) for path, spec in log.schema.columns.items()}
+    assert columns["robot"] == columns["tabletop"] and "observations/state/tcp_pose" in columns["robot"], "no difference in the data"

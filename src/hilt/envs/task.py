@@ -34,7 +34,7 @@ Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
 _SEEDS_PER_SPLIT = 1_000_000
 _FACTORIES: dict[str, Callable[..., Any] | str] = {
     "tabletop": "hilt.envs.tabletop:TabletopEnv",
-    "robot": "hilt.envs.robot:make_robot",
+    "robot": "hilt.envs.robot:robot_task",
 }
 
 
