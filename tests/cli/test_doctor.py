@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes.util
 import errno
 import fcntl
+import glob
+import importlib.util
 import os
 import resource
 import shutil
@@ -20,6 +22,8 @@ from typer.testing import CliRunner, Result
 
 from hilt.cli import doctor
 from hilt.cli.doctor import Finding
+
+PACKAGES = {**doctor.RENDERING, "hidapi-hidraw": "libhidapi-hidraw0"}
 
 
 def run(*arguments: str | Path) -> Result:
@@ -44,7 +48,7 @@ def apt(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         assert options["timeout"], "every wait has a deadline"
         calls.append([word for word in command[1:] if not word.startswith(("-", "DPkg"))])
 
-    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if ["install", doctor.RENDERING[name]] in calls else None)
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if ["install", PACKAGES[name]] in calls else None)
     monkeypatch.setattr(subprocess, "run", fake_run)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -88,13 +92,13 @@ def test_memory_is_not_a_disk():
 def test_absent_rendering_libraries_are_not_required(no_libraries, tmp_path: Path):
     result = run(tmp_path)
     assert result.exit_code == 0
-    for package in ("libegl1", "libgl1", "libgles2", "libosmesa6"):
+    for package in PACKAGES.values():
         assert f"apt-get install {package}" in result.stdout
 
 
 def test_fix_installs_what_is_absent_and_looks_again(apt: list[list[str]], tmp_path: Path):
     result = run("--fix", tmp_path)
-    assert apt == [["update"], *(["install", package] for package in ("libegl1", "libgl1", "libgles2", "libosmesa6"))]
+    assert apt == [["update"], *(["install", package] for package in PACKAGES.values())]
     assert "not found" not in result.stdout
 
 
@@ -250,3 +254,21 @@ def test_open_files(limit: tuple[int, int], status: str, cure: str, monkeypatch:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limit)
     finding = examined(tmp_path)["open files"]
     assert (finding.status, finding.cure) == (status, cure)
+
+
+def test_devices_that_may_not_be_read_come_with_their_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(glob, "glob", lambda pattern: [pattern.replace("*", "0"), pattern.replace("*", "1")])
+    monkeypatch.setattr(os, "access", lambda path, mode: path.endswith("0"))
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: name)
+    found = examined(tmp_path)
+    assert found["gamepad"].found == "1 of 2 in /dev/input/event* may not be read" and "usermod -aG input" in found["gamepad"].cure
+    assert found["SpaceMouse"].status == "warn" and "udev/rules.d/70-spacemouse.rules" in found["SpaceMouse"].cure
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    assert examined(tmp_path)["SpaceMouse"].found == "pyspacemouse, 2 of 2 in /dev/hidraw* may be read"
+
+
+def test_absent_packages_of_devices_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    finding = examined(tmp_path)["gamepad"]
+    assert (finding.status, finding.found, finding.required) == ("missing", "no pygame", False)
+    assert "hilt[teleop]" in finding.cure

@@ -33,12 +33,12 @@ def turned(x: int, y: int, z: int) -> bytes:
 
 
 def buttons(left: bool, right: bool) -> bytes:
-    """Report 3."""
-    return bytes([3, left | right << 1, 0, 0, 0, 0, 0])
+    """Report 3, shorter than the others."""
+    return bytes([3, left | right << 1, 0])
 
 
-# A push to the right and up with a turn, the reports as they come one after another, then let go.
-RECORDED = [
+# A push to the right and up with a turn, in reports that alternate as a mouse's do, then let go.
+PUSH = [
     bytes.fromhex(report)
     for report in ("010c000300fbff", "02000001000000", "01af000700a2fe", "020300fcff5e01", "01000000000000", "02000000000000")
 ]
@@ -110,7 +110,7 @@ def test_axes_are_those_of_hil_serl(mouse: SpaceMouse, hidapi: Hidapi):
     spec = pyspacemouse.api.get_device_specs()["SpaceMouseCompact"]
     upstream = pyspacemouse.SpaceMouseDevice(spec)
     single = [moved(350, 0, 0), moved(0, 350, 0), moved(0, 0, 350), turned(350, 0, 0), turned(0, -200, 0), turned(0, 0, 100)]
-    for report in [*single, *RECORDED]:
+    for report in [*single, *PUSH]:
         upstream._process(report)
         s = upstream._state
         expected = np.clip([-s.y, s.x, s.z, -s.roll, -s.pitch, -s.yaw], -1, 1)

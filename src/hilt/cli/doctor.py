@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import fcntl
+import glob
 import importlib
 import importlib.util
 import os
@@ -242,6 +243,28 @@ def check_rendering(folder: Path) -> Iterator[Finding]:
             yield Finding(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
 
 
+def check_devices(folder: Path) -> Iterator[Finding]:
+    """What a person needs to take over: the packages, and the permission to read what is plugged in."""
+    try:
+        from hilt.teleop import gamepad, spacemouse
+    except ImportError:
+        return  # without numpy, which has its own line
+    for name, package, nodes, library, cure in (
+        ("gamepad", "pygame", "/dev/input/event*", "", gamepad.PERMISSION),
+        ("SpaceMouse", "pyspacemouse", "/dev/hidraw*", "hidapi-hidraw", spacemouse.PERMISSION),
+    ):
+        there = glob.glob(nodes)
+        closed = [node for node in there if not os.access(node, os.R_OK)]
+        if importlib.util.find_spec(package) is None:
+            yield Finding(name, "missing", f"no {package}", "pip install 'hilt[teleop]' (for hilt record)")
+        elif library and ctypes.util.find_library(library) is None:
+            yield Finding(name, "missing", f"no lib{library}", spacemouse.LIBRARY, package=spacemouse.LIBRARY.split()[-1])
+        elif closed:
+            yield Finding(name, "warn", f"{len(closed)} of {len(there)} in {nodes} may not be read", f"if yours is among them: {cure}")
+        else:
+            yield Finding(name, "ok", f"{package}, {len(there)} of {len(there)} in {nodes} may be read")
+
+
 def check_open_files(folder: Path) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -264,6 +287,7 @@ CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
     check_file_calls,
     check_open_files,
     check_rendering,
+    check_devices,
 ]
 
 FORMATS = ("PIL", "simplejpeg", "av", "pyarrow", "h5py")  # what datasets of other systems need

@@ -7,9 +7,9 @@ the same in every run; evaluation never has one.
 
         sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)        grippers left out
 
-    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over, acts for
-    `TURN` steps, gives back, and watches again. When `LATE` of the step limit is over without success, it acts until the end.
-    Each time it begins with a new plan, from where things are.
+    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over with a new plan
+    from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step limit is over without
+    success, it goes on with its plan until the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Script(Device):
                     f"action, or open the device with expert=, a function that makes one for an environment"
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
-        if self.operator and len(env.action_space.shape or ()) != 1:
+        if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
             raise ConfigError(f"the action space is {env.action_space}: an operator judges actions of a Box with one axis")
         self._env = env
         self._limit = int(env.get_wrapper_attr("step_limit")) if env.has_wrapper_attr("step_limit") else 0
@@ -89,15 +89,11 @@ class Script(Device):
     def _decide(self) -> bool:
         if not self.operator:
             return True
-        late = bool(self._limit) and self._steps >= LATE * self._limit
         self._left -= 1
-        if self._left > 0 or (late and self._engaged):
-            return True
-        if late or self._stuck():
+        if self._stuck():
             self._plan, self._left = None, TURN
             self._seen.clear()
-            return True
-        return False
+        return self._left > 0 or (self._limit > 0 and self._steps >= LATE * self._limit)
 
     def _stuck(self) -> bool:
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)

@@ -1,0 +1,42 @@
+"""Names of devices, and what all keyboards share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hilt.core.errors import UnknownNameError
+from hilt.teleop.devices import DEVICES, EVENTS, KEYS, acting, arms_and_gripper, motion_of_keys, open_device
+from tests.teleop.played import Noting, Played
+
+
+def test_an_unknown_device_lists_the_known():
+    with pytest.raises(UnknownNameError, match=r"no device named 'joypad'.* Known: browser, gamepad, keyboard, script, spacemouse"):
+        open_device("joypad")
+
+
+def test_a_device_of_ones_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DEVICES, "mine", Played)
+    assert open_device("mine", readings=[]).name == "played"
+
+
+def test_keys():
+    assert motion_of_keys(["w", "arrowleft", "q", "nothing"])[0].tolist() == [1, 1, -1, 0, 0, 0]
+    assert motion_of_keys(["w", "s", "j"])[0].tolist() == [0, 0, 0, 0, 0, 1]
+    assert [motion_of_keys(keys)[1] for keys in (["c"], ["v"], ["c", "v"])] == [-1, 1, 0]
+    assert set(KEYS.values()) >= {*EVENTS, "open", "close", "arm"}
+
+
+def test_somebody_acts_by_upstreams_rule():
+    assert [acting(np.array([value, 0, 0, 0, 0, 0]), 0) for value in (0, 0.001, 0.0011, -0.5)] == [False, False, True, True]
+    assert acting(np.zeros(6), -1)
+
+
+def test_arms_and_grippers_are_told_by_the_length():
+    assert {length: arms_and_gripper(Noting(length)) for length in (4, 6, 7, 12, 14)} == {
+        4: (1, True),
+        6: (1, False),
+        7: (1, True),
+        12: (2, False),
+        14: (2, True),
+    }

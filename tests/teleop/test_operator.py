@@ -1,0 +1,130 @@
+"""The scripted operator: its rule on a made-up expert, then on the tabletop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from hilt.core.errors import ConfigError
+from hilt.core.trajectory import Source
+from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.wrappers import GripperCloseEnv
+from hilt.teleop.devices import open_device
+from hilt.teleop.intervene import TakeOver
+from hilt.teleop.operator import LATE, PATIENCE, TURN, Script
+from tests.teleop.played import Noting
+
+WISH = np.array([0.5, 0, -0.5, 0, 0, 0.1, 1])
+
+
+class Known(Noting):
+    """An expert that always wants the same."""
+
+    plans = 0
+
+    def expert(self) -> Any:
+        self.plans += 1
+        return lambda: WISH
+
+
+def sources(env: Any, action: Any, steps: int, mode: str = "hold") -> list[int]:
+    taken = TakeOver(env, Script(operator=True), mode=mode)  # type: ignore[arg-type]
+    taken.reset()
+    return [taken.step(action)[4]["source"] for _ in range(steps)]
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["hold", "toggle"])
+@pytest.mark.parametrize("action", [np.zeros(7), -WISH, [0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1], 0.2 * WISH])
+def test_a_policy_without_progress_is_taken_over_and_given_back(action: Any, mode: str):
+    env = Known(limit=10_000)
+    watched, acted = [Source.POLICY] * PATIENCE, [Source.HUMAN] * TURN
+    assert sources(env, np.asarray(action), 2 * (PATIENCE + TURN), mode) == (watched + acted) * 2
+    np.testing.assert_array_equal(env.got[PATIENCE : PATIENCE + TURN], np.float32([WISH] * TURN))
+    assert env.plans == 3, "one to watch with, and a new one each time it takes over"
+
+
+@pytest.mark.parametrize("action", [WISH, 0.3 * WISH, 9 * WISH, [0.5, 0.9, -0.5, 0, 0, 0, -1]])
+def test_a_policy_that_makes_progress_is_left_alone_until_it_is_late(action: Any):
+    limit = 200
+    late = int(LATE * limit)
+    env = Known(limit=limit)
+    assert sources(env, np.asarray(action), limit) == [Source.POLICY] * late + [Source.HUMAN] * (limit - late)
+    assert env.plans == 1, "the plan it watched with goes on"
+
+
+def test_each_episode_begins_with_the_policy():
+    env = TakeOver(Known(limit=10_000), Script(operator=True))
+    for _ in range(2):
+        env.reset()
+        found = [env.step(np.zeros(7))[4] for _ in range(PATIENCE + 3)]
+        assert [info["source"] for info in found] == [Source.POLICY] * PATIENCE + [Source.HUMAN] * 3
+        assert (found[-1]["intervention_count"], found[-1]["intervention_steps"]) == (1, 3)
+
+
+# --- the tabletop -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["hold", "toggle"])
+def test_a_demonstration_is_the_experts_from_the_first_step(mode: str):
+    with TabletopEnv("reach", image_size=None) as table:
+        env = TakeOver(table, open_device("script"), mode=mode, policy=False)  # type: ignore[arg-type]
+        for state in (0, 1):
+            env.reset(options={"split": "train", "state": state})
+            ended, steps = False, 0
+            while not ended:
+                _, _, terminated, truncated, info = env.step(np.zeros(7))
+                ended, steps = terminated or truncated, steps + 1
+                assert info["source"] == Source.DEMO
+            assert info["succeed"] and info["intervention_steps"] == steps
+
+
+def test_the_operator_rescues_an_episode_and_never_sets_the_simulators_state():
+    with TabletopEnv("push", image_size=None) as table:
+        operator = Script(operator=True)
+        read, changed = operator.read, []
+
+        def watched() -> Any:
+            before = table.world.snapshot()
+            reading = read()
+            changed.append(not np.array_equal(before, table.world.snapshot()))
+            return reading
+
+        operator.read = watched  # type: ignore[method-assign]
+        env = TakeOver(table, operator)
+        env.reset(options={"split": "train", "state": 0})
+        ended = False
+        while not ended:
+            _, _, terminated, truncated, info = env.step(np.zeros(7))
+            ended = terminated or truncated
+        assert info["succeed"] and info["source"] == Source.HUMAN and info["intervention_count"] == 1
+        assert len(changed) > PATIENCE and not any(changed)
+
+
+def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
+    with GripperCloseEnv(TabletopEnv("reach", image_size=None)) as table:
+        env = TakeOver(table, Script(), policy=False)
+        env.reset(options={"split": "train", "state": 0})
+        assert env.step(np.zeros(6))[4]["intervene_action"].shape == (6,)
+
+
+# --- without an expert ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_expert_it_says_what_to_provide():
+    with pytest.raises(ConfigError, match=r"has no expert\(\) for the device script: give it a method expert\(\)"):
+        TakeOver(Noting(), Script())
+    env = TakeOver(Noting(action_space=spaces.Discrete(3)), Script(expert=lambda env: lambda: 2))
+    env.reset()
+    env.step(0)
+    assert env.unwrapped.got == [2]
+
+
+def test_an_operator_judges_boxes_only():
+    with pytest.raises(ConfigError, match="an operator judges actions of a Box with one axis"):
+        TakeOver(Noting(action_space=spaces.Discrete(3)), Script(operator=True, expert=lambda env: lambda: 2))
