@@ -22,7 +22,7 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.suite import SPLITS, SUITE, TabletopTask
-from hilt.envs.world import DOWN, World
+from hilt.envs.world import DOWN, TIMESTEP, World
 
 ACTION_SCALE = (0.03, 0.15)  # metres, radians for each control step of 0.1 s
 BOX_LOW = np.array([0.25, -0.35, 0.008, -1.2, -1.2, -1.8])
@@ -33,7 +33,11 @@ SETTLE_SECONDS = 0.2
 
 
 class TabletopEnv(gymnasium.Env[Any, Any]):
-    """One task of the suite. ``image_size`` is in pixels, None for none; ``step_limit`` None takes the task's own."""
+    """One task of the suite.
+
+    ``image_size`` is in pixels, None for no images. ``action_scale`` is metres and radians for each control step, and ``step_limit``
+    counts those; None takes the suite's, which are made for 10 steps a second, in proportion to ``control_hz``.
+    """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -44,7 +48,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         image_size: int | None = 64,
         control_hz: float = 10.0,
         step_limit: int | None = None,
-        action_scale: tuple[float, float] = ACTION_SCALE,
+        action_scale: tuple[float, float] | None = None,
         render_mode: str | None = "rgb_array",
         render_size: int = 256,
     ):
@@ -54,12 +58,15 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             task = SUITE[task]
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r}: tabletop renders 'rgb_array' or None.")
+        if not 1 <= control_hz <= 1 / TIMESTEP:
+            raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
         self.task, self.control_hz, self.image_size, self.render_mode = task, control_hz, image_size, render_mode
         self.instruction, self.initial_states = task.instruction, dict(SPLITS)
-        self.step_limit = task.step_limit if step_limit is None else step_limit
+        slower = 10.0 / control_hz
+        self.step_limit = round(task.step_limit / slower) if step_limit is None else step_limit
+        self._scale = (ACTION_SCALE[0] * slower, ACTION_SCALE[1] * slower) if action_scale is None else action_scale
         self.world = World(task.objects, arms=task.arms)
-        self._scale, self._render_size = action_scale, render_size
-        self._steps = 0
+        self._render_size, self._steps = render_size, 0
         prefixes = self.world.prefixes
         self.action_space = spaces.Box(-1.0, 1.0, (7 * task.arms,), np.float32)
         state = {f"{p}{key}": spaces.Box(-np.inf, np.inf, (size,), np.float32) for p in prefixes for key, size in STATE.items()}
@@ -93,7 +100,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             self.world.command(self._target(part, arm), arm)
             if abs(part[6]) >= 0.5:
                 self.world.grip(float(part[6] > 0), arm)
-        self.world.advance(1 / self.control_hz)
+        # whole physics steps, and not one too few or too many in the long run
+        before, after = (round(n / self.control_hz / TIMESTEP) for n in (self._steps, self._steps + 1))
+        self.world.advance((after - before) * TIMESTEP)
         self._steps += 1
         succeed = self.succeeded()
         return self.observation(), float(succeed), succeed, self._steps >= self.step_limit, {"succeed": succeed}
@@ -127,13 +136,10 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     def _target(self, action: Array, arm: int) -> Array:
         """The next command of one arm."""
-        now, last, parameters = self.world.pose(arm), self.world.commanded(arm), self.world.parameters[arm]
-        low, high = (np.array([parameters[f"translational_clip_{s}{axis}"] for axis in "xyz"]) for s in ("neg_", ""))
-        position = np.clip(last[:3], now[:3] - low, now[:3] + high) + action[:3] * self._scale[0]
-        behind = to_rotation_vector(multiply(last[3:], inverse(now[3:])))
-        low, high = (np.array([parameters[f"rotational_clip_{s}{axis}"] for axis in "xyz"]) for s in ("neg_", ""))
-        rotation = multiply(from_rotation_vector(np.clip(behind, -low, high)), now[3:])
-        rotation = multiply(from_euler(action[3:6] * self._scale[1]), rotation)
+        now, last, (low, high) = self.world.pose(arm), self.world.commanded(arm), self.world.clips(arm)
+        position = np.clip(last[:3], now[:3] - low[:3], now[:3] + high[:3]) + action[:3] * self._scale[0]
+        ahead = np.clip(to_rotation_vector(multiply(last[3:], inverse(now[3:]))), -low[3:], high[3:])
+        rotation = multiply(multiply(from_euler(action[3:6] * self._scale[1]), from_rotation_vector(ahead)), now[3:])
         turn = to_rotation_vector(multiply(rotation, inverse(DOWN)))
         inside = np.clip(np.concatenate([position, turn]), BOX_LOW, BOX_HIGH)
         return np.concatenate([inside[:3], multiply(from_rotation_vector(inside[3:]), DOWN)])

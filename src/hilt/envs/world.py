@@ -42,6 +42,7 @@ DOWN = np.array([1.0, 0.0, 0.0, 0.0])
 """The gripper points at the table and its fingers open along y: Euler angles (pi, 0, 0)."""
 SIDES = ("left", "right")
 
+KINDS = ("translational", "rotational")
 PARAMETERS: dict[str, float] = {
     "translational_stiffness": 2000.0,  # N/m
     "translational_damping": 89.0,  # N s/m
@@ -55,7 +56,7 @@ PARAMETERS: dict[str, float] = {
 """What ``set_parameters`` takes: the keys and the meaning of HIL-SERL's ``/update_param``, here with our values."""
 HIGHEST = {"translational_stiffness": 10000.0, "translational_damping": 200.0, "rotational_stiffness": 1000.0, "rotational_damping": 20.0}
 """Above these the simulation's time step cannot follow."""
-INTEGRAL_LIMIT = {"translational": 0.1, "rotational": 0.3}  # of the summed error, as upstream's controller
+INTEGRAL_LIMIT = dict(zip(KINDS, (0.1, 0.3), strict=True))  # of the summed error, as upstream's controller
 INTEGRAL_PERIOD = 0.02  # seconds
 
 
@@ -157,18 +158,19 @@ class World:
                 raise UnknownNameError("impedance parameter", name, PARAMETERS)
             if not 0 <= value <= HIGHEST.get(name, 1e3):
                 raise ConfigError(f"{name}={value}: it must be between 0 and {HIGHEST.get(name, 1e3):g} in this simulation.")
-        known = self.parameters[arm]
+        known, a = self.parameters[arm], self._arms[arm]
         known.update({name: float(value) for name, value in parameters.items()})
-        for offset, kind in ((0, "translational"), (3, "rotational")):
-            stiffness, damping = known[f"{kind}_stiffness"], known[f"{kind}_damping"]
-            for i, axis in enumerate("xyz"):
-                spring, damper = self._arms[arm].springs[offset + i], self._arms[arm].dampers[offset + i]
-                self.model.actuator_biasprm[spring, 1] = -stiffness
-                self.model.actuator_forcerange[spring] = (
-                    -stiffness * known[f"{kind}_clip_neg_{axis}"],
-                    stiffness * known[f"{kind}_clip_{axis}"],
-                )
-                self.model.actuator_biasprm[damper, 2] = -damping
+        low, high = self.clips(arm)
+        stiffness, damping = (np.repeat([known[f"{kind}_{word}"] for kind in KINDS], 3) for word in ("stiffness", "damping"))
+        self.model.actuator_biasprm[a.springs, 1] = -stiffness
+        self.model.actuator_forcerange[a.springs] = np.stack([-stiffness * low, stiffness * high], 1)
+        self.model.actuator_biasprm[a.dampers, 2] = -damping
+
+    def clips(self, arm: int = 0) -> tuple[Array, Array]:
+        """How far behind its command the arm still pushes harder, below and above: each ``[6]``, metres and radians."""
+        known = self.parameters[arm]
+        low, high = (np.array([known[f"{kind}_clip_{sign}{axis}"] for kind in KINDS for axis in "xyz"]) for sign in ("neg_", ""))
+        return low, high
 
     def place(self, body: str, pose: Any) -> None:
         """Put a free or mocap body somewhere, at rest. Only for the beginning of an episode."""
