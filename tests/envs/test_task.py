@@ -205,6 +205,18 @@ def test_a_gentle_policy_may_act():
     assert len(acted) == 5 and set(acted[0]) == {"state", "images"}
 
 
+def test_a_real_arm_begins_nearly_alike():
+    def begin(self: Any, split: str, state: int) -> None:
+        Good.begin(self, split, state)
+        self.drawn = getattr(self, "drawn", 0) + 1
+        self.place = self.place + np.float32(1e-4 * self.drawn)
+
+    (finding,) = check_task(broken(begin=begin))
+    assert "begin differently" in finding
+    assert check_task(broken(begin=begin), tolerance=0.01) == []
+    assert "begin differently" in check_task(broken(begin=begin), tolerance=1e-5)[0]
+
+
 def test_success_is_read_in_order():
     assert success_of({}) is None and success_of({"success": None}) is None
     assert success_of({"success": True, "is_success": 0.0}) is False

@@ -167,14 +167,15 @@ def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: 
     return int(state)
 
 
-def check_task(env: Any, act: Callable[[Any], Any] | None = None) -> list[str]:
+def check_task(env: Any, act: Callable[[Any], Any] | None = None, tolerance: float = 0.0) -> list[str]:
     """What an environment lacks to be a task, in sentences, found by running it; nothing for one that is fine.
 
-    Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action.
+    Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action, and the
+    `tolerance` within which two resets to one state begin alike.
     """
     from hilt.envs.check import findings
 
-    return findings(env, act)
+    return findings(env, act, tolerance)
 
 
 def _load(name: str) -> Callable[..., Any]:
