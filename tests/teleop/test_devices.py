@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hilt.core.errors import UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.teleop.devices import DEVICES, EVENTS, KEYS, acting, arms_and_gripper, motion_of_keys, open_device
 from tests.teleop.played import Noting, Played
 
@@ -18,6 +18,10 @@ def test_an_unknown_device_lists_the_known():
 def test_a_device_of_ones_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEVICES, "mine", Played)
     assert open_device("mine", readings=[]).name == "played"
+    assert open_device("tests.teleop.played:Played", readings=[]).name == "played"
+    for wrong in ("tests.teleop.played:Absent", "no_such_module:Played"):
+        with pytest.raises(ConfigError, match=f"the device '{wrong}' cannot be imported .*: give a module on PYTHONPATH"):
+            open_device(wrong)
 
 
 def test_keys():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import HiltError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.trajectory import Source
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
@@ -157,12 +157,17 @@ DEVICES: dict[str, str | Callable[..., Device]] = {
 
 
 def open_device(name: str, **options: Any) -> Device:
-    """The device of that name, ready to be read."""
-    if name not in DEVICES:
-        raise UnknownNameError("device", name, DEVICES)
-    factory = DEVICES[name]
+    """The device of that name, or of a class of yours as "module:Class", ready to be read."""
+    factory = DEVICES.get(name, name)
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
-        factory = getattr(importlib.import_module(module), attribute)
+        if not attribute:
+            raise UnknownNameError("device", name, DEVICES)
+        try:
+            factory = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            if name in DEVICES:
+                raise
+            raise ConfigError(f"the device {name!r} cannot be imported ({error}): give a module on PYTHONPATH and a class in it") from error
     device: Device = factory(**options)
     return device
