@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hilt.core.errors import MissingPackageError
+from hilt.core.errors import ConfigError, MissingPackageError
 from hilt.teleop.devices import DeviceError, open_device
 from hilt.teleop.gamepad import DEAD_ZONE, Gamepad, missing
 from tests.teleop.played import Noting
@@ -145,6 +145,12 @@ def test_pulled_out_and_in_again(gamepad: Gamepad, pad: Pad, monkeypatch: pytest
 def test_no_gamepad():
     with pytest.raises(DeviceError, match="no gamepad is connected: plug one in"):
         open_device("gamepad")
+
+
+def test_options_that_cannot_work():
+    for options in ({"index": -1}, {"dead_zone": 1.0}, {"dead_zone": -0.1}):
+        with pytest.raises(ConfigError, match="expected a number from 0 and a share below 1"):
+            open_device("gamepad", **options)
 
 
 def test_no_such_number(pad: Pad):

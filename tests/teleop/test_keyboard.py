@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from hilt.core.errors import ConfigError
 from hilt.teleop import keyboard
 from hilt.teleop.devices import DeviceError, Reading, open_device
 from hilt.teleop.keyboard import ASK, KITTY_OFF, KITTY_ON, Keyboard
@@ -107,6 +108,14 @@ def test_kitty_keys_are_held_until_they_are_released(kitty: Terminal):
         until(keys, lambda r: not r.engaged)
 
 
+def test_kitty_a_tap_between_two_readings_counts(kitty: Terminal, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keyboard, "HELD_SECONDS", 0.5)
+    with Keyboard(terminal=kitty.name) as keys:
+        kitty.type(b"\x1b[119;1:1u\x1b[119;1:3u")
+        until(keys, lambda r: r.engaged)
+        until(keys, lambda r: not r.engaged)
+
+
 def test_kitty_modes_are_on_while_it_is_open(kitty: Terminal):
     before = kitty.mode
     with Keyboard(terminal=kitty.name):
@@ -192,6 +201,12 @@ def test_no_terminal_is_told_with_its_cure(tmp_path):
     for path in (tmp_path / "absent", tmp_path / "file"):
         with pytest.raises(DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use --device browser"):
             open_device("keyboard", terminal=str(path))
+
+
+def test_a_speed_that_cannot_work_is_refused():
+    for speed in (0, -1, 1.5):
+        with pytest.raises(ConfigError, match=r"the keyboard's speed is .*: expected a share of full speed"):
+            Keyboard(speed=speed)
 
 
 PROGRAM = """

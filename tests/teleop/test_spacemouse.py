@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -87,6 +88,7 @@ def hidapi(monkeypatch: pytest.MonkeyPatch) -> Hidapi:
     library = Hidapi()
     monkeypatch.setattr(easyhid.easyhid, "hidapi", library)
     monkeypatch.setattr(spacemouse, "REOPEN_SECONDS", 0.01)
+    monkeypatch.setattr(spacemouse, "STALE_SECONDS", 60.0)
     return library
 
 
@@ -153,6 +155,25 @@ def test_pulled_out_and_in_again(mouse: SpaceMouse, hidapi: Hidapi):
     assert not until(mouse, lambda r: not r.lost).engaged
     hidapi.reports.append(moved(350, 0, 0))
     until(mouse, lambda r: r.engaged)
+
+
+def test_one_that_falls_silent_while_pushed_is_lost(mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spacemouse, "STALE_SECONDS", 0.2)
+    hidapi.reports.append(moved(0, 350, 0))
+    until(mouse, lambda r: r.lost)
+    hidapi.reports.append(moved(0, 0, 0))
+    until(mouse, lambda r: not r.lost)
+    time.sleep(2 * spacemouse.STALE_SECONDS)
+    assert not mouse.read().lost, "at rest it says nothing"
+
+
+def test_a_reader_that_fails_is_lost(mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    hidapi.reports.append(moved(0, 350, 0))
+    until(mouse, lambda r: r.engaged)
+    monkeypatch.setattr(mouse, "_buttons", None)
+    hidapi.reports.append(moved(0, 340, 0))
+    assert not until(mouse, lambda r: r.lost).motion.any()
 
 
 # --- what is lacking, with its cure -----------------------------------------------------------------------------------------------

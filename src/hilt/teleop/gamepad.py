@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import optional_module
+from hilt.core.errors import ConfigError, optional_module
 from hilt.teleop.devices import Device, DeviceError, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12
@@ -33,6 +33,8 @@ class Gamepad(Device):
 
     def __init__(self, index: int = 0, dead_zone: float = DEAD_ZONE):
         super().__init__()
+        if index < 0 or not 0 <= dead_zone < 1:
+            raise ConfigError(f"gamepad {index} with the dead zone {dead_zone}: expected a number from 0 and a share below 1")
         self._index, self._dead_zone = index, dead_zone
         self._arms, self._gripper, self._arm = 1, True, 0
         # SDL gives a joystick's events only to the program with the window in front, unless told otherwise

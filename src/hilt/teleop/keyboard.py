@@ -17,12 +17,13 @@ import termios
 import threading
 import time
 
+from hilt.core.errors import ConfigError
 from hilt.teleop.devices import KEYS, Device, DeviceError, Reading, acting, arms_and_gripper, motion_of_keys
 
 logger = logging.getLogger("hilt.teleop")
 
 HELD_SECONDS = 0.15
-"""How long a key counts as held after its character. More than twice the interval of a key that repeats, which is 30 to 60 ms."""
+"""How long a key counts as held after its character, and a tapped key at least; keys repeat every 30 to 60 ms."""
 ANSWER_SECONDS = 0.5
 """How long a terminal has to answer whether it tells releases. All answer the second question, so this is not waited out."""
 ESCAPE_SECONDS = 0.05
@@ -47,8 +48,10 @@ class Keyboard(Device):
 
     def __init__(self, speed: float = 1.0, terminal: str = "/dev/tty"):
         super().__init__()
+        if not 0 < speed <= 1:
+            raise ConfigError(f"the keyboard's speed is {speed}: expected a share of full speed, above 0 and up to 1")
         self.speed, self._arms, self._gripper, self._arm = speed, 1, True, 0
-        self._held: dict[str, float] = {}  # key: until when, by time.monotonic
+        self._held: dict[str, tuple[float, float]] = {}  # key: since and until when, by time.monotonic
         try:
             self._fd = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
             self._before = termios.tcgetattr(self._fd)
@@ -77,7 +80,7 @@ class Keyboard(Device):
 
     def read(self) -> Reading:
         now = time.monotonic()
-        motion, gripper = motion_of_keys([key for key, until in list(self._held.items()) if until > now])
+        motion, gripper = motion_of_keys([key for key, (_, until) in list(self._held.items()) if until > now])
         gripper *= self._gripper
         return Reading(motion * self.speed, gripper, acting(motion, gripper), self._lost, self.take_events(), self._arm)
 
@@ -120,17 +123,18 @@ class Keyboard(Device):
 
     def _listen(self) -> None:
         text = b""
-        while not self._closing.is_set():
-            ready = select.select([self._fd], [], [], ESCAPE_SECONDS)[0]
-            try:
-                text += os.read(self._fd, 1024) if ready else b""
-            except OSError:
-                self._lost = True
-                return
-            if ready and text == b"":
-                self._lost = True  # hung up
-                return
-            text = self._take(text, whole=not ready)
+        try:
+            while not self._closing.is_set():
+                if ready := select.select([self._fd], [], [], ESCAPE_SECONDS)[0]:
+                    new = os.read(self._fd, 1024)
+                    if not new:
+                        return  # hung up
+                    text += new
+                text = self._take(text, whole=not ready)
+        except OSError:
+            return  # hung up, as Linux tells it
+        finally:
+            self._lost = True  # whatever ended it
 
     def _take(self, text: bytes, whole: bool) -> bytes:
         """Note every key in the text; what may be the beginning of a sequence comes back, unless the text is whole."""
@@ -166,10 +170,14 @@ class Keyboard(Device):
         if meaning is None:
             return
         if meaning[0] in "+-" or meaning in ("close", "open"):
+            now = time.monotonic()
+            since, until = self._held.get(key, (now, 0.0))
+            if until < now:
+                since = now
             if event == b"3":
-                self._held.pop(key, None)
+                self._held[key] = since, since + HELD_SECONDS  # a tap between two readings counts too
             else:
-                self._held[key] = float("inf") if event else time.monotonic() + HELD_SECONDS
+                self._held[key] = since, float("inf") if event else now + HELD_SECONDS
         elif event in (b"1", b""):
             if meaning == "arm":
                 self._arm = (self._arm + 1) % self._arms

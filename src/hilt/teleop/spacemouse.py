@@ -19,6 +19,8 @@ from hilt.teleop.devices import Device, DeviceError, Reading, acting, arms_and_g
 
 POLL_SECONDS = 0.002
 REOPEN_SECONDS = 1.0
+STALE_SECONDS = 0.5
+"""A mouse that is pushed reports 60 times a second or more. One that falls silent while pushed is out of reach: a wireless one."""
 TOGETHER_SECONDS = 0.1
 """So long a button waits whether the other one follows, so that a toggle leaves the gripper alone."""
 LIBRARY = "apt-get install libhidapi-hidraw0"
@@ -41,7 +43,7 @@ class SpaceMouse(Device):
         self._package = optional_module("pyspacemouse", "A SpaceMouse", "teleop")
         self._gone = (optional_module("easyhid", "A SpaceMouse", "teleop").HIDException, OSError)
         self._mouse: Any = self._open()
-        self._motion, self._lost = np.zeros(6), False
+        self._motion, self._heard, self._lost = np.zeros(6), 0.0, False
         self._gripper, self._button, self._since, self._both = True, 0, 0.0, False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="spacemouse", daemon=True)
@@ -51,9 +53,10 @@ class SpaceMouse(Device):
         _, self._gripper = arms_and_gripper(env)
 
     def read(self) -> Reading:
-        motion, button = self._motion, self._button
-        gripper = button if self._gripper and time.monotonic() - self._since >= TOGETHER_SECONDS else 0
-        return Reading(motion, gripper, acting(motion, gripper), self._lost, self.take_events())
+        now, motion, button = time.monotonic(), self._motion, self._button
+        gripper = button if self._gripper and now - self._since >= TOGETHER_SECONDS else 0
+        lost = self._lost or bool(motion.any() and now - self._heard > STALE_SECONDS)
+        return Reading(motion, gripper, acting(motion, gripper), lost, self.take_events())
 
     def close(self) -> None:
         self._closing.set()
@@ -71,19 +74,26 @@ class SpaceMouse(Device):
 
     def _listen(self) -> None:
         latest = -1.0
-        while not self._closing.is_set():
-            try:
-                state = self._mouse.read()
-            except self._gone:
-                self._lost, self._motion, self._button, latest = True, np.zeros(6), 0, -1.0
-                self._again()
-                continue
-            if state.t == latest:
-                self._closing.wait(POLL_SECONDS)
-                continue
-            latest = state.t
-            self._motion = np.clip([state.y, state.x, -state.z, state.pitch, state.roll, -state.yaw], -1, 1)
-            self._buttons(*(bool(button) for button in [*state.buttons, 0, 0][:2]))
+        try:
+            while not self._closing.is_set():
+                try:
+                    state = self._mouse.read()
+                except self._gone:
+                    self._let_go()
+                    self._again()
+                    continue
+                if state.t == latest:  # no report
+                    self._closing.wait(POLL_SECONDS)
+                    continue
+                latest = state.t
+                self._heard = time.monotonic()
+                self._motion = np.clip([state.y, state.x, -state.z, state.pitch, state.roll, -state.yaw], -1, 1)
+                self._buttons(*(bool(button) for button in [*state.buttons, 0, 0][:2]))
+        finally:
+            self._let_go()  # whatever ended it
+
+    def _let_go(self) -> None:
+        self._lost, self._motion, self._button = True, np.zeros(6), 0
 
     def _buttons(self, left: bool, right: bool) -> None:
         if left and right and not self._both:
