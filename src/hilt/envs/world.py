@@ -54,10 +54,18 @@ PARAMETERS: dict[str, float] = {
     **{f"rotational_clip_{sign}{axis}": 0.1 for sign in ("", "neg_") for axis in "xyz"},  # rad
 }
 """What ``set_parameters`` takes: the keys and the meaning of HIL-SERL's ``/update_param``, here with our values."""
-HIGHEST = {"translational_stiffness": 10000.0, "translational_damping": 200.0, "rotational_stiffness": 1000.0, "rotational_damping": 20.0}
-"""Above these the simulation's time step cannot follow."""
+HIGHEST = {
+    "translational_stiffness": 5000.0,
+    "translational_damping": 120.0,
+    "translational_Ki": 60.0,
+    "rotational_stiffness": 400.0,
+    "rotational_damping": 10.0,
+    "rotational_Ki": 4.0,
+}
+"""Above these the simulation's time step cannot follow; a clip is at most 1."""
+UNSTABLE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
 INTEGRAL_LIMIT = dict(zip(KINDS, (0.1, 0.3), strict=True))  # of the summed error, as upstream's controller
-INTEGRAL_PERIOD = 0.02  # seconds
+INTEGRAL_PERIOD = 0.008  # seconds
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,8 @@ class World:
             for arm, kinds in integrals:
                 self._integrate(arm, kinds, min(stride, steps - done) * TIMESTEP)
             mujoco.mj_step(self.model, self.data, min(stride, steps - done))
+        if any(self.data.warning[kind].number for kind in UNSTABLE):
+            raise HiltError(f"the simulation became unstable at {self.data.time:.3f} s and is at its beginning again: call home().")
         # positions and forces of now, not of the last step's beginning; the same that restore() computes
         mujoco.mj_forward(self.model, self.data)
 
@@ -156,8 +166,9 @@ class World:
         for name, value in parameters.items():
             if name not in PARAMETERS:
                 raise UnknownNameError("impedance parameter", name, PARAMETERS)
-            if not 0 <= value <= HIGHEST.get(name, 1e3):
-                raise ConfigError(f"{name}={value}: it must be between 0 and {HIGHEST.get(name, 1e3):g} in this simulation.")
+            highest = HIGHEST.get(name, 1.0)
+            if not 0 <= value <= highest:
+                raise ConfigError(f"{name}={value}: it must be between 0 and {highest:g} in this simulation.")
         known, a = self.parameters[arm], self._arms[arm]
         known.update({name: float(value) for name, value in parameters.items()})
         low, high = self.clips(arm)
