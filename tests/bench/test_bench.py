@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import formats, wire
+from bench import formats, robot, wire
 from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
@@ -195,3 +195,27 @@ def test_formats_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert row.ours is not None and row.ours >= 0 and row.met is False, row.name
         assert "was not measured: there is no .venv-reverb; make bench ARGS=formats" in row.notes
     assert rows["rlds_read_jpeg"].limit and rows["rlds_read_png"].limit and rows["rlds_memory"].limit == 50 * 128 * 128 * 3 / 1e6
+
+
+def test_the_robot_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
+    assert main(["robot", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "tabletop: tabletop_steps, tabletop_physics, tabletop_render",
+        "server: server_period_idle_p50, server_period_idle_p99, server_period_p50, server_period_p99, server_requests, "
+        "server_getstate_p50",
+    ]
+
+
+def test_the_robot_suite_without_its_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Our sides of every row, and what is said when gym-hil is not there."""
+    monkeypatch.setattr(robot, "GYM_HIL", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(Lab, "pick", lambda self, full, quick: min(quick, 10))
+    rows = {row.name: row for group in robot.GROUPS.values() for row in group.run(Lab(tmp_path, quick=True))}
+    assert list(rows) == [name for group in robot.GROUPS.values() for name in group.rows]
+    for row in rows.values():
+        assert row.ours is not None and row.ours > 0 and row.met is (False if row.targets else None), row.name
+        assert row.limit or row.peers, row.name
+        assert "ran at another size" in row.notes, row.name
+    notes = rows["tabletop_steps"].notes
+    assert "gym-hil was not measured" in notes and "make bench ARGS=robot installs it" in notes
+    assert rows["server_period_p99"].ours > rows["server_period_p99"].limit / 2, "it is in the unit of its limit"
