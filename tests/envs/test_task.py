@@ -14,7 +14,9 @@ import pytest
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.envs import adapters, rewards, wrappers
 from hilt.envs.robot_server import RobotServer
+from hilt.envs.suite import SUITE
 from hilt.envs.task import as_task, check_task, make, register, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.replay import Log
@@ -354,3 +356,17 @@ def test_an_arm_is_swapped_for_a_simulator_in_one_line(tmp_path: Path):
                 assert steps["truncated"].tolist() == [False] * 3 + [True] and np.abs(steps["actions"]).max() > 0, name
                 columns[kind] = {path: str(spec) for path, spec in log.schema.columns.items()}
     assert columns["robot"] == columns["tabletop"] and "observations/state/tcp_pose" in columns["robot"], "no difference in the data"
+
+
+# ---- the page
+
+
+def test_the_table_of_tasks_is_true():
+    page = (Path(__file__).parents[2] / "docs/envs.md").read_text()
+    table = page.partition("<!-- tasks: begin -->\n")[2].partition("<!-- tasks: end -->")[0]
+    rows = [f"| `{name}` | {task.instruction} | {task.step_limit} | {task.arms} |" for name, task in SUITE.items()]
+    assert table == "\n".join(["| task | instruction | steps at most | arms |", "|---|---|---|---|", *rows, ""])
+    for module in (adapters, rewards, wrappers):
+        names = [name for name, value in vars(module).items() if isinstance(value, type) and value.__module__ == module.__name__]
+        wanted = [name for name in names if not name.startswith("_") and name not in ("BatchedEpisode", "OneOf")]
+        assert [name for name in wanted if f"`{name}`" not in page and f"`{name}(" not in page] == []
