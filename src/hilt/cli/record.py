@@ -126,10 +126,13 @@ class Terminal:
             self._live.start()
 
     def step(self, s: Summary) -> None:
+        from rich.text import Text
+
         if self._live is not None and (passed := time.monotonic() - self._shown[0]) > 0.5:
             rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
-            self._live.update(f"episode {s.attempts}, step {s.step}, {rate:.1f} steps/s; have {self._have(s)}, {s.successes} succeeded")
+            now = f"episode {s.attempts}, step {s.step}, {rate:.1f} steps/s; have {self._have(s)}, {s.successes} succeeded"
+            self._live.update(Text(now))
 
     def episode(self, recorded: Recorded, s: Summary) -> None:
         how = "success" if recorded.success else "no success"

@@ -1,0 +1,233 @@
+"""``hilt record`` as a program: recorded for real, killed, interrupted, driven over a terminal; and what becomes of the recording."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hilt.formats import open_dataset
+from hilt.replay import Log
+
+ROOT = Path(__file__).parent.parent.parent
+TOY = "tests.runtime.toy:Toy"
+DEADLINE_S = 60
+HILT = [sys.executable, "-c", "from hilt.cli import main; main()"]
+ENV = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
+
+
+def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*HILT, "record", *map(str, arguments)], capture_output=True, text=True, env=ENV, timeout=DEADLINE_S, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen([*HILT, "record", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV)
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> str:
+    """What a program says, up to a line with these words. It is ended by whoever started it, or by its own deadline."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"{words!r} was not said: {said}")
+
+
+def test_a_script_records_tabletop(tmp_path: Path):
+    """What the issue shows: episodes in the log, a video of each, and both next commands work."""
+    out = tmp_path / "reach"
+    done = run("tabletop/reach", "--device", "script", "--episodes", 3, "--out", out, "--image-size", 32)
+    assert re.findall(r"episode (\d): \d+ steps, success, power-safe; have (\d) of 3", done.stdout) == [("1", "1"), ("2", "2"), ("3", "3")]
+    assert "3 episodes, 3 of them succeeded" in done.stdout and len(list((out / "videos").glob("*.mp4"))) == 3
+    with Log.open(out / "log", "r") as log:
+        assert log.schema.columns["observations/images/wrist"].shape == (32, 32, 3)
+        assert len(log.by_source("demo")) == len(log) and log.facts.about(0)["options"] == {"image_size": 32}
+        states = {log.facts.about(number)["state"] for number in log.trajectories()}
+    for command in [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("hilt data")]:
+        subprocess.run([*HILT, *command], env=ENV, check=True, capture_output=True, timeout=DEADLINE_S)
+    episodes = list(open_dataset(out / "hil-serl"))
+    assert len(episodes) == 3 and episodes[0].columns["observations"]["images"]["front"].shape[1:] == (32, 32, 3)
+    again = run("tabletop/reach", "--device", "script", "--episodes", 4, "--out", out, "--image-size", 32)
+    assert "have 3 of 4" in again.stdout and "1 episodes," in again.stdout
+    with Log.open(out / "log", "r") as log:
+        assert log.facts.about(log.trajectories()[-1])["state"] not in states
+    other = run("tabletop/push", "--device", "script", "--out", out, code=1)
+    assert "has demonstrations of tabletop/reach" in other.stderr and "Choose another folder with --out" in other.stderr
+
+
+def test_killed_at_random_moments(tmp_path: Path, counted: Callable[[str], None]):
+    """Only the running episode is lost; the same command goes on, and nobody is left behind."""
+    rng, out, places, promised = np.random.default_rng(5), tmp_path / "a", {}, 0
+    arguments = [TOY, "--device", "script", "--episodes", 12, "--out", out, "-o", "delay=0.02", "-o", "hz=10"]
+    for _ in range(3):
+        process = start(*arguments, "--no-video")
+        said = read_until(process, "recording into")
+        began = int(re.findall(r"have (\d+) of 12", said)[0])
+        assert began >= promised, f"{promised} were promised, {began} are there"
+        time.sleep(rng.uniform(0, 0.3))
+        process.kill()
+        assert process.stdout is not None
+        said += process.stdout.read()
+        process.wait(DEADLINE_S)
+        promised = max(promised, *map(int, re.findall(r"power-safe; have (\d+) of 12", said)), began)
+        dropped = "after an unfinished one" if "unfinished" in said else "after whole ones"
+        places[dropped] = places.get(dropped, 0) + 1
+    done = run(*arguments)
+    assert "in the log    12 episodes, 12 of them succeeded" in done.stdout
+    assert len(list((out / "videos").glob("episode-*.mp4"))) == 12 and not list((out / "videos").glob(".*")), (
+        "also those of killed sessions"
+    )
+    with Log.open(out / "log", "r") as log:
+        assert len(log.trajectories()) == 12 and all(log.facts.about(number)["success"] for number in log.trajectories())
+    assert not others_of(out), "a process was left behind"
+    counted(f"3 kills, sessions began {places}; {promised} episodes promised before the last kill, 0 lost")
+
+
+def others_of(folder: Path) -> list[str]:
+    """Processes whose command names this folder, once they had a moment to end."""
+    for _ in range(50):
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            found += [command] if str(folder) in command and int(pid) != os.getpid() else []
+        if not found:
+            break
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code: int):
+    out = tmp_path / "a"
+    slow = ["-o", "delay=0.2", "-o", "hz=10", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 1.2 s
+    process = start(TOY, "--device", "script", "--out", out, *slow)
+    said = read_until(process, "have 1 of 20 episodes")
+    time.sleep(0.5)
+    process.send_signal(number)
+    assert process.stdout is not None
+    said += process.stdout.read()
+    assert process.wait(DEADLINE_S) == code, said
+    assert "dropped: stopped; have 1 of 20" in said and "There are 1 of 20. The same command goes on." in said
+    assert "Traceback" not in said and f"hilt data inspect {out / 'log'}" in said
+    with Log.open(out / "log", "r") as log:
+        assert len(log.trajectories()) == 1
+    assert len(list((out / "videos").glob("*.mp4"))) == 1 and not others_of(out)
+
+
+def test_a_person_at_a_keyboard(tmp_path: Path):
+    """Over a real terminal: keys move the arm, Enter marks success, Escape stops; the log has it as human."""
+    out, said = tmp_path / "a", b""
+    arguments = [
+        "tabletop/reach",
+        "--device",
+        "keyboard",
+        "--episodes",
+        5,
+        "--out",
+        out,
+        "--no-video",
+        "-o",
+        "image_size=16",
+        "-o",
+        "step_limit=300",
+    ]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(ENV)
+        os.execv(HILT[0], [*HILT, "record", *map(str, arguments)])
+
+    def until(words: bytes) -> None:
+        nonlocal said
+        end = time.monotonic() + DEADLINE_S
+        while words not in said and time.monotonic() < end:
+            if select.select([terminal], [], [], 0.05)[0]:
+                try:
+                    said += os.read(terminal, 65536)
+                except OSError:  # it ended
+                    break
+        assert words in said, said.decode(errors="replace")
+
+    try:
+        until(b"episode 1, step")
+        for _ in range(20):  # a key that repeats
+            os.write(terminal, b"w")
+            time.sleep(0.04)
+        time.sleep(0.4)
+        os.write(terminal, b"\r")
+        until(b"success, power-safe")
+        time.sleep(0.5)
+        os.write(terminal, b"\x1b")
+        until(b"There are 1 of 5. The same command goes on.")
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(pid, 0)
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert b"period 100.0 ms: p50" in said and b"steps/s; have" in said, "the rate at the end, and what goes on meanwhile"
+    with Log.open(out / "log", "r") as log:
+        (number,) = log.trajectories()
+        facts, steps = log.facts.about(number), log.read(log.trajectory_keys(number), ["actions", "source", "rewards"])
+        assert (facts["device"], facts["success"]) == ("keyboard", True) and facts["intervention_steps"] >= 5
+        assert (steps["source"] == 1).all() and (steps["actions"][:, 0] == 1).sum() == facts["intervention_steps"]
+        assert steps["rewards"][-1] == 1 and log.by_source("human").keys().size == len(log)
+
+
+def test_all_episodes_and_chosen_states(tmp_path: Path):
+    out = tmp_path / "a"
+    options = ["-o", "hopeless=[1, 5]", "--states", "0-1,5", "--split", "train", "--keep", "all", "--no-video", "--seed", 7]
+    done = run(TOY, "--device", "script", "--episodes", 4, "--out", out, *options)
+    assert "no success, power-safe" in done.stdout and "4 episodes, 2 of them succeeded" in done.stdout
+    assert not (out / "videos").exists()
+    with Log.open(out / "log", "r") as log:
+        found = [(log.facts.about(n)["state"], log.facts.about(n)["success"]) for n in log.trajectories()]
+    assert found == [(0, True), (1, False), (5, False), (0, True)]
+
+
+def test_frames_for_a_classifier(tmp_path: Path):
+    out = tmp_path / "a"
+    done = run(TOY, "--device", "script", "--classifier", "--successes-needed", 10, "--out", out, "--no-video")
+    assert "of 10 frames marked" in done.stdout
+    with Log.open(out / "log", "r") as log:
+        steps = log.read(log.all().keys(), ["labels", "rewards"])
+        assert steps["labels"].sum() >= 10 and 0 in steps["labels"] and (steps["labels"] == (steps["rewards"] > 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--classifier", "--episodes", "3"], 2, "give --successes-needed instead of --episodes"),
+        (["--successes-needed", "3"], 2, "--successes-needed is for --classifier"),
+        (["--states", "1-x"], 2, "expected numbers and ranges"),
+        (["-o", "delay"], 2, "expected NAME=VALUE"),
+        (["--device", "mouse"], 1, "no device named 'mouse'; did you mean 'spacemouse'?"),
+        (["--mode", "press"], 1, "mode is 'press'"),
+        (["--device", "keyboard"], 1, "the keyboard needs a terminal"),
+    ],
+)
+def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], code: int, words: str):
+    from typer.testing import CliRunner
+
+    from hilt import cli
+
+    given = ["record", TOY, "--out", str(tmp_path / "a"), *([] if "--device" in arguments else ["--device", "script"]), *arguments]
+    result = CliRunner().invoke(cli.app, given, env={"COLUMNS": "300"})
+    assert result.exit_code == code and words in " ".join(result.output.split()), result.output
