@@ -24,7 +24,7 @@ def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> st
 <compiler angle="radian" autolimits="true"/>
 <option timestep="{TIMESTEP}" integrator="Euler" cone="elliptic" impratio="10" noslip_iterations="2"/>
 <visual>
-  <quality shadowsize="0" offsamples="0" numslices="16" numstacks="8" numquads="1"/>
+  <quality shadowsize="0" offsamples="0" numslices="12" numstacks="4" numquads="1"/>
   <headlight ambient=".4 .4 .4" diffuse=".25 .25 .25" specular="0 0 0"/>
   <map znear="0.01" zfar="10"/>
 </visual>
