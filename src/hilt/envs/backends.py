@@ -29,11 +29,11 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class RobotState:
-    """What ``/getstate`` tells of one arm; metres, radians, seconds, newtons, in the frame of the arm's base."""
+    """What ``/getstate`` tells of one arm: metres, radians, seconds, newtons, in the frame of the arm's base."""
 
     pose: Array  # [7] x y z, then the quaternion x y z w
     vel: Array  # [6] of the tool point, linear and angular
-    force: Array  # [3] at the tool point
+    force: Array  # [3] that acts on the tool point, along its own axes
     torque: Array  # [3]
     q: Array  # [7] the joints
     dq: Array  # [7]
@@ -117,7 +117,7 @@ class Backend:
         if values:
             raise RequestError(f"{type(self).__name__} has no impedance parameters to change, and {', '.join(values)} were given.")
 
-    def set_load(self, mass: float, centre: Array, inertia: Array, arm: int) -> None:
+    def set_load(self, mass: float, centre: list[float], inertia: list[float], arm: int) -> None:
         """What hangs at the flange, in kilograms, metres and kg m²."""
         if mass:
             raise RequestError(f"{type(self).__name__} cannot make up for a load; expected mass 0, got {mass}.")

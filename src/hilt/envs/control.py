@@ -7,6 +7,7 @@ socket's end (the other process is gone: the arms hold and this one ends).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import math
@@ -40,6 +41,7 @@ CURES = {
 PERIOD_WINDOW_S = 120
 MOST_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
+START_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,15 @@ class Limits:
     heartbeat: float = 0.3
     "Seconds without a command after which the arm holds where it is, and another controller may take it"
     rate: float = 100.0
-    "Ticks of the control loop per second"
+    "Ticks of the control loop per second, 1000 at most"
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise ConfigError(f"{field.name}={value!r}: expected a number above 0.")
+        if self.rate > 1000:
+            raise ConfigError(f"rate={self.rate}: expected at most 1000 ticks per second.")
 
 
 class Arm:
@@ -68,7 +72,7 @@ class Arm:
     def __init__(self, backend: Backend, arm: int, limits: Limits):
         self._backend, self._arm, self._limits = backend, arm, limits
         self._box: Box = backend.workspace(arm)
-        self._heard = 0.0  # when the last command came
+        self.heard = 0.0  # when the last command came
         self._give_up = 0.0
         self.waiting: list[int] = []  # numbers of the requests that are answered when a reset is over
         self.outcome: HiltError | None = None  # of that reset
@@ -79,26 +83,27 @@ class Arm:
         self._setpoint = self._goal = self._backend.state(self._arm).pose.copy()
         self.mode = "hold"
 
-    def follow(self, pose: Array, now: float) -> None:
+    def follow(self, pose: list[float]) -> None:
         self._need("follow", "hold")
         self._goal = np.concatenate([np.clip(pose[:3], *self._box), normalized(pose[3:])])
-        self.mode, self._heard = "follow", now
+        self.mode = "follow"
 
-    def wrench(self, values: Array, now: float) -> None:
+    def wrench(self, wrench: list[float]) -> None:
         self._need("wrench", "hold")
-        self._backend.wrench(values, self._arm)
-        self.mode, self._heard = "wrench", now
+        self._backend.wrench(np.array(wrench), self._arm)
+        self.mode = "wrench"
 
-    def still_there(self, now: float) -> None:
-        """A command that moves nothing: its sender is alive."""
-        self._heard = now
-
-    def reset(self, now: float) -> None:
+    def reset(self) -> None:
         self._need("follow", "hold", "wrench")
         self.hold()
         self._backend.reset_joints(self._arm)
-        self.mode, self._give_up = "reset", now + RESET_DEADLINE_S
+        self.mode, self._give_up = "reset", self.heard + RESET_DEADLINE_S
         self.outcome = RefusedError(f"arm {self._arm}: the joint reset was ended by another command, or its client left.")
+
+    def release(self) -> None:
+        """Ends whatever motion there is."""
+        if self.mode != "stopped":
+            self.hold()
 
     def stop(self) -> None:
         self.hold()
@@ -110,7 +115,7 @@ class Arm:
         self.hold()
 
     def tick(self, now: float, seconds: float) -> None:
-        if self.mode in ("follow", "wrench") and now - self._heard > self._limits.heartbeat:
+        if self.mode in ("follow", "wrench") and now - self.heard > self._limits.heartbeat:
             self.hold()
         if self.mode == "reset" and not self._backend.busy(self._arm):
             self.outcome = None
@@ -169,7 +174,7 @@ class Board:
     Whoever reads while the other writes gets bytes that do not fit their checksum, and reads again.
     """
 
-    HEADER = struct.Struct("<IIII")  # checksum, then the number of arms, of values, and a zero
+    HEADER = struct.Struct("<III")  # checksum, then the number of arms and of values
     SIZE = 1 << 17
 
     def __init__(self, file: int):
@@ -192,12 +197,12 @@ class Board:
         if not np.isfinite(values).all():
             raise RequestError(f"a backend's state must be finite numbers, got {news}.")
         data = values.tobytes()
-        self._memory[: self.HEADER.size + len(data)] = self.HEADER.pack(checksum(data), len(news.modes), len(values), 0) + data
+        self._memory[: self.HEADER.size + len(data)] = self.HEADER.pack(checksum(data), len(news.modes), len(values)) + data
 
     def read(self, timeout_s: float = 1.0) -> News:
         deadline = time.monotonic() + timeout_s
         while True:
-            expected, arms, count, _ = self.HEADER.unpack_from(self._memory)
+            expected, arms, count = self.HEADER.unpack_from(self._memory)
             data = self._memory[self.HEADER.size : self.HEADER.size + 8 * count]
             if arms and checksum(data) == expected:
                 break
@@ -217,7 +222,7 @@ class Loop:
 
     def __init__(self, backend: Backend, limits: Limits, line: socket.socket, board: Board):
         self._backend, self._limits, self._line, self._board = backend, limits, line, board
-        self._arms = [Arm(backend, number, limits) for number in range(backend.arms)]
+        self.arms = [Arm(backend, number, limits) for number in range(backend.arms)]
         self._periods = Periods(1 / limits.rate)
         self._received = b""
         self.ended = False
@@ -239,12 +244,8 @@ class Loop:
             self._backend.tick(period)
             self._publish()
 
-    def hold(self) -> None:
-        for arm in self._arms:
-            arm.hold()
-
     def _move(self, now: float, period: float) -> None:
-        for arm in self._arms:
+        for arm in self.arms:
             arm.tick(now, period)
             if arm.mode != "reset":
                 for number in arm.waiting:
@@ -252,8 +253,8 @@ class Loop:
                 arm.waiting.clear()
 
     def _publish(self) -> None:
-        states = tuple(self._backend.state(arm) for arm in range(len(self._arms)))
-        self._board.write(News(time.monotonic(), tuple(arm.mode for arm in self._arms), states, self._backend.snapshot()))
+        states = tuple(self._backend.state(arm) for arm in range(len(self.arms)))
+        self._board.write(News(time.monotonic(), tuple(arm.mode for arm in self.arms), states, self._backend.snapshot()))
 
     def _listen(self, until: float) -> None:
         """Takes commands as they come, until the next tick is due."""
@@ -276,45 +277,25 @@ class Loop:
                 self._reply(number, answer)
 
     def _do(self, number: int, do: str, arm: int, **values: Any) -> Any:
-        backend, driver, now = self._backend, self._arms[arm], time.monotonic()
-        if do not in ("period", "scene"):  # to ask is not to command
-            driver.still_there(now)
-        match do:
-            case "pose":
-                return driver.follow(np.array(values["pose"]), now)
-            case "wrench":
-                return driver.wrench(np.array(values["wrench"]), now)
-            case "hold":
-                return driver.hold() if driver.mode != "stopped" else None
-            case "jointreset":
-                driver.reset(now)
-                driver.waiting.append(number)
-                return NotImplemented
-            case "startimp":
-                return driver.start()
-            case "stopimp":
-                return driver.stop()
-            case "grip":
-                return backend.grip(values["opening"], values["slow"], arm)
-            case "clearerr":
-                return backend.clear_errors(arm)
-            case "activate_gripper":
-                return backend.activate_gripper(arm)
-            case "reset_gripper":
-                return backend.reset_gripper(arm)
-            case "update_param":
-                return backend.set_parameters(values["parameters"], arm)
-            case "set_load":
-                return backend.set_load(values["mass"], np.array(values["centre"]), np.array(values["inertia"]), arm)
-            case "period":
-                return self._periods.summary(values["seconds"])
-            case "scene":
-                answer = backend.scene(**values)
-                if values["split"] is not None:
-                    self.hold()  # where the arms are now
-                    self._publish()
-                return answer
-        raise RequestError(f"the control process knows no command {do!r}.")
+        if do == "period":
+            return self._periods.summary(**values)
+        if do == "scene":
+            facts = self._backend.scene(**values)
+            if values["split"] is not None:
+                for each in self.arms:
+                    each.hold()  # where it is now
+                self._publish()
+            return facts
+        self.arms[arm].heard = time.monotonic()  # from here on they are commands; to ask is not to command
+        if do in ("follow", "wrench", "reset", "start", "stop", "release"):
+            getattr(self.arms[arm], do)(**values)
+        elif do in ("grip", "clear_errors", "activate_gripper", "reset_gripper", "set_parameters", "set_load"):
+            getattr(self._backend, do)(**values, arm=arm)
+        else:
+            raise RequestError(f"the control process knows no command {do!r}.")
+        if do == "reset":
+            self.arms[arm].waiting.append(number)
+        return NotImplemented if do == "reset" else None
 
     def _reply(self, number: int, answer: Any) -> None:
         if isinstance(answer, HiltError):
@@ -357,22 +338,21 @@ def take_priority() -> bool:
 def main() -> None:
     """``python -m hilt.envs.control SOCKET BOARD``, two open files."""
     line, board = socket.socket(fileno=int(sys.argv[1])), Board(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the other one decides
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        order = receive_line(line, 60.0)
+        order = receive_line(line, START_S)
         limits = Limits(**order["limits"])
-        backend = open_backend(order["backend"], order["options"])
-        loop = Loop(backend, limits, line, board)
-        try:
+        with contextlib.ExitStack() as at_the_end:  # each of these is tried, whatever becomes of the others
+            backend = open_backend(order["backend"], order["options"])
+            at_the_end.callback(backend.close)
+            loop = Loop(backend, limits, line, board)
+            for arm in loop.arms:
+                at_the_end.callback(arm.hold)
             boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
             hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
             gc.freeze()
             send_line(line, {**hello, "realtime": take_priority()})
             loop.run()
-        finally:
-            loop.hold()
-            backend.close()
     except Exception as error:  # noqa: BLE001 - told to the process that started this one, which raises it
         expected = f"{error}" if isinstance(error, HiltError) else ""
         send_line(line, {"failed": expected, "traceback": traceback.format_exc()})

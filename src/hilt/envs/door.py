@@ -43,9 +43,9 @@ class Door:
         address = scope["client"][0] if scope.get("client") else "unknown"
         if not self._tokens:
             return address
-        given_token = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        scheme, _, given_token = headers.get(b"authorization", b"").partition(b" ")
         names = [name for name, token in self._tokens.items() if hmac.compare_digest(token.encode(), given_token)]
-        if not names:
+        if not names or scheme.lower() != b"bearer":
             raise Refusal(401, "expected the header 'Authorization: Bearer TOKEN' with a token of this server.")
         return f"{names[0]}@{address}"
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, RequestError, optional_module, suggest
 from hilt.envs.backends import Box, backend_class
-from hilt.envs.control import Board, Limits, News, receive_line, send_line
+from hilt.envs.control import START_S, Board, Limits, News, receive_line, send_line
 from hilt.envs.door import Door, Lease, listen, read_tokens
 from hilt.envs.rotations import Array
 from hilt.envs.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
@@ -42,7 +42,6 @@ MOST_PICTURES = 32  # asked for and not yet rendered
 IDLE_S = 30.0
 BODY_S = 5.0
 ANSWER_S = 60.0
-START_S = 60.0
 STOP_S = 5.0
 STALE_S = 1.0
 LOOK_S = 0.1  # how often a long request is checked for a client that has gone
@@ -67,9 +66,9 @@ class RobotServer:
         self.control = Control(backend, options or {}, limits or Limits())
         try:
             self._sockets = [listen(host, port and port + arm) for arm in range(self.control.hello["arms"])]
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             self.control.close()
-            raise ConfigError(f"cannot serve at {host}:{port}: {error.strerror or error}. Choose another --port or --host.") from error
+            raise ConfigError(f"cannot serve at {host}:{port}: {error}. Choose another --port or --host.") from error
         self._pictures = Pictures(backend, options or {})
         self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{s.getsockname()[1]}/" for s in self._sockets]
         self._thread: threading.Thread | None = None
@@ -108,6 +107,12 @@ class RobotServer:
             with contextlib.suppress(RuntimeError):  # it has ended by itself
                 loop.call_soon_threadsafe(ending.set)
             thread.join(2 * STOP_S)
+        self._close()
+
+    def _close(self) -> None:
+        for listening in self._sockets:
+            listening.close()
+        self._pictures.close()
         self.control.close()
 
     async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
@@ -128,10 +133,7 @@ class RobotServer:
                 server.should_exit = True
             await asyncio.gather(*running)
         finally:
-            for listening in self._sockets:
-                listening.close()
-            self._pictures.close()
-            self.control.close()
+            self._close()
 
 
 class App:
@@ -181,10 +183,11 @@ class App:
             while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
                 self._lease.take(who)  # it waits: it is not silent
                 if gone.done():  # whoever wanted this motion is no longer there
-                    await self._control.ask("hold", self._arm)
+                    await self._control.ask("release", self._arm)
+            await asked
         finally:
             gone.cancel()
-        await asked
+            asked.cancel()
         return command.reply
 
     async def _own(self, path: str, body: Any, who: str) -> Any:
@@ -230,7 +233,7 @@ class Control:
         file = Board.create()
         self._board = Board(file)
         command = [sys.executable, "-m", "hilt.envs.control", str(theirs.fileno()), str(file)]
-        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
         os.close(file)
         send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
@@ -270,12 +273,14 @@ class Control:
     def close(self) -> None:
         """Ends the process, with the arms held: it does so by itself when the line is closed."""
         self._closing = True
-        self._line.close()
+        with contextlib.suppress(OSError):  # when it is closed already
+            self._line.shutdown(socket.SHUT_RDWR)
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._line.close()
 
     def _need(self) -> None:
         if self.failure is not None:

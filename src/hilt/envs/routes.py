@@ -91,7 +91,7 @@ def _parameters(body: Any, box: Box) -> dict[str, Any]:
             raise Refusal(400, f"no impedance parameter named {name!r}{suggest(name, PARAMETERS)} Known: {', '.join(PARAMETERS)}.")
         if _number(value, name) < 0:
             raise Refusal(400, f"{name}: expected a number of 0 or more, got {value}.")
-    return {"parameters": body}
+    return {"values": body}
 
 
 def _load(body: Any, box: Box) -> dict[str, Any]:
@@ -103,24 +103,24 @@ def _load(body: Any, box: Box) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Command] = {
-    "/pose": Command("pose", "Moved", _pose),
-    "/clearerr": Command("clearerr", "Clear"),
-    "/startimp": Command("startimp", "Started impedance"),
-    "/stopimp": Command("stopimp", "Stopped impedance"),
-    "/jointreset": Command("jointreset", "Reset Joint"),
+    "/pose": Command("follow", "Moved", _pose),
+    "/clearerr": Command("clear_errors", "Clear"),
+    "/startimp": Command("start", "Started impedance"),
+    "/stopimp": Command("stop", "Stopped impedance"),
+    "/jointreset": Command("reset", "Reset Joint"),
     "/open_gripper": Command("grip", "Opened", values={"opening": 1.0, "slow": False}),
     "/close_gripper": Command("grip", "Closed", values={"opening": 0.0, "slow": False}),
     "/close_gripper_slow": Command("grip", "Closed", values={"opening": 0.0, "slow": True}),
     "/move_gripper": Command("grip", "Moved Gripper", _gripper),
     "/activate_gripper": Command("activate_gripper", "Activated"),
     "/reset_gripper": Command("reset_gripper", "Reset"),
-    "/update_param": Command("update_param", "Updated compliance parameters", _parameters),
+    "/update_param": Command("set_parameters", "Updated compliance parameters", _parameters),
     "/set_load": Command("set_load", "Set Load", _load),
     # the egg-flip variant
-    "/startwrench": Command("startimp", "Started wrench"),
-    "/stopwrench": Command("hold", "Stopped wrench"),
+    "/startwrench": Command("start", "Started wrench"),
+    "/stopwrench": Command("release", "Stopped wrench"),
     "/wrench": Command("wrench", "Moved", _wrench),
-    "/reset": Command("jointreset", "Reset"),
+    "/reset": Command("reset", "Reset"),
 }
 
 

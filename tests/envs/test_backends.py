@@ -1,0 +1,62 @@
+"""The simulated bench as a backend, and how a backend is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hilt.core.errors import ConfigError, RequestError, UnknownNameError
+from hilt.envs.backends import Backend, TabletopBackend, open_backend
+from tests.envs.test_control import Bench
+from tests.envs.toy_arm import ToyArm
+
+
+def test_a_wrench_ends_with_silence() -> None:
+    bench = Bench(TabletopBackend("reach"))
+    high = bench.backend.state(0).pose[2]
+    bench.arm.wrench([0, 0, -8.0, 0, 0, 0])
+    bench.run(0.3)
+    assert bench.backend.state(0).pose[2] < high - 0.01, "pushed down"
+    bench.run(0.2)
+    assert bench.arm.mode == "hold"
+    low = bench.backend.state(0).pose
+    bench.run(1.0)
+    assert bench.backend.state(0).pose[:3] == pytest.approx(low[:3], abs=0.01)
+    with pytest.raises(RequestError, match="does not take a wrench: send poses"):
+        Backend.wrench(ToyArm(), np.zeros(6), 0)
+
+
+def test_tabletop_turns_softer_when_it_is_told() -> None:
+    bent = []
+    for stiffness in (2000.0, 300.0):
+        bench = Bench(TabletopBackend("reach"), heartbeat=10.0)
+        bench.backend.set_parameters({"translational_stiffness": stiffness}, 0)
+        bench.follow(bench.backend.state(0).pose + np.array([0, 0.1, 0, 0, 0, 0, 0]))
+        bench.run(0.2)
+        bent.append(bench.backend.state(0).pose[1])
+    assert bent[0] > bent[1] + 0.01
+
+
+def test_a_slow_grip_takes_longer() -> None:
+    opening = []
+    for slow in (False, True):
+        bench = Bench(TabletopBackend("reach"))
+        bench.backend.grip(0.0, slow, 0)
+        bench.run(0.4)
+        opening.append(bench.backend.state(0).gripper_pos)
+    assert opening[0] < 0.1 < 0.3 < opening[1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "text"),
+    [
+        ("tablettop", {}, r"no backend named 'tablettop'; did you mean 'tabletop'\?"),
+        ("tabletop", {"task": "pik"}, r"no tabletop task named 'pik'; did you mean 'pick'\?"),
+        ("tabletop", {"robot_ip": "1"}, r"unexpected keyword argument 'robot_ip'; it takes \(task"),
+        ("no.such:Arm", {}, r"backend 'no.such:Arm': No module named 'no'.*Expected package.module:Class"),
+        ("json:dumps", {}, r"expected a subclass of hilt.envs.backends.Backend"),
+    ],
+)
+def test_a_backend_is_named_rightly(backend: str, options: dict[str, str], text: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=text):
+        open_backend(backend, options)
