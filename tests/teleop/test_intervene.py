@@ -79,6 +79,12 @@ def test_lost_contact_holds_still_until_it_is_back():
     assert [status.who for _, status in env.device.shown] == ["policy", "human", "nobody", "nobody", "policy"]
 
 
+def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
+    env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1))
+    infos(env, 6)
+    assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0, 0, 1]
+
+
 def test_after_lost_contact_a_toggle_is_over_unless_the_person_is_there():
     toggle, lost = Reading(events=("toggle",)), Reading(lost=True)
     assert [info["source"] for info in infos(played(toggle, lost, Reading(), mode="toggle"), 3)] == [1, 1, 0]
@@ -98,12 +104,12 @@ def test_without_a_policy_doing_nothing_is_the_persons_too():
 @pytest.mark.parametrize(
     ("events", "reward", "terminated", "truncated", "told"),
     [
-        (("success",), 1.0, True, False, {"succeed": True}),
-        (("fail",), 0.0, True, False, {"succeed": False}),
-        (("success", "fail"), 0.0, True, False, {"succeed": False}),
+        (("success",), 1.0, True, False, {"succeed": True, "marked": True}),
+        (("fail",), 0.0, True, False, {"succeed": False, "marked": False}),
+        (("success", "fail"), 0.0, True, False, {"succeed": False, "marked": False}),
         (("reset",), 0.25, False, True, {}),
         (("stop",), 0.25, False, True, {"stop": True}),
-        (("success", "stop"), 1.0, True, True, {"succeed": True, "stop": True}),
+        (("success", "stop"), 1.0, True, True, {"succeed": True, "marked": True, "stop": True}),
         ((), 0.25, False, False, {}),
     ],
 )
@@ -111,7 +117,7 @@ def test_events_end_episodes(events: tuple[str, ...], reward: float, terminated:
     env = played(Reading(events=events))
     _, *found, info = env.step(POLICY)
     assert found == [reward, terminated, truncated]
-    assert {key: info[key] for key in ("succeed", "stop") if key in info} == told
+    assert {key: info[key] for key in ("succeed", "marked", "stop") if key in info} == told
 
 
 def test_what_was_pressed_before_an_episode_does_not_end_it_but_stop_does():

@@ -60,6 +60,9 @@ def test_a_policy_that_makes_progress_is_left_alone_until_it_is_late(action: Any
 
 def test_each_episode_begins_with_the_policy():
     env = TakeOver(Known(limit=10_000), Script(operator=True))
+    env.reset()
+    for _ in range(PATIENCE - 1):
+        env.step(np.zeros(7))
     for _ in range(2):
         env.reset()
         found = [env.step(np.zeros(7))[4] for _ in range(PATIENCE + 3)]

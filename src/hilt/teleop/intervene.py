@@ -44,8 +44,8 @@ class TakeOver(gymnasium.Wrapper):
     - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
     - ``lost``: only when contact to the device is lost. Nothing moves then, and the step counts as the person's.
 
-    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), *reset* truncates it, *stop*
-    truncates it and sets ``info["stop"]``, for the loop around to end.
+    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` says that a
+    person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class TakeOver(gymnasium.Wrapper):
             info["lost"] = True
         for event in reading.events:
             if event in ("success", "fail"):
-                terminated, reward, info["succeed"] = True, float(event == "success"), event == "success"
+                terminated, reward = True, float(event == "success")
+                info["succeed"] = info["marked"] = event == "success"
             elif event in ("reset", "stop"):
                 truncated = True
         if "stop" in reading.events:
