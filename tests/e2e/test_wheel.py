@@ -74,7 +74,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = email.message_from_bytes(archive.read(f"hilt-{hilt.__version__}.dist-info/METADATA"))
-    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/hilt").rglob("*.py")}
+    files = (path for kind in ("*.py", "*.js", "*.css") for path in (ROOT / "src/hilt").rglob(kind))
+    source = {path.relative_to(ROOT / "src").as_posix() for path in files}
     assert "hilt/py.typed" in names
     assert source <= set(names)
     assert [name for name in names if not name.startswith(("hilt/", f"hilt-{hilt.__version__}.dist-info/"))] == []

@@ -179,8 +179,18 @@ def test_keys_sticks_and_gamepad_move_and_are_released(page: Any, device: Any):
     ActionChains(page).release().perform()
     until(device, lambda reading: not reading.motion.any())
 
-    pad = "{id: 'Pad (test)', connected: true, axes: [0, -1, 0, 0.05], buttons: Array.from({length: 17}, (_, i) => ({pressed: i === B, value: +(i === B)}))}"
-    page.execute_script(f"document.querySelector('.hilt').cockpit.speed = 1; navigator.getGamepads = () => {{ const B = 7; return [{pad}]; }}")
+    page.execute_script("document.querySelector('.hilt').cockpit.facing = true")
+    chromium.key(page, "w", True)
+    assert until(device, lambda reading: reading.motion.any()).motion == pytest.approx([-0.3, 0, 0, 0, 0, 0])
+    chromium.key(page, "w", False)
+    until(device, lambda reading: not reading.motion.any())
+    page.find_element("xpath", "//button[text()='Behind the robot']").click()
+
+    buttons = "Array.from({length: 17}, (_, i) => ({pressed: i === B, value: +(i === B)}))"
+    pad = f"{{id: 'Pad (test)', connected: true, axes: [0, -1, 0, 0.05], buttons: {buttons}}}"
+    page.execute_script(
+        f"document.querySelector('.hilt').cockpit.speed = 1; navigator.getGamepads = () => {{ const B = 7; return [{pad}]; }}"
+    )
     reading = until(device, lambda reading: reading.motion.any())
     assert reading.motion.tolist() == [1, 0, 0, 0, 0, 0] and reading.gripper == -1
     page.execute_script(f"navigator.getGamepads = () => {{ const B = 0; return [{pad.replace('-1', '0')}]; }}")
@@ -306,7 +316,9 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts
         action_space = type("Space", (), {"shape": (14,)})
 
     device.attach(Dual)
-    device.show({"front": PICTURE, "left/wrist": PICTURE, "right/wrist": PICTURE}, Status("human", "lift the tray with both arms", 12, 9, 41, 120))
+    device.show(
+        {"front": PICTURE, "left/wrist": PICTURE, "right/wrist": PICTURE}, Status("human", "lift the tray with both arms", 12, 9, 41, 120)
+    )
     chromium.shape(page, 360, 740)
     chromium.wait(page, "return document.querySelectorAll('.choice button').length > 3")
     take_over(page, device)
@@ -318,7 +330,9 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts
     page.find_element("xpath", "//button[text()='Right arm']").click()
     stick = page.find_element("css selector", ".stick")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", stick)
-    box = page.execute_script("const box = arguments[0].getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]", stick)
+    box = page.execute_script(
+        "const box = arguments[0].getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]", stick
+    )
     for kind, points in (("touchStart", [(0, 0)]), ("touchMove", [(-20, 0)]), ("touchMove", [(-55, 0)])):
         touches = [{"x": box[0] + x, "y": box[1] + y} for x, y in points]
         page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
@@ -339,14 +353,15 @@ class Driven(threading.Thread):
         super().__init__()
         self.device, self.folder = device, folder
         self.ending = threading.Event()
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.poses: list[np.ndarray] = []
 
     def run(self) -> None:
         try:
             self.control()
-        except BaseException as error:  # told by the test
-            self.error = error
+        except Exception as error:
+            self.error = error  # told by the test
+            raise
 
     def control(self) -> None:
         from hilt.envs.tabletop import TabletopEnv

@@ -28,7 +28,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import zmq
 
-from hilt.core.errors import ConfigError, DeadlineError, MissingPackageError
+from hilt.core.errors import ConfigError, DeadlineError, MissingPackageError, SchemaError
 from hilt.teleop.devices import Device, DeviceError, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
 
@@ -79,15 +79,10 @@ class Browser(Device):
 
     def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
         """The page gets the socket on which we listen: whoever opens the address early waits there."""
+        command = [sys.executable, "-m", "hilt.teleop.page"]
         with open(self._folder / "output", "wb") as output:
-            page = subprocess.Popen(
-                [sys.executable, "-m", "hilt.teleop.page"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,  # Ctrl-C is ours to handle
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
+            page = subprocess.Popen(command, **pipes, start_new_session=True)  # Ctrl-C is ours to handle
         settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: what it said is reported below
@@ -109,7 +104,7 @@ class Browser(Device):
         self._receive()
         super().reset()
         self._episode += 1
-        self._on = False  # so does TakeOver begin, in toggle mode
+        self._on = self._was_lost = False  # so does TakeOver begin, in toggle mode
 
     def read(self) -> Reading:
         self._check_page()
@@ -125,19 +120,22 @@ class Browser(Device):
         return Reading(np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1))
 
     def show(self, images: Mapping[str, np.ndarray], status: Status) -> None:
+        for name, image in images.items():
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] not in (1, 3):
+                raise SchemaError(f"image {name!r} is {image.dtype} {image.shape}: a page shows uint8 [height, width, 3 or 1].")
         pictures = {name: (image.shape, np.ascontiguousarray(image).data) for name, image in images.items()}
         shown = {"images": pictures, "status": asdict(status), "episode": self._episode, "arms": self._arms, "at": time.monotonic()}
         with contextlib.suppress(zmq.Again):
-            self._frames.send(msgpack.packb(shown, default=plain), zmq.DONTWAIT)
+            # numpy's numbers, in a status, become Python's
+            self._frames.send(msgpack.packb(shown, default=lambda value: value.item()), zmq.DONTWAIT)
 
     def close(self) -> None:
-        if self._page is not None and self._page.poll() is None:
-            self._page.terminate()
-            try:
+        if self._page is not None:
+            self._page.terminate()  # as kill, nothing to one that has ended
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._page.wait(5)
-            except subprocess.TimeoutExpired:
-                self._page.kill()
-                self._page.wait(5)
+            self._page.kill()
+            self._page.wait(5)
         self._context.destroy(0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -163,7 +161,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        why = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else error
+        number = getattr(error, "errno", 0)
+        why = os.strerror(number) if number and number > 0 else error  # those of getaddrinfo are negative
         cure = "Give another port (0 takes a free one) or an address of this machine."
         raise ConfigError(f"{host} port {port}: cannot listen here ({why}). {cure}") from None
 
@@ -181,8 +180,3 @@ def own_address() -> str:
         probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
         return str(probe.getsockname()[0])
     return socket.gethostname()
-
-
-def plain(value: Any) -> Any:
-    """Numpy's numbers, in a status, as Python's."""
-    return value.item()

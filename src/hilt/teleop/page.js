@@ -6,7 +6,7 @@ const SHORTEST = 150; // ms that a tapped key counts as held, so that a control 
 const FROZEN = 400; // ms without a turn after which nobody knows which keys are still held
 const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
 const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
-const NAMES = {arrowup: "↑", arrowdown: "↓", arrowleft: "←", arrowright: "→", enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
+const NAMES = {enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
 const LEGEND = [
   ["Forward, back", "+x", "-x"], ["Roll", "+roll", "-roll"], ["Left, right", "+y", "-y"], ["Pitch", "+pitch", "-pitch"],
   ["Up, down", "+z", "-z"], ["Yaw", "+yaw", "-yaw"], ["Close, open", "close", "open"], ["Take over", "toggle"],
@@ -63,7 +63,7 @@ export default {
       <header>
         <b class="brand">Hilt</b>
         <span class="instruction">{{ status.instruction || "No instruction" }}</span>
-        <span class="link" :class="quality" title="Age of the newest picture when it was drawn">{{ linkText }}</span>
+        <span class="link" :class="quality" title="Age of the newest picture">{{ linkText }}</span>
       </header>
       <section class="who" role="status" aria-live="assertive"><strong>{{ who[0] }}</strong><span>{{ who[1] }}</span></section>
       <section class="cameras" :style="{'--count': Math.max(1, cameras.length)}">
@@ -82,52 +82,51 @@ export default {
         <p v-if="status.message || note" class="message">{{ note || status.message }}</p>
       </section>
       <section class="marks">
-        <button class="success" :disabled="!mayMark" @click="press('success', $event)"><q-icon name="check"/>Success</button>
-        <button class="fail" :disabled="!mayMark" @click="press('fail', $event)"><q-icon name="close"/>Fail</button>
-        <button class="reset" :disabled="!mayMark" @click="press('reset', $event)"><q-icon name="replay"/>Reset</button>
+        <button class="success" :disabled="!mayMark" @click="press('success')"><q-icon name="check"/>Success</button>
+        <button class="fail" :disabled="!mayMark" @click="press('fail')"><q-icon name="close"/>Fail</button>
+        <button class="reset" :disabled="!mayMark" @click="press('reset')"><q-icon name="replay"/>Reset</button>
       </section>
       <section class="hands" :class="{idle: !view.driving}">
         <div v-if="view.arms > 1" class="choice" role="radiogroup" aria-label="Which arm">
-          <button v-for="(name, index) in ['Left arm', 'Right arm']" :class="{on: arm === index}" @click="choose(index, $event)">{{ name }}</button>
+          <button v-for="(name, index) in ['Left arm', 'Right arm']" :class="{on: arm === index}" @click="choose('arm', index)">{{ name }}</button>
         </div>
         <div class="sticks">
-          <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(x, y) => stick('move', x, y)"></stick>
+          <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(...to) => moved('move', to)"></stick>
           <div class="middle"><span>Gripper</span>
-            <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="grip(name)" @pointerup="ungrip(name)"
-                @pointercancel="ungrip(name)" @pointerleave="ungrip(name)" @contextmenu.prevent>{{ name }}</button>
+            <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="hold(name, name)" @pointerup="letGo(name)"
+                @pointercancel="letGo(name)" @pointerleave="letGo(name)" @contextmenu.prevent>{{ name }}</button>
           </div>
           <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? '' : 'down'"
-              :left="tilt ? 'roll' : 'turn'" right="" @moved="(x, y) => stick('lift', x, y)"></stick>
+              :left="tilt ? 'roll' : 'turn'" right="" @moved="(...to) => moved('lift', to)"></stick>
         </div>
         <div class="speed">
           <label>Speed <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
-          <span class="choice"><button v-for="on in [false, true]" :class="{on: tilt === on}" @click="turn(on, $event)">{{ on ? "Tilt" : "Lift" }}</button></span>
+          <span class="choice"><button v-for="on in [false, true]" :class="{on: tilt === on}" @click="choose('tilt', on)">{{ on ? "Tilt" : "Lift" }}</button></span>
+        </div>
+        <div class="choice" title="Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot">
+          <button v-for="on in [false, true]" :class="{on: facing === on}" @click="choose('facing', on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
         </div>
       </section>
       <section class="legend">
         <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
-        <p>Arrow keys move too. {{ gamepad ? "Gamepad: " + gamepad : "A gamepad works when a button is pressed." }}</p>
+        <p>Arrow keys move too. {{ gamepad }}</p>
       </section>
       <footer>
-        <button class="take" :disabled="!online || (view.taken && !view.driving)" @click="toggle($event)">
-          {{ view.driving ? "Give back" : view.taken ? "Somebody drives" : "Take over" }}</button>
-        <button v-if="view.lost" class="resume" @click="press('give', $event)">Let it go on</button>
-        <button class="stop" @click="press('stop', $event)"><q-icon name="stop"/>Stop</button>
+        <button class="take" :disabled="!online || (view.taken && !view.driving)" @click="toggle">
+          {{ view.driving ? "Give back" : view.taken ? "Taken" : "Take over" }}</button>
+        <button v-if="view.lost" class="resume" @click="press('give')">Let it go on</button>
+        <button class="stop" @click="press('stop')"><q-icon name="stop"/>Stop</button>
       </footer>
     </div>`,
 
-  data: () => ({
-    online: false, view: {}, cameras: [], age: null, rate: 0, note: "", gamepad: "", arm: 0, tilt: false, speed: 1,
-  }),
+  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", arm: 0, tilt: false, facing: false, speed: 1}),
 
   computed: {
     status() { return this.view.status || {}; },
     mayMark() { return this.online && (this.view.driving || !this.view.taken); },
     mood() {
-      if (!this.online) return "gone";
-      if (this.view.lost) return "lost";
-      if (this.view.driving) return "mine";
-      if (this.view.taken) return "other";
+      if (!this.online || this.view.lost) return this.online ? "lost" : "gone";
+      if (this.view.taken) return this.view.driving ? "mine" : "other";
       return this.status.who === "policy" ? "policy" : "nobody";
     },
     who() {
@@ -144,7 +143,7 @@ export default {
     linkText() {
       if (!this.online) return "offline";
       if (this.age === null) return "no picture";
-      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms · ${Math.round(this.rate)} fps`;
+      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms · ${Math.round(1 / this.period)} fps`;
     },
     legend() {
       const shown = (meaning) => Object.keys(this.keys).filter((key) => this.keys[key] === meaning).slice(0, 1);
@@ -159,20 +158,12 @@ export default {
     this.viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     this.ages = []; // of the pictures, in seconds, for whoever measures
     this.$el.cockpit = this;
-    this.listeners = [
-      [window, "keydown", this.keyDown, true], [window, "keyup", this.keyUp, true], [window, "blur", this.releaseAll],
-      [window, "pagehide", this.releaseAll], [document, "visibilitychange", this.releaseAll],
-    ];
-    for (const [target, ...rest] of this.listeners) target.addEventListener(...rest);
-    this.timer = setInterval(this.turnOver, PERIOD);
+    window.addEventListener("keydown", this.keyDown, true);
+    window.addEventListener("keyup", (event) => this.letGo(keyName(event)), true);
+    for (const event of ["blur", "pagehide"]) window.addEventListener(event, this.releaseAll);
+    document.addEventListener("visibilitychange", this.releaseAll);
+    setInterval(this.turnOver, PERIOD);
     this.connect();
-  },
-
-  unmounted() {
-    clearInterval(this.timer);
-    for (const [target, ...rest] of this.listeners) target.removeEventListener(...rest);
-    this.closing = true;
-    this.socket.close();
   },
 
   methods: {
@@ -190,9 +181,9 @@ export default {
       socket.onmessage = (event) => this.receive(event.data);
       socket.onclose = (event) => {
         this.online = false;
-        this.note = event.reason || "";
+        this.note = event.reason;
         this.releaseAll();
-        if (!this.closing) setTimeout(() => this.connect(), 500);
+        setTimeout(() => this.connect(), 500);
       };
     },
 
@@ -201,18 +192,15 @@ export default {
       const length = new DataView(data).getUint32(0, true);
       const view = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
       const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
-      const mine = this.view.driving;
+      if (this.view.driving && !view.driving) this.releaseAll();
       [this.view, this.online] = [view, true];
-      if (mine && !view.driving) this.releaseAll();
       this.unsent = this.unsent.filter((press) => press.number > view.done);
-      this.seen += 1;
-      const number = this.seen;
+      const number = ++this.seen;
       if (view.pictures.length) await this.draw(view.pictures, data, 4 + length, number);
       if (view.age !== null) this.age = view.age + trip / 2 + seconds() - came;
       if (view.pictures.length) {
-        this.ages.push(this.age);
-        if (this.ages.length > 400) this.ages.shift();
-        this.rate += 0.1 * (1 / Math.max(0.001, seconds() - this.drawn) - this.rate);
+        this.ages = [...this.ages.slice(-399), this.age];
+        this.period += (this.period ? 0.1 : 1) * (seconds() - this.drawn - this.period);
         this.drawn = seconds();
       }
       this.sendState();
@@ -259,45 +247,41 @@ export default {
         if (meaning === "open" || meaning === "close") gripper += meaning === "open" ? 1 : -1;
         else motion[meaning.slice(1)] += (meaning[0] === "+" ? 1 : -1) * amount;
       }
-      const [move, lift] = [this.sticks.move, this.sticks.lift];
+      const {move, lift} = this.sticks;
       motion.x += move[1];
       motion.y -= move[0];
-      motion[this.tilt ? "pitch" : "z"] += this.tilt ? -lift[1] : lift[1];
-      motion[this.tilt ? "roll" : "yaw"] -= this.tilt ? -lift[0] : lift[0];
-      return {motion: AXES.map((axis) => this.speed * clamp(motion[axis])), gripper: clamp(gripper), arm: this.arm};
+      motion[this.tilt ? "pitch" : "z"] += (this.tilt ? -1 : 1) * lift[1];
+      motion[this.tilt ? "roll" : "yaw"] += (this.tilt ? 1 : -1) * lift[0];
+      const sign = (axis) => (this.facing && !"z yaw".includes(axis) ? -1 : 1); // half a turn about the vertical
+      return {motion: AXES.map((axis) => sign(axis) * this.speed * clamp(motion[axis])), gripper: clamp(gripper), arm: this.arm};
     },
 
-    press(event, click) {
-      click?.currentTarget?.blur?.(); // else the space bar would press it again
+    press(event) {
+      document.activeElement?.blur(); // else the space bar would press it again
       const press = {event, number: ++this.number, episode: this.view.episode || 0, at: performance.now()};
       this.unsent.push(press);
       if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(press));
     },
 
-    toggle(click) {
+    toggle() {
       this.releaseAll();
-      this.press(this.view.driving ? "give" : "take", click);
+      this.press(this.view.driving ? "give" : "take");
     },
 
     act(meaning) {
       if (meaning === "toggle") this.toggle();
-      else if (meaning === "arm") this.choose(1 - this.arm);
+      else if (meaning === "arm") this.choose("arm", this.view.arms > 1 ? 1 - this.arm : 0);
       else if (meaning === "stop" || this.mayMark) this.press(meaning);
     },
 
-    choose(arm, click) {
-      click?.currentTarget.blur();
+    choose(name, value) {
+      document.activeElement?.blur();
       this.releaseAll();
-      this.arm = this.view.arms > 1 ? arm : 0;
+      this[name] = value;
     },
 
-    turn(tilt, click) {
-      click.currentTarget.blur();
-      this.tilt = tilt;
-    },
-
-    stick(name, x, y) {
-      this.sticks[name] = [x, y];
+    moved(stick, to) {
+      this.sticks[stick] = to;
       this.sendState();
     },
 
@@ -313,9 +297,6 @@ export default {
       this.sendState();
     },
 
-    grip(name) { this.hold(`button ${name}`, name); },
-    ungrip(name) { this.letGo(`button ${name}`); },
-
     releaseAll() {
       this.held.clear();
       this.before = null; // a button of the gamepad that is held already is not pressed anew
@@ -326,21 +307,18 @@ export default {
 
     keyDown(event) {
       if (event.ctrlKey || event.altKey || event.metaKey) return this.releaseAll();
-      const key = keyName(event);
-      const meaning = this.keys[key];
-      if (!meaning) return;
-      event.preventDefault();
-      event.stopPropagation();
-      if (event.repeat) return;
-      if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(key, meaning);
+      const meaning = this.keys[keyName(event)];
+      if (meaning) event.preventDefault();
+      if (!meaning || event.repeat) return;
+      if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(keyName(event), meaning);
       else this.act(meaning);
     },
 
-    keyUp(event) { this.letGo(keyName(event)); },
-
-    // The browser keeps a gamepad's last values while the page is not in front: they do not count then.
+    // The browser keeps a gamepad's last values while the page is not in front: they do not count then. Beyond this machine it may
+    // show gamepads to https pages only.
     pad() {
-      return document.hasFocus() && !document.hidden ? [...navigator.getGamepads()].find((pad) => pad?.connected) : undefined;
+      const pads = document.hasFocus() && !document.hidden ? navigator.getGamepads?.() : null;
+      return [...(pads || [])].find((pad) => pad?.connected);
     },
 
     padHeld() {
@@ -357,7 +335,7 @@ export default {
 
     readGamepad() {
       const pad = this.pad();
-      this.gamepad = pad ? pad.id.split("(")[0].trim() : "";
+      this.gamepad = pad ? `Gamepad: ${pad.id.split("(")[0]}` : navigator.getGamepads ? "Gamepad: press a button." : "";
       if (!pad) return;
       const now = Object.fromEntries(Object.keys(BUTTONS).map((index) => [index, !!pad.buttons[index]?.pressed]));
       for (const index in now) if (this.before && now[index] && !this.before[index]) this.act(BUTTONS[index]);

@@ -36,7 +36,7 @@ from hilt.core.errors import FormatError, optional_module
 from hilt.formats import images
 from hilt.teleop.devices import EVENTS, KEYS
 
-SEAT_SECONDS = 3.0
+SEAT_SECONDS = 2.0
 """A driver who was not heard for so long no longer has the wheel."""
 DRIFT = 2e-3
 """Seconds by which the clocks of a browser and of this machine may part in a second."""
@@ -44,7 +44,7 @@ VIEWERS = 32
 """More at a time are refused."""
 IN_FLIGHT = 2
 """Messages on their way to a browser: more would only be older when they arrive."""
-QUALITY = 85
+QUALITY = 95
 """Of the JPEG pictures."""
 STILL = {"motion": [0.0] * 6, "gripper": 0, "arm": 0}
 
@@ -92,18 +92,15 @@ class Viewer:
     """One page in a browser; it keeps its name when its connection breaks."""
 
     name: str
-    done: int = 0
-    """Number of the last event that was handled."""
-    sent: int = 0
-    """Messages sent to it on this connection."""
-    seen: int = 0
-    """How many of these it has drawn."""
-    picture: int = 0
-    """Number of the newest picture it was sent."""
-    echo: tuple[float, float] = (0.0, 0.0)
-    """Its clock in its last message, and ours when that came: for the round trip."""
+    done: int = 0  # number of the last event that was handled
+    sent: int = 0  # messages sent to it on this connection, and
+    seen: int = 0  # how many of them it has drawn
+    picture: int = 0  # number of the newest picture it was sent
+    echo: tuple[float, float] = (0.0, 0.0)  # its clock in its last message, and ours when that came: for the round trip
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    waits: bool = False  # for its acknowledgement, with news untold
     connection: Any = None
+    left: float = 0.0  # when it was last connected
     _offset: float = math.inf
 
     def connect(self, connection: Any) -> None:
@@ -121,8 +118,7 @@ class Page:
 
     def __init__(self, folder: Path):
         context: zmq.asyncio.Context = zmq.asyncio.Context()
-        self._frames = context.socket(zmq.PULL)
-        self._held, self._events = context.socket(zmq.PUSH), context.socket(zmq.PUSH)
+        self._frames, self._held, self._events = (context.socket(kind) for kind in (zmq.PULL, zmq.PUSH, zmq.PUSH))
         self._frames.set(zmq.CONFLATE, 1)  # only the newest lies in the queue
         self._held.set(zmq.CONFLATE, 1)
         for name, link in (("frames", self._frames), ("held", self._held), ("events", self._events)):
@@ -158,19 +154,22 @@ class Page:
             return
         viewer = sender = None
         try:
-            name = str(json.loads(await connection.receive_text())["viewer"])[:64]
-            viewer = self._viewers.setdefault(name, Viewer(name))
-            viewer.connect(connection)
-            sender = asyncio.create_task(self._send(viewer, connection))
             async for text in connection.iter_text():
-                await self._receive(viewer, json.loads(text))
+                message = json.loads(text)
+                if viewer is None:
+                    name = str(message["viewer"])[:64]
+                    viewer = self._viewers.setdefault(name, Viewer(name))
+                    viewer.connect(connection)
+                    sender = asyncio.create_task(self._send(viewer, connection))
+                elif viewer.connection is connection:  # else it has come back on another one, and this one is a ghost
+                    await self._receive(viewer, message)
         except (ValueError, KeyError, TypeError) as error:
             await connection.close(1008, f"not a message of this page: {error}"[:120])
         finally:
             if sender is not None:
                 sender.cancel()
             if viewer is not None and viewer.connection is connection:
-                viewer.connection = None
+                viewer.connection, viewer.left = None, time.monotonic()
 
     async def _receive(self, viewer: Viewer, message: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -180,7 +179,8 @@ class Page:
             at = viewer.sent_at(float(message["sent"]), now)
             viewer.seen = int(message["seen"])
             self.wheel.hold(viewer.name, checked(message), at)
-        viewer.news.set()
+        if viewer.waits:
+            viewer.news.set()
         if viewer.name == self.wheel.driver or "event" in message:
             await self._report()
 
@@ -209,16 +209,17 @@ class Page:
     def _tell(self) -> None:
         for name, viewer in list(self._viewers.items()):
             viewer.news.set()
-            if viewer.connection is None and time.monotonic() - viewer.echo[1] > 60:
+            if viewer.connection is None and time.monotonic() - viewer.left > 60:
                 del self._viewers[name]
 
     async def _send(self, viewer: Viewer, connection: Any) -> None:
         """To one viewer, newest wins: one who is slow misses pictures, and never sees old ones."""
-        while True:
+        while viewer.connection is connection:
             await viewer.news.wait()
             viewer.news.clear()
-            if viewer.sent - viewer.seen >= IN_FLIGHT:
-                continue  # its next message wakes us
+            viewer.waits = viewer.sent - viewer.seen >= IN_FLIGHT
+            if viewer.waits:
+                continue
             pictures = self._pictures if viewer.picture < self._number else []
             viewer.picture = self._number
             viewer.sent += 1
@@ -268,7 +269,8 @@ class Guard:
         self.app = app  # NiceGUI finds itself by this name
         own = socket.gethostname().lower()
         self._names = {"localhost", host.lower()} | ({own, f"{own}.local"} if token else set())
-        self._token = token
+        self._token, self._cookie = token, f"hilt-{token[:6]}"  # a name of its own: other ports of this machine see it too
+        self._responses = optional_module("starlette.responses", "The page", "teleop", "nicegui")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -277,11 +279,12 @@ class Guard:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
         if objection := self._objection(scope["type"], headers, given):
-            await refuse(scope, receive, send, objection)
+            await self._responses.PlainTextResponse(objection, 403)(scope, receive, send)
         elif given and self._token:
             # A page and not a redirection: after a link on another site, a strict cookie would not be sent along with that one.
-            cookie = f"hilt={self._token}; HttpOnly; SameSite=Strict; Path=/"
-            await respond(send, 200, "text/html", '<meta http-equiv="refresh" content="0;url=/">', [("set-cookie", cookie)])
+            response = self._responses.HTMLResponse('<meta http-equiv="refresh" content="0;url=/">')
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            await response(scope, receive, send)
         else:
             await self.app(scope, receive, self._framed(send))
 
@@ -291,8 +294,9 @@ class Guard:
             return f"Host {host!r} is not this machine: open the address that was printed."
         if kind == "websocket" if origin is None else origin.partition("://")[2] != host:
             return f"Origin {origin!r} is not this page: open the address that was printed."
-        cookies = [part.strip().partition("=")[2] for part in headers.get("cookie", "").split(";") if part.strip().startswith("hilt=")]
-        if self._token and not any(hmac.compare_digest(value.encode(), self._token.encode()) for value in [given, *cookies]):
+        cookies = dict(part.strip().partition("=")[::2] for part in headers.get("cookie", "").split(";"))
+        shown = given or cookies.get(self._cookie, "")
+        if not hmac.compare_digest(shown.encode(), self._token.encode()) and self._token:
             return "This page needs its token: open the whole address that was printed, with ?token=."
         return ""
 
@@ -315,20 +319,6 @@ class Guard:
         return framed
 
 
-async def refuse(scope: Any, receive: Any, send: Any, why: str) -> None:
-    if scope["type"] == "websocket":
-        await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": why[:120]})
-    else:
-        await respond(send, 403, "text/plain", why)
-
-
-async def respond(send: Any, status: int, kind: str, text: str, more: list[tuple[str, str]] | None = None) -> None:
-    headers = [("content-type", f"{kind}; charset=utf-8"), ("content-length", str(len(text.encode()))), *(more or [])]
-    await send({"type": "http.response.start", "status": status, "headers": [(k.encode(), v.encode()) for k, v in headers]})
-    await send({"type": "http.response.body", "body": text.encode()})
-
-
 def application(page: Page) -> Any:
     """NiceGUI with our component in it, and our websocket beside."""
     ui = optional_module("nicegui", "The page", "teleop").ui
@@ -336,9 +326,7 @@ def application(page: Page) -> Any:
     app.router.routes.append(optional_module("starlette.routing", "The page", "teleop", "nicegui").WebSocketRoute("/drive", page.serve))
     here = Path(__file__).parent
 
-    element: Any = ui.element
-
-    class Cockpit(element, component=here / "page.js"):
+    class Cockpit(ui.element, component=here / "page.js"):  # type: ignore[call-arg, name-defined]
         pass
 
     def index() -> None:
@@ -346,9 +334,8 @@ def application(page: Page) -> Any:
         Cockpit().props["keys"] = KEYS
 
     ui.page("/")(index)
-    icon = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#12161d"/>'
-    icon += '<path d="M9 6v20M23 6v20M9 16h14" stroke="#4ade80" stroke-width="5" stroke-linecap="round"/></svg>'
-    ui.run_with(app, title="Hilt", dark=True, tailwind=False, favicon=icon, show_welcome_message=False, binding_refresh_interval=None)
+    look = {"title": "Hilt", "dark": True, "favicon": "🦾", "tailwind": False, "show_welcome_message": False}
+    ui.run_with(app, **look, binding_refresh_interval=None, reconnect_timeout=60)
     return app
 
 
@@ -357,10 +344,9 @@ async def run(settings: dict[str, Any]) -> None:
     uvicorn = optional_module("uvicorn", "The page", "teleop")
     page = Page(Path(settings["folder"]))
     app = Guard(application(page), settings["host"], settings["token"])
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20)
-    server = uvicorn.Server(config)
-    works = [asyncio.create_task(work) for work in (server.serve([socket.socket(fileno=settings["listener"])]), page.frames())]
-    works.append(asyncio.create_task(page.beat(settings["parent"])))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
+    listener = socket.socket(fileno=settings["listener"])
+    works = [asyncio.create_task(work) for work in (server.serve([listener]), page.frames(), page.beat(settings["parent"]))]
     done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     with contextlib.suppress(asyncio.TimeoutError):
