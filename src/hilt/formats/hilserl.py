@@ -32,7 +32,7 @@ from hilt.core.files import DISK, read, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
-from hilt.formats.episodes import Episode, ListedDataset, Notes, gaps, natural, plain
+from hilt.formats.episodes import Episode, ListedDataset, Notes, cut, gaps, natural, plain
 from hilt.formats.units import FolderWriter, beside
 from hilt.replay.schema import mate
 
@@ -43,6 +43,8 @@ ENDS = ("dones", "masks", "terminated", "truncated")
 ACTED = "infos/intervene_action"
 NO_COLUMNS = (*ENDS, ACTED, "infos/grasp_penalty", "infos/succeed")  # carried over in another way
 SOURCES = {"online": Source.POLICY, "human": Source.HUMAN}  # all other files are a person's demonstrations
+KINDS = ("demo", "online", "success", "failure")
+"""Of files that are written one by one; those of interventions come with ``online``"""
 TYPES = {"rewards": np.float32, "grasp_penalty": np.float32, "source": np.uint8, "policy_version": np.int64}
 
 
@@ -263,8 +265,9 @@ def create(path: Path, *, exp_name: str = "hilt", buffer_period: int = 1000) -> 
 
 
 class HilSerlWriter(FolderWriter):
-    """Episodes whose steps are all demonstrations go to ``demo_data``, all others to ``buffer``, with their human steps in
-    ``demo_buffer`` too. A file holds whole episodes; every column of the log is a key of the transition."""
+    """Episodes whose steps are all demonstrations, or that were recorded as such, go to ``demo_data``; frames recorded with labels to
+    ``classifier_data``, episodes cut where the label changes; all others to ``buffer``, with their human steps in ``demo_buffer`` too.
+    A file holds whole episodes; every column of the log is a key of the transition."""
 
     def __init__(self, path: Path, exp_name: str, buffer_period: int):
         super().__init__(path)
@@ -274,7 +277,7 @@ class HilSerlWriter(FolderWriter):
         for line in self._lines:
             self._state = line["state"]
             self._episodes += line["episodes"]
-        self._waiting: dict[str, list[Row]] = {"demo": [], "online": []}
+        self._waiting: dict[str, list[Row]] = {kind: [] for kind in KINDS}
         self._entries: list[list[Any]] = []
         if not self.next and not self._complete:  # nothing is known of what a stopped writer left
             for folder in FOLDERS[:-1]:
@@ -289,12 +292,22 @@ class HilSerlWriter(FolderWriter):
             differs = ", ".join(sorted(p for p in {**known, **layout} if known.get(p) != layout.get(p)))
             raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
         self._state["columns"], self.next = layout, number + 1
-        kind = "demo" if (columns["source"] == Source.DEMO).all() else "online"
-        rows = self._waiting[kind]
-        self._entries.append([kind, len(rows), len(rows) + len(episode), whole, plain(episode.facts)])
-        rows += _transitions(columns, whole, episode.facts.get("success") if kind == "demo" else None)
+        recorded = episode.facts.get("recorded_as")  # `hilt record` says it
+        if recorded == "labelled frames" and np.ndim(columns.get("labels")) == 1:
+            for part in cut(episode, (np.flatnonzero(np.diff(columns["labels"])) + 1).tolist()):
+                good = bool(part.columns["labels"][0])
+                self._put("success" if good else "failure", Episode(part.columns, {**part.facts, "success": good}), whole)
+        elif recorded == "demonstrations" or (columns["source"] == Source.DEMO).all():
+            self._put("demo", episode, whole)
+        else:
+            self._put("online", episode, whole)
         if max(map(len, self._waiting.values())) >= self._period:
             self._end_unit()
+
+    def _put(self, kind: str, episode: Episode, whole: bool) -> None:
+        rows = self._waiting[kind]
+        self._entries.append([kind, len(rows), len(rows) + len(episode), whole, plain(episode.facts)])
+        rows += _transitions(flatten(episode.columns), whole, episode.facts.get("success") if kind == "demo" else None)
 
     def _finish(self) -> None:
         self._end_unit()
@@ -302,22 +315,27 @@ class HilSerlWriter(FolderWriter):
 
     def _end_unit(self) -> None:
         """Writes what waits, and then the line that says so."""
-        demos, online = self._waiting["demo"], self._waiting["online"]
+        online, marked = self._waiting["online"], len(self._waiting["success"])
         moment = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime(self._state["began"] + self._state["files"]))
         count = sum(entry[0] == "demo" for entry in self._entries)
         self._state["files"] += 1
         self._state["steps"] += len(online)
         file = f"transitions_{self._state['steps']}.pkl"
-        names = {"demo": f"demo_data/{self._name}_{count}_demos_{moment}.pkl", "online": f"buffer/{file}"}
-        if demos:
-            self._write(names["demo"], demos)
+        names = {
+            "demo": f"demo_data/{self._name}_{count}_demos_{moment}.pkl",
+            "online": f"buffer/{file}",
+            "success": f"classifier_data/{self._name}_{marked}_success_images_{moment}.pkl",
+            "failure": f"classifier_data/{self._name}_failure_images_{moment}.pkl",
+        }
+        for kind, rows in self._waiting.items():
+            if rows:
+                self._write(names[kind], rows)
         if online:
-            self._write(names["online"], online)
             self._write(f"demo_buffer/{file}", [row for row in online if row["source"] == Source.HUMAN])
         written = [[names[kind], *rest] for kind, *rest in self._entries]
         self._commit(state=self._state, episodes=written)
         self._episodes += written
-        self._waiting, self._entries = {"demo": [], "online": []}, []
+        self._waiting, self._entries = {kind: [] for kind in KINDS}, []
 
     def _write(self, name: str, rows: list[Row]) -> None:
         path = self._path / name
