@@ -173,10 +173,13 @@ def test_an_arm_that_does_not_get_there_is_told(toy: ToyRobot):
 
 
 def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
+    with pytest.raises(ConfigError, match=r"has the task 'pick', and task='stack' was asked for: hilt serve-robot --task stack"):
+        env_of(simulation, task="stack").reset()
+    simulation.asked.clear()
     env = env_of(simulation, compliance={"translational_Ki": 2.0}, task="pick")
     _, info = env.reset(options={"split": "test", "state": 99})
     assert info == {"succeed": False, "split": "test", "state": 99} and env.simulation is True
-    assert simulation.bodies("scene")[1] == {"split": "test", "state": 99, "task": "pick"}
+    assert simulation.bodies("scene")[1] == {"split": "test", "state": 99}
     assert (env.instruction, env.step_limit) == ("pick it up", 7)
     assert "pose" not in simulation.routes and simulation.bodies("update_param") == [{"translational_Ki": 2.0}]
     own = env_of(simulation, instruction="mine", step_limit=3)
@@ -219,9 +222,10 @@ def test_a_refused_pose_ends_the_step_with_the_servers_sentence(toy: ToyRobot):
     with pytest.raises(RequestError, match="outside the workspace"):
         env.step(STILL)
     del toy.refusals["pose"]
-    toy.raw["getstate"] = ("application/json", b'{"pose": [1, 2]}')
-    with pytest.raises(RequestError, match="/getstate: pose is not 7 finite numbers"):
-        env.step(STILL)
+    for wrong in (b'{"pose": [1, 2]}', b'{"pose": [1, [2]]}', b'{"vel": 0}', b"[]"):
+        toy.raw["getstate"] = ("application/json", wrong)
+        with pytest.raises(RequestError, match="/getstate: pose is not 7 finite numbers"):
+            env.step(STILL)
 
 
 def test_truncated_at_the_limit_terminated_at_the_target(toy: ToyRobot):
@@ -375,9 +379,10 @@ def test_tasks_by_name(tmp_path: Path):
     (tmp_path / "arm.yaml").write_text("url: https://arm:1\ncameras:\n  top: {kind: realsense, source: '1234'}\n")
     env = robot_task(str(tmp_path / "arm.yaml"), image_size=32)
     assert isinstance(env, RobotEnv) and env.config.url == "https://arm:1" and env.observation_space["images"]["top"].shape == (32, 32, 3)
-    dual = robot_task("a:1,b:2", cameras=["front", "left/wrist", "right/wrist"], step_limit=9)
+    dual = robot_task("a:1,b:2", cameras={"front": {"height": 9}, "left/wrist": {}, "right/wrist": {}}, step_limit=9)
     assert isinstance(dual, DualRobotEnv) and [arm.config.url for arm in dual.arms] == ["http://a:1", "http://b:2"]
     assert list(dual.observation_space["images"]) == ["front", "left/wrist", "right/wrist"] and dual.step_limit == 9
+    assert dual.arms[0].camera_configs["front"].height == 9
     with pytest.raises(ConfigError, match="no setting named 'hzz'; did you mean 'hz'"):
         robot_task("a:1", hzz=3)
     with pytest.raises(ConfigError, match="3 arms were given"):
@@ -423,6 +428,10 @@ def test_the_reward_needs_both_arms_and_the_end_one(two: tuple[ToyRobot, ToyRobo
     env.reset()
     _, reward, terminated, truncated, info = env.step(np.concatenate([act(z=1), act(z=-1)]))
     assert (reward, terminated, truncated, info["succeed"]) == (1.0, True, False, True)
+    one = dual_of(two, {"target_pose": [0.5, 0.0, 0.33, np.pi, 0, 0]})  # the other arm has no target, and no say
+    one.reset()
+    assert one.step(np.zeros(14))[1:3] == (0.0, False)
+    assert one.step(np.concatenate([act(z=1), STILL]))[1:3] == (1.0, True)
 
 
 def test_what_fails_at_one_arm_is_raised_when_both_have_ended(two: tuple[ToyRobot, ToyRobot]):

@@ -265,13 +265,17 @@ def test_a_chunk_stops_where_the_episode_ends(end: str):
 
 def test_a_chunk_tells_what_was_executed_when_a_person_acted_in_it():
     persons = np.full(7, 0.5, np.float32)
-    infos = {2: {"intervene_action": persons, "grasp_penalty": -0.5}, 1: {"grasp_penalty": -0.25}}
+    infos = {
+        1: {"grasp_penalty": -0.25, "source": 1, "intervene_action": persons, "executed_action": persons},
+        2: {"grasp_penalty": -0.5, "source": 0, "executed_action": persons / 2},
+    }
     env = ChunkingWrapper(ScriptedEnv(infos=infos, ends={2: "terminated"}), 1, 3)
     env.reset()
     asked = np.zeros((3, 7), np.float32)
     *_, info = env.step(asked)
-    np.testing.assert_array_equal(info["intervene_action"], [asked[0], persons, asked[2]])
-    assert info["grasp_penalty"] == -0.75 and not asked.any()
+    np.testing.assert_array_equal(info["intervene_action"], [persons, asked[1], asked[2]])
+    np.testing.assert_array_equal(info["executed_action"], [persons, persons / 2, asked[2]])
+    assert info["grasp_penalty"] == -0.75 and info["source"] == 1 and not asked.any()
 
 
 def test_horizons_that_cannot_work_are_refused():
@@ -394,6 +398,13 @@ def test_a_time_limit_stays_one(verdict: int):
     env.reset()
     _, reward, terminated, truncated, _ = env.step(np.zeros(7))
     assert (reward, terminated, truncated) == (verdict, bool(verdict), True)
+
+
+def test_a_persons_word_counts_more_than_the_classifiers():
+    infos = {1: {"marked": True, "succeed": True}}
+    env = MultiCameraBinaryRewardClassifierWrapper(ScriptedEnv(infos=infos, rewards={1: 1.0}, ends={1: "terminated"}), lambda obs: 0)
+    env.reset()
+    assert env.step(np.zeros(7))[1:] == (1.0, True, False, {"marked": True, "succeed": True})
 
 
 def test_what_is_no_classifier_is_told():

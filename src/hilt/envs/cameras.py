@@ -28,7 +28,7 @@ class CameraConfig:
     """Where pictures come from. What a kind cannot use is refused."""
 
     kind: str = "simulation"
-    """``simulation`` (the robot server's), ``opencv`` or ``realsense``"""
+    """``simulation`` (the robot server's), ``opencv``, ``realsense``, or a name that you added to ``KINDS``"""
     source: str = ""
     """The simulation's camera (empty: the camera's own name), OpenCV's device number or a video file, or RealSense's serial number"""
     width: int | None = None
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 
 
 class Camera(Protocol):
-    """What a camera is: bring your own with these two methods."""
+    """What an environment asks of a camera."""
 
     def read(self) -> Frame: ...
 
@@ -64,14 +64,14 @@ class Camera(Protocol):
 
 def open_camera(name: str, config: CameraConfig, size: int, client: Callable[[], RobotClient]) -> Camera:
     """The camera of a configuration; `size` is what its pictures become, and `client` makes a connection to the robot server."""
-    if config.kind not in ("simulation", "opencv", "realsense"):
-        raise UnknownNameError(f"kind of camera (camera {name!r})", config.kind, ["simulation", "opencv", "realsense"])
-    unused = {"simulation": ["fps", "exposure"], "opencv": ["exposure"], "realsense": []}[config.kind]
+    if config.kind not in ("simulation", *KINDS):
+        raise UnknownNameError(f"kind of camera (camera {name!r})", config.kind, ["simulation", *KINDS])
+    unused = {"simulation": ["fps", "exposure"], "opencv": ["exposure"]}.get(config.kind, [])
     if given := [key for key in unused if getattr(config, key) is not None]:
         raise ConfigError(f"camera {name!r}: {given[0]}={getattr(config, given[0])} has no effect on kind {config.kind!r}. Leave it out.")
     if config.kind == "simulation":
         return SimulatedCamera(name, client(), config, size)
-    return NewestFrame(name, _OpenCV(name, config) if config.kind == "opencv" else _RealSense(name, config), config)
+    return NewestFrame(name, KINDS[config.kind](name, config), config)
 
 
 def fitted(name: str, image: Array, crop: list[int], size: int) -> Array:
@@ -104,21 +104,10 @@ class SimulatedCamera:
         self._client.close()
 
 
-class Source(Protocol):
-    """What the reader thread calls. ``grab`` waits a second at most; None is no frame."""
-
-    label: str
-    cure: str
-
-    def grab(self) -> Array | None: ...
-
-    def close(self) -> None: ...
-
-
 class NewestFrame:
-    """A thread that reads a source and keeps the newest frame."""
+    """A thread that keeps the newest frame of a source."""
 
-    def __init__(self, name: str, source: Source, config: CameraConfig):
+    def __init__(self, name: str, source: Any, config: CameraConfig):
         self._name, self._source, self._config = name, source, config
         self._changed, self._newest, self._problem = threading.Condition(), Frame(np.empty((0, 0, 3), np.uint8), -np.inf), ""
         self._open = True
@@ -212,6 +201,11 @@ class _RealSense:
 
     def close(self) -> None:
         self._pipeline.stop()
+
+
+KINDS: dict[str, Callable[[str, CameraConfig], Any]] = {"opencv": _OpenCV, "realsense": _RealSense}
+"""Makes a source from a camera's name and settings. Add your own: it has ``label`` and ``cure`` for errors, ``grab()``, which gives an RGB
+picture, or None, within a second, and ``close()``."""
 
 
 def _why_not(source: str) -> str:

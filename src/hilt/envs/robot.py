@@ -127,7 +127,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.step_limit, self.instruction = first.step_limit or STEP_LIMIT, first.instruction
         self.simulation: bool | None = None
         """Whether the server simulates; None until it was reached."""
-        self._task, self._rate = first, Rate(first.hz)
+        self._settings, self._rate = first, Rate(first.hz)
         self._pool = ThreadPoolExecutor(len(arms), "arm") if len(arms) > 1 else None
         self._steps = self._episodes = 0
         self.action_space = spaces.Box(-1.0, 1.0, (7 * len(arms),), np.float32)
@@ -147,15 +147,14 @@ class _Arms(gymnasium.Env[Any, Any]):
         self._connect()
         self._episodes += 1
         if self.simulation:
-            task = {"task": self._task.task} if self._task.task else {}
-            scene = self.arms[0].client.post("scene", {"split": split, "state": state, **task})
-            self.instruction = self._task.instruction or str(scene["instruction"])
-            self.step_limit = self._task.step_limit or int(scene["step_limit"])
+            scene = self.arms[0].client.post("scene", {"split": split, "state": state})
+            self.instruction = self._settings.instruction or str(scene["instruction"])
+            self.step_limit = self._settings.step_limit or int(scene["step_limit"])
             self._each(lambda arm: arm.begin())
         else:
-            period, numbers = self._task.joint_reset_period, (list(self.initial_states).index(split), state)
+            period, numbers = self._settings.joint_reset_period, (list(self.initial_states).index(split), state)
             joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
-            self._each(lambda arm: arm.go_to_reset(numbers, joints))
+            self._each(lambda arm: arm.go_to_reset((*numbers, self.arms.index(arm)), joints))
         self._steps = 0
         obs = self._observed()
         self._rate.restart()
@@ -189,9 +188,19 @@ class _Arms(gymnasium.Env[Any, Any]):
 
     def _connect(self) -> None:
         """Reaches the servers and cameras, the first time."""
-        if self.simulation is None:
+        if self.simulation is not None:
+            return
+        try:
             self._each(lambda arm: arm.connect())
-            self.simulation = self.arms[0].client.post("scene", {}, missing_ok=True) is not None
+            scene, task = self.arms[0].client.post("scene", {}, missing_ok=True), self._settings.task
+            if task and (scene or {}).get("task") != task:
+                other = f"the task {scene.get('task')!r}" if scene else "a real arm"
+                raise ConfigError(f"{self._settings.url} has {other}, and task={task!r} was asked for: hilt serve-robot --task {task}")
+        except HiltError:
+            for arm in self.arms:
+                arm.close()
+            raise
+        self.simulation = scene is not None
 
     def _observed(self) -> dict[str, Any]:
         parts = self._each(lambda arm: arm.observed())
@@ -200,10 +209,10 @@ class _Arms(gymnasium.Env[Any, Any]):
         return {**merged, "images": images} if images else merged
 
     def _successes(self) -> list[bool]:
-        """Arm by arm: the pose that was asked for, else what the simulation says; a real arm without either never succeeds by itself."""
-        if all(arm.config.target_pose is None for arm in self.arms):
-            return [bool(self.simulation and self.arms[0].client.post("scene", {})["succeed"])] * len(self.arms)
-        return [arm.at_target() for arm in self.arms]
+        """Of each arm that has a target pose; else what the simulation says. A real arm without a target never succeeds by itself."""
+        if targets := [(arm, target) for arm in self.arms if (target := arm.config.target_pose) is not None]:
+            return [arm.is_at(target) for arm, target in targets]
+        return [bool(self.simulation and self.arms[0].client.post("scene", {})["succeed"])]
 
     def _each(self, function: Callable[[Arm], T]) -> list[T]:
         """For all arms at the same time; an error is raised when all have ended."""
@@ -249,12 +258,8 @@ class Arm:
 
     def connect(self) -> None:
         self.client = self._new_client()
-        try:
-            for name, camera in self.camera_configs.items():
-                self._cameras[name] = open_camera(name, camera, self.image_size, self._new_client)
-        except HiltError:
-            self.close()
-            raise
+        for name, camera in self.camera_configs.items():
+            self._cameras[name] = open_camera(name, camera, self.image_size, self._new_client)
 
     def close(self) -> None:
         while self._cameras:
@@ -262,10 +267,9 @@ class Arm:
         if hasattr(self, "client"):
             self.client.close()
 
-    def begin(self) -> None:
-        """An episode begins in a new scene: what the arm was told before does not count."""
-        self._wanted = self._gripped = "leave"
-        self._command = None
+    def begin(self, command: Array | None = None) -> None:
+        """An episode begins, with this last command; the gripper is as it is found."""
+        self._wanted, self._gripped, self._command = "leave", "leave", command
         self._update(self.config.compliance)
 
     def observed(self) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -280,7 +284,8 @@ class Arm:
         """Sends the next pose, and the gripper's command if there is one that may be sent now."""
         if abs(action[6]) >= 0.5:
             self._wanted = "open" if action[6] > 0 else "close"
-        self._grip(self._wanted)
+        if self._wanted != self._gripped and time.monotonic() - self._gripped_at >= self.config.gripper_seconds:
+            self._grip(self._wanted)
         self._send(self.target(action))
 
     def target(self, action: Array) -> Array:
@@ -299,14 +304,12 @@ class Arm:
         angles[1:] = np.clip(angles[1:], low[4:], high[4:])
         return np.concatenate([np.clip(pose[:3], low[:3], high[:3]), from_euler(angles)])
 
-    def at_target(self) -> bool:
+    def is_at(self, target: list[float]) -> bool:
         """Upstream's test: position, and the angles of the rotation that is left, each within its threshold."""
-        if (target := self.config.target_pose) is None:
-            return True  # of two arms, the one that has none asks for nothing
         left = to_euler(multiply(inverse(self.pose[3:]), from_euler(target[3:])))
         return bool(np.all(np.abs([*(self.pose[:3] - target[:3]), *left]) < self.config.reward_threshold))
 
-    def go_to_reset(self, numbers: tuple[int, int], joints: bool) -> None:
+    def go_to_reset(self, numbers: tuple[int, ...], joints: bool) -> None:
         """Moves a real arm to where an episode begins, always the same for the same numbers."""
         config = self.config
         self.client.post("clearerr")
@@ -314,11 +317,12 @@ class Arm:
         if joints:
             self.client.post("jointreset", seconds=config.joint_reset_seconds)
         if config.gripper_at_reset != "leave":
-            self.client.post(f"{config.gripper_at_reset}_gripper")
+            self._grip(config.gripper_at_reset)
         sway = np.random.default_rng(numbers).uniform(-1, 1, 3) * np.repeat(config.random_reset, [2, 1])
-        goal = np.add(config.reset_pose, [*sway[:2], 0, 0, 0, sway[2]])
-        self._move(self.safe(np.concatenate([goal[:3], from_euler(goal[3:])])))
-        self.begin()
+        begin = np.add(config.reset_pose, [*sway[:2], 0, 0, 0, sway[2]])
+        goal = self.safe(np.concatenate([begin[:3], from_euler(begin[3:])]))
+        self._move(goal)
+        self.begin(goal)
 
     def _move(self, goal: Array) -> None:
         """Goes straight to a pose, waits until the arm is there, and says so if it does not get there."""
@@ -340,10 +344,12 @@ class Arm:
 
     def _measured(self) -> dict[str, Array]:
         """What the server says of the arm, each as numbers in a row."""
-        reply = self.client.post("getstate")
-        values = {}
+        reply, values = self.client.post("getstate"), {}
         for name, size in STATE.values():
-            values[name] = np.ravel(np.array(reply.get(name), np.float64)) if isinstance(reply, dict) else np.empty(0)
+            try:
+                values[name] = np.ravel(np.array(reply[name], np.float64))
+            except (KeyError, TypeError, ValueError):
+                values[name] = np.empty(0)
             if values[name].size != size or not np.isfinite(values[name]).all():
                 raise RequestError(f"{self.config.url}/getstate: {name} is not {size} finite numbers. Is it a robot server?")
         self.pose = np.concatenate([values["pose"][:3], normalized(values["pose"][3:])])
@@ -354,11 +360,9 @@ class Arm:
         self.client.post("pose", {"arr": pose.tolist()})
         self._command = pose
 
-    def _grip(self, wanted: str) -> None:
-        now = time.monotonic()
-        if wanted != self._gripped and now - self._gripped_at >= self.config.gripper_seconds:
-            self.client.post(f"{wanted}_gripper")
-            self._gripped, self._gripped_at = wanted, now
+    def _grip(self, command: str) -> None:
+        self.client.post(f"{command}_gripper")
+        self._gripped, self._gripped_at = command, time.monotonic()
 
     def _update(self, parameters: Mapping[str, float]) -> None:
         if parameters:
@@ -386,4 +390,5 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
         own = {key.removeprefix(side): cameras.pop(key) for key in list(cameras) if key.startswith(side)}
         where: Any = Path(place) if place.endswith((".yaml", ".yml")) else {"url": place if "://" in place else f"http://{place}"}
         configs.append(build(RobotConfig(), where, options, {"cameras": own}))
-    return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], cameras)
+    shared = build(RobotConfig(), {"cameras": cameras}).cameras
+    return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)

@@ -161,7 +161,7 @@ class ChunkingWrapper(gymnasium.Wrapper):
 
     At reset the first observation is repeated. A chunk stops where the episode ends; its reward is the sum over the steps that were
     executed, ``info["executed"]`` of them, and so is ``grasp_penalty``. When a person acted within a chunk, ``info["intervene_action"]`` is
-    the whole chunk as it was executed. With ``act_exec_horizon=None`` a step takes one action, without a leading axis.
+    the whole chunk as it was executed, and ``source`` is the person. ``act_exec_horizon=None``: a step takes one action as it is.
     """
 
     def __init__(self, env: gymnasium.Env, obs_horizon: int, act_exec_horizon: int | None):
@@ -198,6 +198,8 @@ class ChunkingWrapper(gymnasium.Wrapper):
                 if any(key in one for one in infos):
                     done = [one.get(key, given) for one, given in zip(infos, asked, strict=False)]
                     info[key] = np.stack([*done, *asked[len(done) : horizon]])
+            if persons := [one for one in infos if "intervene_action" in one and "source" in one]:
+                info["source"] = persons[-1]["source"]
             if "grasp_penalty" in info:
                 info["grasp_penalty"] = sum(one["grasp_penalty"] for one in infos)
         return _stacked(list(self._recent)), total, terminated, truncated, info
