@@ -266,6 +266,16 @@ def test_episodes_of_a_batch_are_those_of_single_environments(name: str, kind: s
         assert {(True, False, True), (False, True, False)} <= ended, "both ends occur, and both answers"
 
 
+def test_a_wrapper_around_a_batch_counts():
+    bare = gymnasium.make_vec("HiltCount-v0", num_envs=2, vectorization_mode="sync")
+    batch = Batched(gymnasium.wrappers.vector.FlattenObservation(bare))
+    assert batch.observation_space.shape == (50,) and batch.reset(seed=0).shape == (2, 50)
+    actions = np.ones((2, 2), np.float32)
+    first, _ = batch.step(actions)
+    actions[:] = 7
+    assert first is not None and first.action.tolist() == [1, 1], "whoever acts may use the same array again"
+
+
 def test_each_environment_gives_equally_many_episodes():
     batch = Batched(gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync"))
     rng = np.random.default_rng(0)

@@ -160,7 +160,7 @@ FAULTS = [
     ("(3, 6, 8); pictures are [height, width, channels].", lambda: pictures(spaces.Box(0, 255, (3, 6, 8), np.uint8))),
     # resets
     ("reset does not take options", no_options),
-    ("begin alike: does reset use options['split'] and ['state']?", lambda: broken(begin=lambda self, *_: Good.begin(self, "x", 0))),
+    ("begin with one and the same observation: does reset use", lambda: broken(begin=lambda self, *_: Good.begin(self, "x", 0))),
     ("two resets to state 0 of 'train' begin differently", lambda: broken(begin=wanders)),
     ("the splits 'train' and 'eval' overlap", lambda: broken(begin=split_blind)),
     ("info of reset does not tell the split and state that were asked for", lambda: broken(reset=told_wrongly)),
@@ -175,6 +175,7 @@ FAULTS = [
     ("the reward is inf; expected one finite number.", lambda: ended(lambda env, seen, _, *most: (seen, float("inf"), *most))),
     ("terminated is 0; expected True or False.", lambda: ended(lambda env, s, r, end, *most: (s, r, int(end), *most))),
     ("step does not give five things", lambda: ended(lambda env, *most: most[:4])),
+    ("reset does not give two things", lambda: broken(reset=lambda self, **given: Good.reset(self, **given)[0])),
     # what is seen and what is sent
     ("step changes the action that it is given", lambda: broken(step=mutates)),
     ("an observation that was returned is written into later", reusing),

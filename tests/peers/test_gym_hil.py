@@ -55,7 +55,7 @@ def test_it_is_a_task_as_it_is():
     env = make(TASK)
     assert env.step_limit == 100 and env.instruction == "panda pick cube base"
     (finding,) = check_task(env)
-    assert "begin alike" in finding, "its block lies at one place unless told otherwise; nothing else is missing"
+    assert "begin with one and the same observation" in finding, "its block lies at one place unless told otherwise; nothing else is missing"
     (finding,) = check_task(make(TASK, random_block_position=True))
     assert "two resets to state 0 of 'train' begin differently" in finding, "and then it is drawn from numpy's global generator"
 

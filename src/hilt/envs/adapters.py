@@ -51,10 +51,6 @@ class _Custom(gymnasium.Env):
         bounds = (np.stack([bound] * chunk) if chunk else bound for bound in (space.low, space.high))
         self.action_space = spaces.Box(*bounds, dtype=space.dtype)
 
-    @property
-    def instruction(self) -> str:
-        return str(self._inner.get_instruction())
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._begin(int(self.np_random.integers(2**31)) if seed is None else seed)
@@ -82,7 +78,7 @@ class _Custom(gymnasium.Env):
             raise ConfigError(f"{type(inner).__name__} has no {', '.join(lacking)}; from_custom needs them.")
         if inner is not self._inner:
             self.close()
-        self._inner, self._taken = inner, 0
+        self._inner, self._taken, self.instruction = inner, 0, str(inner.get_instruction())
         return inner
 
     def _look(self) -> Any:
@@ -112,9 +108,9 @@ class Batched:
     """
 
     def __init__(self, env: Any, autoreset: str | None = None):
-        self.env, bare = env, getattr(env, "unwrapped", env)
-        self.num_envs = int(bare.num_envs)
-        self.observation_space, self.action_space = bare.single_observation_space, bare.single_action_space
+        self.env = env
+        names = ("num_envs", "single_observation_space", "single_action_space")
+        self.num_envs, self.observation_space, self.action_space = (_attribute(env, name) for name in names)
         mode = autoreset or (getattr(env, "metadata", None) or {}).get("autoreset_mode", "SameStep")
         self.autoreset = str(getattr(mode, "value", mode))
         if self.autoreset not in (modes := ("NextStep", "SameStep", "Disabled")):
@@ -136,7 +132,7 @@ class Batched:
 
     def step(self, actions: Any) -> list[Step | None]:
         """A step of each environment. None for one that began a new episode in this call instead, and did not act."""
-        before, actions = self.observation, np.asarray(actions)
+        before, actions = self.observation, to_numpy(actions)
         raw, rewards, terminated, truncated, infos = self.env.step(self._as_given(actions))
         after, rewards, terminated, truncated = (to_numpy(x) for x in (raw, rewards, terminated, truncated))
         began = self._over if self.autoreset == "NextStep" else np.zeros(self.num_envs, bool)
@@ -189,7 +185,7 @@ class Batched:
                 "is lost. Make it tell (Isaac Lab: compute_final_obs=True in its config; ManiSkill: ManiSkillVectorEnv), or give autoreset."
             )
         told = infos.get("final_info", infos)
-        return _row(to_numpy(seen), i) if _is_batch(seen) else to_numpy(seen[i]), told if _is_batch(told) else told[i]
+        return to_numpy(_row(seen, i)), told[i] if isinstance(told, np.ndarray | list | tuple) else told
 
 
 def one_of(env: Any, autoreset: str | None = None, **options: Any) -> Any:
@@ -206,8 +202,7 @@ class OneOf(gymnasium.Env):
             raise ConfigError(f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched.")
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
         self.spec = getattr(env, "spec", None)
-        isaac = getattr(getattr(env, "unwrapped", env), "max_episode_length", None)
-        if limit := isaac or (self.spec and self.spec.max_episode_steps):
+        if limit := _attribute(env, "max_episode_length", None) or (self.spec and self.spec.max_episode_steps):  # Isaac Lab has the first
             self.step_limit = int(limit)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -253,9 +248,8 @@ def _a_leaf(tree: Any) -> Any:
     return _a_leaf(next(iter(tree.values()))) if isinstance(tree, Mapping) else tree
 
 
-def _is_batch(told: Any) -> bool:
-    """Whether rows are in the leaves; else there is one object for each environment."""
-    return not isinstance(told, list | tuple) and not (isinstance(told, np.ndarray) and told.dtype.hasobject)
+def _attribute(env: Any, name: str, *otherwise: Any) -> Any:
+    return getattr(env, name) if hasattr(env, name) else getattr(getattr(env, "unwrapped", env), name, *otherwise)
 
 
 def _info(infos: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:

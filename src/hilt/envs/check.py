@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import SchemaError
+from hilt.core.errors import HiltError, SchemaError
 from hilt.core.tree import equal
 from hilt.envs.task import success_of
 
@@ -22,6 +22,10 @@ def findings(env: Any, act: Callable[[Any], Any] | None, tolerance: float) -> li
     if not isinstance(env, gymnasium.Env):
         return [f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
     return list(dict.fromkeys(_Check(env, act, tolerance).run()))
+
+
+class _Over(HiltError):
+    """Raised when something is so wrong that the rest cannot be run; the message is the finding."""
 
 
 class _Check:
@@ -38,12 +42,15 @@ class _Check:
     def run(self) -> Iterator[str]:
         self.states: Mapping[str, int] = {}
         self.limit = 0
-        yield from self.reset(None)  # an arm or a custom interface may know its instruction only now
-        yield from self.declarations()
-        yield from self.resets()
-        for number in range(_EPISODES):
-            if (yield from self.episode(number)):
-                break
+        try:
+            yield from self.reset(None)  # an arm or a custom interface may know its instruction only now
+            yield from self.declarations()
+            yield from self.resets()
+            for number in range(_EPISODES):
+                if (yield from self.episode(number)):
+                    break
+        except _Over as error:
+            yield str(error)
 
     def declarations(self) -> Iterator[str]:
         instruction, limit, states = (self._declared(name) for name in ("instruction", "step_limit", "initial_states"))
@@ -78,7 +85,8 @@ class _Check:
                 yield f"two resets to state {state} of {split!r} begin differently: draw all that is random from the state's number."
         alike = [(a, b) for a, b in itertools.combinations(begins, 2) if _same(begins[a], begins[b])]
         if len(begins) > 1 and len(alike) == len(begins) * (len(begins) - 1) // 2:
-            yield f"states {', '.join(f'{s} {n}' for s, n in begins)} begin alike: does reset use options['split'] and ['state']?"
+            named = ", ".join(f"{split} {state}" for split, state in begins)
+            yield f"states {named} begin with one and the same observation: does reset use options['split'] and ['state'], and shows it?"
             return
         for split, other in dict.fromkeys((a[0], b[0]) for a, b in alike if a[0] != b[0]):
             yield f"the splits {split!r} and {other!r} overlap: a state of one begins as a state of the other."
@@ -92,18 +100,17 @@ class _Check:
             before = copy.deepcopy(action)
             result = self.env.step(action)
             if not isinstance(result, tuple) or len(result) != 5:
-                yield "step does not give five things: return observation, reward, terminated, truncated, info."
-                return True
+                raise _Over("step does not give five things: return observation, reward, terminated, truncated, info.")
             observation, reward, terminated, truncated, info = result
             if not np.array_equal(before, action):
                 yield "step changes the action that it is given: work on a copy, or another action is recorded than the one sent."
-            yield from self.seen(observation, info, "step")
+            succeeded = yield from self.seen(observation, info, "step")
             if np.size(reward) != 1 or not np.isfinite(reward):
                 yield f"the reward is {reward!r}; expected one finite number."
             for name, flag in (("terminated", terminated), ("truncated", truncated)):
                 if not isinstance(flag, bool | np.bool_):
                     yield f"{name} is {flag!r}; expected True or False."
-            if step == self.limit and terminated and not truncated and not _success_or_none(info):
+            if step == self.limit and terminated and not truncated and not succeeded:
                 yield "at the step limit terminated is True and truncated is not: a value would not be carried beyond it. Set truncated."
             elif step == self.limit and not terminated and not truncated:
                 yield f"truncated is not True at step {step}, the step limit."
@@ -116,25 +123,28 @@ class _Check:
     def reset(self, options: dict[str, Any] | None) -> Iterator[str]:
         result = self.env.reset(options=options) if options else self.env.reset()
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SchemaError(f"reset gives {type(result).__name__}; expected a tuple of the observation and info.")
+            raise _Over("reset does not give two things: return observation, info.")
         observation, info = result
-        yield from self.seen(observation, info, "reset")
-        if _success_or_none(info):
+        if (yield from self.seen(observation, info, "reset")):
             yield "info says that the task has succeeded right after a reset."
         if any(info.get(key) != value for key, value in (options or {}).items()):
             yield "info of reset does not tell the split and state that were asked for: set info['split'] and info['state']."
 
-    def seen(self, observation: Any, info: Mapping[str, Any], where: str) -> Iterator[str]:
+    def seen(self, observation: Any, info: Mapping[str, Any], where: str) -> Generator[str, None, bool | None]:
+        """Findings of what a reset or step gives; returns whether it succeeded."""
         if not _same(self.last, self.last_copy):
             yield "an observation that was returned is written into later, so what was kept of it changes: return a copy."
         self.last, self.last_copy = observation, copy.deepcopy(observation)
         for path, space in _leaves(self.env.observation_space):
             yield from _unfit(path, space, observation)
         try:
-            if success_of(info) is None:
-                yield f"info of {where} does not tell success: set info['succeed'], or give a rule to as_task(env, success=...)."
+            succeeded = success_of(info)
         except SchemaError as error:
             yield f"{where}: {error}"
+            return None
+        if succeeded is None:
+            yield f"info of {where} does not tell success: set info['succeed'], or give a rule to as_task(env, success=...)."
+        return succeeded
 
     def _declared(self, name: str) -> Any:
         return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else None
@@ -193,10 +203,3 @@ def _same(a: Any, b: Any, tolerance: float = 0.0) -> bool:
     if tolerance and a.dtype.kind == "f":
         return np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
     return (tolerance > 0 and a.ndim == 3) or equal(a, b)
-
-
-def _success_or_none(info: Mapping[str, Any]) -> bool | None:
-    try:
-        return success_of(info)
-    except SchemaError:  # said elsewhere
-        return None
