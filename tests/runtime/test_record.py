@@ -11,10 +11,12 @@ from gymnasium.spaces import Box
 
 from hilt.core.errors import ConfigError, HiltError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, Files, _path_of
+from hilt.core.tree import flatten
 from hilt.envs.task import make
 from hilt.formats import open_dataset
+from hilt.formats.convert import convert
 from hilt.replay import Log
-from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, record
+from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, as_hil_serl, record
 from hilt.runtime.recording import replay_open_loop
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.operator import Script
@@ -160,6 +162,7 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
         ({"split": "eval"}, UnknownNameError, "no split named 'eval'.* Known: test, train"),
         ({"states": [7, 8]}, ConfigError, "initial state 8 of train: .* has 8 there"),
         ({"keep": "some"}, UnknownNameError, "no rule of what to keep named 'some'"),
+        ({"observations": "flat"}, UnknownNameError, "no kind of observations named 'flat'.* Known: hil-serl, nested"),
         ({"episodes": 0}, ConfigError, "expected at least 1"),
     ],
 )
@@ -277,11 +280,65 @@ def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
     again.close()
 
 
-def test_demonstrations_become_hil_serl_files(tmp_path: Path):
-    from hilt.formats.convert import convert
+def test_observations_as_hil_serl_has_them(tmp_path: Path):
+    """Its shapes, its relative actions and the gripper's penalty; played again through the same wrappers, the same happens."""
+    env = make("tabletop/pick")
+    settings = Settings("tabletop/pick", episodes=1, observations="hil-serl")
+    assert record(env, Script(), tmp_path / "a", settings).videos == 1
+    with opened(tmp_path / "a") as log:
+        shapes = {path: spec.shape for path, spec in log.schema.columns.items() if path.startswith("observations")}
+        assert shapes == {"observations/state": (1, 19), "observations/front": (1, 64, 64, 3), "observations/wrist": (1, 64, 64, 3)}
+        steps = log.read(log.trajectory_keys(0), ["actions", "grasp_penalty", "observations/state"])
+        assert np.allclose(np.unique(steps["grasp_penalty"]), [-0.05, 0]), "the gripper was told to close"
+        assert np.allclose(steps["observations"]["state"][0, 0, 4:10], 0, atol=1e-6), "poses are relative to the first"
+        assert len(log.trajectory_keys(0)) == log.facts.about(0)["intervention_steps"]
+        assert replay_open_loop(log, 0, as_hil_serl(env))["observations/state"] < 1e-2
+    env.close()
+    with pytest.raises(SchemaError, match="another schema"):
+        session(tmp_path / "a", task="tabletop/pick")
 
-    session(tmp_path / "a", episodes=2)
+
+def test_an_environment_that_keeps_its_own_rate_is_not_slowed(tmp_path: Path):
+    class Paced(Toy):
+        def timing(self) -> dict[str, float]:
+            return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
+
+    person = Person(None, 1.0, "success")
+    summary = record(Paced(hz=0.01), person, tmp_path / "a", Settings(TOY, episodes=1), videos=False)
+    assert summary.have == 1 and summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
+
+
+@pytest.mark.parametrize("device", [None, Person(None, 1.0, 1.0, "success", None, 0.5, "success")], ids=["script", "person"])
+def test_demonstrations_become_hil_serl_files(tmp_path: Path, device: Device | None):
+    session(tmp_path / "a", device, episodes=2)
     convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
     (file,) = (tmp_path / "out" / "demo_data").glob("toy_2_demos_*.pkl")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["demo_data", "hilt.json"]
     episodes = list(open_dataset(file))  # as a stranger reads it: without what we write beside it
     assert len(episodes) == 2 and all(episode.facts["success"] for episode in episodes)
+    assert same_log(tmp_path, "hil-serl")
+
+
+def test_labelled_frames_become_hil_serl_files(tmp_path: Path):
+    person = Person(1.0, "success", "success", None, 1.0, 1.0, 1.0, "success", *[None] * 4)
+    session(tmp_path / "a", person, successes_needed=3)
+    convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
+    good, bad = (sorted((tmp_path / "out" / "classifier_data").glob(f"toy_{name}_images_*.pkl")) for name in ("3_success", "failure"))
+    assert len(good) == len(bad) == 1 and sorted(p.name for p in (tmp_path / "out").iterdir()) == ["classifier_data", "hilt.json"]
+    for (file,), label, steps in ((good, 1, 3), (bad, 0, 9)):
+        episodes = list(open_dataset(file))
+        assert sum(map(len, episodes)) == steps and all(episode.facts["success"] == bool(label) for episode in episodes)
+        assert all((episode.columns["labels"] == label).all() for episode in episodes)
+    assert same_log(tmp_path, "hil-serl")
+
+
+def same_log(folder: Path, format: str) -> bool:
+    """Whether what was written comes back, step for step; episodes may be cut and in another order."""
+    convert(folder / "out", folder / "again", format=format)
+    with Log.open(folder / "a" / "log", "r") as before, Log.open(folder / "again", "r") as after:
+        found = []
+        for log in (before, after):
+            steps = log.read(log.all().keys())
+            order = np.argsort(steps["times"]["sent"])
+            found.append({path: column[order] for path, column in flatten(steps).items()})
+        return found[0].keys() == found[1].keys() and all(np.array_equal(found[0][path], found[1][path]) for path in found[0])

@@ -43,6 +43,7 @@ def record(
     states: Annotated[str, typer.Option(metavar="0-9,15", help="Their numbers.", show_default="all of the split")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the states, and of what else is random.")] = 0,
     image_size: Annotated[int | None, typer.Option(min=1, help="Height and width of images.", show_default="the task's")] = None,
+    observations: Annotated[str, typer.Option(help="nested, as the task gives them, or hil-serl, as its wrappers make them.")] = "nested",
     video: Annotated[bool, typer.Option("--video/--no-video", help="A video of each episode.")] = True,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the task.", **PAIR)] = None,
     device_option: Annotated[
@@ -63,7 +64,7 @@ def record(
     options = {**_pairs(option), **({} if image_size is None else {"image_size": image_size})}
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
-    settings = Settings(task, options, episodes or 20, keep, frames, split, _numbers(states), seed, mode)
+    settings = Settings(task, options, episodes or 20, keep, frames, split, _numbers(states), seed, mode, observations)
     env = make(task, **options)
     try:
         with open_device(device, **_pairs(device_option)) as opened:

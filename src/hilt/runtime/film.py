@@ -83,9 +83,9 @@ def video_of(folder: Path, trajectory: int) -> Path:
 
 
 def cameras(log: Log) -> list[str]:
-    """The columns that are images: uint8, ``[height, width, 3]``."""
-    columns = log.schema.columns
-    return [p for p in columns if p.startswith("observations") and columns[p].dtype == np.uint8 and columns[p].shape[2:] == (3,)]
+    """The columns that are images: uint8, ``[height, width, 3]``, or a stack of such."""
+    large = [column for column in log.schema.layout.frames if column.dtype == np.uint8 and column.name.startswith("observations")]
+    return [column.name for column in large if len(column.shape) in (3, 4) and column.shape[-1] == 3]
 
 
 def film(log: Log, trajectory: int, path: Path, hz: float) -> None:
@@ -124,7 +124,8 @@ def picture(images: list[Array], colour: tuple[int, int, int], lines: list[str],
     """One frame of the video, of even height and width, as its encoder wants them."""
     from PIL import Image, ImageDraw, ImageFont
 
-    large = [np.repeat(np.repeat(image, factor, 0), factor, 1) for image in images for factor in [-(-HEIGHT // image.shape[0])]]
+    newest = [image[-1] if image.ndim == 4 else image for image in images]
+    large = [np.repeat(np.repeat(image, factor, 0), factor, 1) for image in newest for factor in [-(-HEIGHT // image.shape[0])]]
     height, width = max(image.shape[0] for image in large), sum(image.shape[1] + GAP for image in large) - GAP
     out = np.full((BAR + height + CAPTION + height % 2, width + width % 2, 3), PAPER, np.uint8)
     out[:BAR] = colour

@@ -22,11 +22,12 @@ from hilt.core.errors import ConfigError, HiltError, MissingPackageError, Unknow
 from hilt.core.trajectory import Source, Step
 from hilt.envs.rate import Rate
 from hilt.envs.task import success_of
+from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.formats.episodes import INSTRUCTION
 from hilt.replay import Log
 from hilt.replay.writer import Episode
 from hilt.runtime.film import Filmer
-from hilt.runtime.recording import GRASP, LABELS, TIMES, nested, open_recording, with_penalty
+from hilt.runtime.recording import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.intervene import TakeOver, attribute
 
@@ -60,10 +61,14 @@ class Settings:
     """Of that order, and of whatever else is random"""
     mode: str = "hold"
     """When a person acts: "hold" or "toggle", as `TakeOver` means it"""
+    observations: str = "nested"
+    """As the environment gives them; or "hil-serl", as that one's wrappers make them (`as_hil_serl`), with its actions"""
 
     def __post_init__(self) -> None:
         if self.keep not in ("successes", "all"):
             raise UnknownNameError("rule of what to keep", self.keep, ["all", "successes"])
+        if self.observations not in ("nested", "hil-serl"):
+            raise UnknownNameError("kind of observations", self.observations, ["hil-serl", "nested"])
         if self.episodes < 1 or self.successes_needed < 0 or self.seed < 0:
             given = f"{self.episodes} episodes, {self.successes_needed} successes needed, seed {self.seed}"
             raise ConfigError(f"{given}: expected at least 1, 0 and 0.")
@@ -98,7 +103,7 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     """What else there is to say"""
     timing: Mapping[str, float] | None = None
-    """Of the control rate, as `Rate.timing` has it; None for scripts, which go as fast as they can"""
+    """Of the control rate, as `Rate.timing` has it; None for scripts in simulation, which go as fast as they can"""
     seconds: float = 0.0
     """Spent in episodes, without resets"""
 
@@ -164,15 +169,17 @@ class Recorder:
         self._marks = Marking(device) if settings.successes_needed else None
         if self._marks is not None:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
-        self._env = TakeOver(env, self._marks or device, mode=settings.mode, policy=False)  # type: ignore[arg-type]
+        self._control = TakeOver(env, self._marks or device, mode=settings.mode, policy=False)  # type: ignore[arg-type]
+        self._env: Any = as_hil_serl(self._control) if settings.observations == "hil-serl" else self._control
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
         self._nothing = _nothing(env.action_space)
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
-        self._rate = Rate(self._hz) if self._person else None
+        self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
+        self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
         self.summary = Summary(folder, settings.successes_needed or settings.episodes)
-        self._log = open_recording(folder, settings.task, settings.options, env, self._marks is not None)
+        self._log = open_recording(folder, settings.task, settings.options, self._env, self._marks is not None)
 
     def begin(self, videos: bool) -> None:
         """Counts what the log has; what a killed session left in it goes. Starts the process that makes videos."""
@@ -208,8 +215,9 @@ class Recorder:
     def close(self) -> None:
         """Everything is on the disk when this returns; a video that takes too long is made by the next session."""
         try:
-            if self._rate is not None and self.summary.steps:
-                self.summary.timing = self._rate.timing()
+            timing = self._timing if self._rate is None else self._rate.timing
+            if timing is not None and self.summary.steps:
+                self.summary.timing = timing()
             if self._filmer is not None:
                 self._filmer.close(self._log.trajectories())
                 self.summary.videos = self._filmer.made
@@ -225,7 +233,7 @@ class Recorder:
         running: Episode | None = None
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
-        self._env.message = f"{s.have} of {s.wanted}"
+        self._control.message = f"{s.have} of {s.wanted}"
         observation, info = self._env.reset(seed=seed, options=start or None)
         began = time.perf_counter()
         if self._rate is not None:
@@ -245,7 +253,7 @@ class Recorder:
             extra = {LABELS: np.int32(label), GRASP: np.float32(info.get(GRASP, 0.0))}
             step = Step(
                 nested(observation),
-                info["executed_action"],
+                np.asarray(info.get("intervene_action", self._nothing), self._log.schema.columns["actions"].dtype),
                 np.float32(reward),  # type: ignore[arg-type]
                 nested(after),
                 bool(terminated),
@@ -298,12 +306,13 @@ class Recorder:
         """What all episodes of a session have in common, and what is needed to play them again."""
         packages = ("hilt", "gymnasium", "mujoco", "numpy")
         return {
+            "recorded_as": DEMONSTRATIONS if self._marks is None else LABELLED,
             "task": self._settings.task,
             "options": dict(self._settings.options),
             INSTRUCTION: str(attribute(self._env, "instruction", "")),
             "device": self._device.name,
             "mode": self._settings.mode,
-            "recorded": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "recorded_at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             "versions": {name: metadata.version(name) for name in packages if name in sys.modules},
         }
 
@@ -361,6 +370,13 @@ class GoesOn(gymnasium.Wrapper):
         self._since += succeeded or self._since > 0
         late = self._steps is not None and self._since >= self._steps
         return observation, reward, bool(terminated) and not succeeded, bool(truncated) or late, info
+
+
+def as_hil_serl(env: Any) -> Any:
+    """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
+    the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
+    env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
+    return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env)
 
 
 def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:

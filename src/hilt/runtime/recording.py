@@ -20,6 +20,8 @@ from hilt.core.tree import ArraySpec, flatten, unflatten
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 
+DEMONSTRATIONS, LABELLED = "demonstrations", "labelled frames"
+"""What a recording is, also told by the fact `recorded_as` of its episodes"""
 TIMES = ("observed", "sent", "applied")
 GRASP = "grasp_penalty"
 LABELS = "labels"
@@ -28,7 +30,7 @@ LABELS = "labels"
 
 def open_recording(folder: Path, task: str, options: Mapping[str, Any], env: Any, labels: bool) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused."""
-    told = {"task": task, "options": json.loads(json.dumps(dict(options))), "what": "labelled frames" if labels else "demonstrations"}
+    told = {"task": task, "options": json.loads(json.dumps(dict(options))), "what": LABELLED if labels else DEMONSTRATIONS}
     card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
     if card.exists():
         if (found := read_json(card)) != told:
