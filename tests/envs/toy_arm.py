@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,11 @@ HOME = np.array([0.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 
 
 class ToyArm(Backend):
-    """`journal` is a file that gets a line for each call but `state`, `command` and `tick`; `home_ticks` is how long a reset takes."""
+    """`journal` is a file that gets a line for each call but `state`, `command` and `tick`; `home_ticks` is how long a reset takes, and
+    `tick_s` how long a tick does."""
 
-    def __init__(self, journal: str = "", home_ticks: str = "3"):
-        self._journal, self._home_ticks = journal, int(home_ticks)
+    def __init__(self, journal: str = "", home_ticks: str = "3", tick_s: str = "0"):
+        self._journal, self._home_ticks, self._tick_s = journal, int(home_ticks), float(tick_s)
         self._pose, self._gripper, self._left = HOME.copy(), 1.0, 0
         self.commands: list[Array] = []
         self.pushing = np.zeros(6)
@@ -57,6 +59,7 @@ class ToyArm(Backend):
         return self._left > 0
 
     def tick(self, seconds: float) -> None:
+        time.sleep(self._tick_s)
         self._left = max(0, self._left - 1)
         if not self._left:
             return

@@ -73,8 +73,9 @@ obs, info = env.reset()
 rows["reset"] = [a[0] for a in answers]
 print("reset", np.round(obs["state"]["tcp_pose"], 3), "gripper", obs["state"]["gripper_pose"], info)
 everything, poses, grips = list(answers), [], []
-for name, action, times in (("forward", [1, 0, 0, 0, 0, 0, 0], 4), ("close", [0, 0, 0, 0, 0, 0, -1], 1), ("up and turn", [0, 0, 1, 0, 0, 1, 0], 4),
-                            ("open", [0, 0, 0, 0, 0, 0, 1], 1), ("still", [0] * 7, 4)):
+actions = [("forward", [1, 0, 0, 0, 0, 0, 0], 4), ("close", [0, 0, 0, 0, 0, 0, -1], 1), ("up and turn", [0, 0, 1, 0, 0, 1, 0], 4),
+           ("open", [0, 0, 0, 0, 0, 0, 1], 1), ("still", [0] * 7, 4)]
+for name, action, times in actions:
     for _ in range(times):
         answers.clear()
         obs, reward, done, truncated, info = env.step(np.array(action, float))
@@ -85,7 +86,8 @@ for name, action, times in (("forward", [1, 0, 0, 0, 0, 0, 0], 4), ("close", [0,
     print(name, np.round(poses[-1], 3), "gripper", round(grips[-1], 2), "reward", reward, "done", done, info)
 env.reset(joint_reset=True)
 env.close()
-print(json.dumps({"rows": rows, "poses": poses, "grips": grips, "done": bool(done), "bad": [a for a in everything + answers if a[1] != 200]}))
+bad = [a for a in everything + answers if a[1] != 200]
+print(json.dumps({"rows": rows, "poses": poses, "grips": grips, "done": bool(done), "bad": bad}))
 """
 
 
@@ -99,9 +101,8 @@ def test_the_real_client_resets_steps_and_grips(url: str) -> None:
     checkout, python = os.environ.get("HILT_HILSERL"), os.environ.get("HILT_HILSERL_PYTHON")
     if not checkout or not python:
         pytest.skip("HILT_HILSERL and HILT_HILSERL_PYTHON do not name a checkout of HIL-SERL and a Python for it")
-    code = next(
-        (place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent) if (place / "serl_robot_infra").is_dir()), None
-    )
+    places = [place / "serl_robot_infra" for place in (Path(checkout), Path(checkout).parent)]  # the checkout, or a part of it
+    code = next(filter(Path.is_dir, places), None)
     if code is None:
         pytest.skip(f"HILT_HILSERL={checkout} has no folder serl_robot_infra in it or beside it")
     environment = {**os.environ, "PYTHONPATH": str(code)}

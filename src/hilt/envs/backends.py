@@ -204,8 +204,15 @@ class TabletopBackend(Backend):
         self._pushes: dict[int, Array] = {}  # arm: the wrench
         self._springs: dict[int, dict[str, float]] = {}  # arm: the stiffness that it had before
         self._owed = 0.0  # seconds that have passed, and not yet in the simulation
-        self._begun = ("train", 0)
-        self._task.begin(self._world, *self._begun)
+        self._begin("train", 0)
+
+    def _begin(self, split: str, state: int) -> None:
+        """As `TabletopEnv` begins."""
+        from hilt.envs.tabletop import SETTLE_SECONDS
+
+        self._task.begin(self._world, split, state)
+        self._world.advance(SETTLE_SECONDS)
+        self._begun = (split, state)
 
     def workspace(self, arm: int) -> Box:
         from hilt.envs.tabletop import BOX_HIGH, BOX_LOW
@@ -280,8 +287,7 @@ class TabletopBackend(Backend):
         if task not in (None, self._task.name):
             raise ConfigError(f"task {task!r}: this server has {self._task.name!r}; start another one with --task {task}.")
         if split is not None and state is not None:
-            self._task.begin(self._world, split, state)
-            self._begun = (split, state)
+            self._begin(split, state)
             self._homing.clear()
             self._closing.clear()
         facts = {"task": self._task.name, "instruction": self._task.instruction, "step_limit": self._task.step_limit}

@@ -257,9 +257,11 @@ class Loop:
         self._board.write(News(time.monotonic(), tuple(arm.mode for arm in self.arms), states, self._backend.snapshot()))
 
     def _listen(self, until: float) -> None:
-        """Takes commands as they come, until the next tick is due."""
-        while not self.ended and (left := until - time.monotonic()) > 0:
-            if select.select([self._line], [], [], left)[0]:
+        """Takes commands as they come, until the next tick is due; and once, however late it is."""
+        left = 1.0
+        while left > 0 and not self.ended:
+            left = until - time.monotonic()
+            if select.select([self._line], [], [], max(left, 0.0))[0]:
                 data = self._line.recv(1 << 16)
                 self.ended = not data
                 *lines, self._received = (self._received + data).split(b"\n")
@@ -283,7 +285,7 @@ class Loop:
             facts = self._backend.scene(**values)
             if values["split"] is not None:
                 for each in self.arms:
-                    each.hold()  # where it is now
+                    each.release()  # and hold where it is now
                 self._publish()
             return facts
         self.arms[arm].heard = time.monotonic()  # from here on they are commands; to ask is not to command
@@ -329,7 +331,7 @@ def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
 def take_priority() -> bool:
     """Asks to run before everybody who is not in a hurry; many machines do not allow it, and control goes on without."""
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))  # for this thread alone
     except (AttributeError, OSError):
         return False
     return True
@@ -355,7 +357,8 @@ def main() -> None:
             loop.run()
     except Exception as error:  # noqa: BLE001 - told to the process that started this one, which raises it
         expected = f"{error}" if isinstance(error, HiltError) else ""
-        send_line(line, {"failed": expected, "traceback": traceback.format_exc()})
+        with contextlib.suppress(OSError):  # when there is nobody to tell it to
+            send_line(line, {"failed": expected, "traceback": traceback.format_exc()})
         raise SystemExit(1) from None
 
 

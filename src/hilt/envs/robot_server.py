@@ -37,7 +37,7 @@ from hilt.envs.routes import COMMANDS, READS, Refusal, parse, read_image, read_s
 _log = logging.getLogger("hilt.envs")
 
 MOST_BODY_BYTES = 1 << 16
-MOST_CONNECTIONS = 256
+MOST_CONNECTIONS, MOST_PER_ADDRESS = 256, 128
 MOST_PICTURES = 32  # asked for and not yet rendered
 IDLE_S = 30.0
 BODY_S = 5.0
@@ -236,8 +236,8 @@ class Control:
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
         os.close(file)
-        send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
         try:
+            send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
             self.hello = receive_line(self._line, START_S)
         except (EOFError, OSError) as error:
             self.close()
@@ -265,7 +265,10 @@ class Control:
 
     def news(self) -> News:
         self._need()
-        news = self._board.read()
+        try:
+            news = self._board.read(0.1)
+        except DeadlineError as error:
+            raise Refusal(503, str(error)) from None
         if (age := time.monotonic() - news.time) > STALE_S:
             raise Refusal(503, f"the control process has published no state for {age:.1f} s: its backend hangs.")
         return news
@@ -355,17 +358,19 @@ def web_server(app: App) -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
-            if len(self.connections) > MOST_CONNECTIONS:
+            neighbours = sum(c.client[0] == self.client[0] for c in self.connections)
+            if len(self.connections) > MOST_CONNECTIONS or neighbours > MOST_PER_ADDRESS:
                 transport.abort()
             else:
                 self.loop.call_later(IDLE_S, self.look)
 
         def look(self) -> None:
-            """Closes a connection on which no request was begun since the last look: uvicorn waits for ever for a first one."""
+            """Closes a connection that did nothing since the last look, begin a request or take an answer: uvicorn waits for ever."""
             if self.transport.is_closing():
                 return
-            if self.cycle is self.seen and (self.cycle is None or self.cycle.response_complete):
-                self.transport.close()
+            answered = self.cycle is None or self.cycle.response_complete
+            if self.cycle is self.seen and (answered or self.transport.get_write_buffer_size()):
+                self.transport.abort()
                 return
             self.seen = self.cycle
             self.loop.call_later(IDLE_S, self.look)
