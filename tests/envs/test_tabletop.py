@@ -255,5 +255,7 @@ def test_many_of_them_run_side_by_side():
 def test_unknown_names_are_told():
     with pytest.raises(UnknownNameError, match="did you mean 'pick'"):
         TabletopEnv("pik")
+    with pytest.raises(ConfigError, match="image_size=0: it must be at least 1"):
+        TabletopEnv("pick", image_size=0)
     with pytest.raises(ConfigError, match="rgb_array"):
         TabletopEnv("pick", render_mode="human")

@@ -8,6 +8,8 @@ A step is added to the **last command**, not to the measured pose as upstream do
 millimetre below its command and stays there, where upstream's sinks a millimetre at every step. So that the command cannot run away
 from an arm that is blocked, it is first brought back to where the impedance pushes hardest, ``clip`` from the measured pose; one step
 back is then enough to relieve it.
+
+Two arms share one world and one episode: the reward is 1 when both have done their part, and what ends it for one ends it for both.
 """
 
 from __future__ import annotations
@@ -58,6 +60,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             task = SUITE[task]
         if render_mode not in (None, "rgb_array"):
             raise ConfigError(f"render_mode={render_mode!r}: tabletop renders 'rgb_array' or None.")
+        for name, value in (("image_size", image_size), ("step_limit", step_limit), ("render_size", render_size)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value}: it must be at least 1.")
         if not 1 <= control_hz <= 1 / TIMESTEP:
             raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
         self.task, self.control_hz, self.image_size, self.render_mode = task, control_hz, image_size, render_mode

@@ -151,7 +151,10 @@ class World:
         """Let time pass."""
         steps = round(seconds / TIMESTEP)
         integrals = [(i, keys) for i in range(self.arms) if (keys := self._integrals(i))]
-        stride = round(INTEGRAL_PERIOD / TIMESTEP) if integrals else max(steps, 1)
+        stride = max(steps, 1)
+        if integrals:
+            stride = round(INTEGRAL_PERIOD / TIMESTEP)
+            mujoco.mj_fwdPosition(self.model, self.data)  # the error to the command of now
         for done in range(0, steps, stride):
             for arm, kinds in integrals:
                 self._integrate(arm, kinds, min(stride, steps - done) * TIMESTEP)
@@ -247,9 +250,9 @@ class World:
             raise UnknownNameError("camera", camera, self.cameras)
         renderer = getattr(self._local, "renderer", None)
         if renderer is None or not renderer.fits(height, width):
-            if renderer is not None:
-                renderer.close()
-            renderer = self._local.renderer = _Renderer(self.model, max(height, 256), max(width, 256))
+            room = (256, 256) if renderer is None else renderer.room
+            self.close()
+            renderer = self._local.renderer = _Renderer(self.model, max(height, room[0]), max(width, room[1]))
         return renderer.picture(self.data, self.model.camera(camera).id, height, width)
 
     # -- the whole state
@@ -323,7 +326,7 @@ class _Renderer:
     _first_process = 0  # that rendered
 
     def __init__(self, model: Any, height: int, width: int):
-        self._model, self._height, self._width, self._process = model, height, width, os.getpid()
+        self.room, self._model, self._process = (height, width), model, os.getpid()
         if _Renderer._first_process not in (0, self._process):
             raise HiltError("this process was forked from one that had rendered, and OpenGL does not survive that: spawn it instead.")
         _Renderer._first_process = self._process
@@ -343,11 +346,13 @@ class _Renderer:
             self._scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
         self._option, self._camera = mujoco.MjvOption(), mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        # registered after mujoco's own, so that it runs before it: the display must still be there
-        atexit.register(_close, weakref.ref(self))
+        if not _OPEN:  # registered after mujoco's own, so that it runs before it: the display must still be there
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
+        _OPEN.add(self)
 
     def fits(self, height: int, width: int) -> bool:
-        return self._process == os.getpid() and height <= self._height and width <= self._width
+        return self._process == os.getpid() and height <= self.room[0] and width <= self.room[1]
 
     def picture(self, data: Any, camera: int, height: int, width: int) -> Array:
         self._gl.make_current()
@@ -373,9 +378,10 @@ class _Renderer:
     __del__ = close
 
 
+_OPEN: weakref.WeakSet[_Renderer] = weakref.WeakSet()
 _LEFT_TO_THE_PARENT: list[Any] = []
 
 
-def _close(renderer: weakref.ref[_Renderer]) -> None:
-    if (alive := renderer()) is not None:
-        alive.close()
+def _close_all() -> None:
+    for renderer in list(_OPEN):
+        renderer.close()
