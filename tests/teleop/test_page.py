@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -90,7 +91,8 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def device() -> Iterator[Any]:
     from hilt.teleop.browser import Browser
 
-    with Browser() as device:
+    with Browser("0.0.0.0") as device:  # so that the token is needed, and the browser has to keep its cookie
+        device.url = f"http://127.0.0.1:{urlsplit(device.url).port}/?token={device.token}"
         yield device
 
 
@@ -308,6 +310,20 @@ def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: An
     assert device.read().lost
     click(page, ".resume")
     assert not until(device, lambda reading: not reading.lost).engaged
+
+
+@needs_chromium
+def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any):
+    take_over(page, device)
+    chromium.key(page, "w", True)
+    until(device, lambda reading: reading.motion.any())
+    page.execute_script("const cockpit = document.querySelector('.hilt').cockpit; cockpit.socket.close(); cockpit.press('stop')")
+    until(device, lambda reading: not reading.motion.any())
+    chromium.key(page, "w", False)
+    assert "stop" in until(device, lambda reading: bool(reading.events)).events  # pressed without a connection, told with the next
+    chromium.wait(page, "return document.querySelector('.hilt').cockpit.online && document.querySelector('.hilt').cockpit.view.driving")
+    reading = until(device, lambda reading: not reading.lost)
+    assert reading.engaged and not reading.motion.any() and reading.events == ()
 
 
 @needs_chromium
