@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -320,6 +321,22 @@ def test_a_module_is_imported_for_its_environments(tmp_path: Any, monkeypatch: p
     assert "third_party" in sys.modules
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
         make("half_there:factory")
+
+
+def test_mujoco_needs_no_screen(monkeypatch: pytest.MonkeyPatch):
+    """In somebody else's environment, too."""
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.setenv(name, ":0")
+        monkeypatch.delenv(name)
+    make("CartPole-v1")
+    assert os.environ["MUJOCO_GL"] == "egl"
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    make("CartPole-v1")
+    assert os.environ["MUJOCO_GL"] == "osmesa", "what is set stays"
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setenv("DISPLAY", ":0")
+    make("CartPole-v1")
+    assert "MUJOCO_GL" not in os.environ
 
 
 def test_an_unknown_name_is_told_with_the_nearest():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from hilt.replay import Log
 from hilt.runtime.record import Settings, record
 from hilt.teleop.operator import Script
 
-pytestmark = pytest.mark.peers
-
-pytest.importorskip("gym_hil", reason="gym-hil is not installed: make test-peers installs it")
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.skipif(find_spec("gym_hil") is None, reason="gym-hil is not installed: make test-peers installs it"),
+]
 
 TASK = "gym_hil:gym_hil/PandaPickCubeBase-v0"
 STEP = 0.03
@@ -55,7 +57,9 @@ def test_it_is_a_task_as_it_is():
     env = make(TASK)
     assert env.step_limit == 100 and env.instruction == "panda pick cube base"
     (finding,) = check_task(env)
-    assert "begin with one and the same observation" in finding, "its block lies at one place unless told otherwise; nothing else is missing"
+    assert "begin with one and the same observation" in finding, (
+        "its block lies at one place unless told otherwise; nothing else is missing"
+    )
     (finding,) = check_task(make(TASK, random_block_position=True))
     assert "two resets to state 0 of 'train' begin differently" in finding, "and then it is drawn from numpy's global generator"
 

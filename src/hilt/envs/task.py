@@ -16,6 +16,7 @@ Plain gymnasium environments work as they are (`as_task`), `check_task` tells an
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -62,6 +63,8 @@ def make(name: str, **options: Any) -> Any:
     if prefix in _FACTORIES and rest:
         factory = _FACTORIES[prefix]
         return as_task((_load(factory) if isinstance(factory, str) else factory)(rest, **options))
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own choice needs a screen, and aborts the process where there is none
     ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
     module, colon, rest = name.partition(":")
     if rest.isidentifier():
