@@ -1,4 +1,4 @@
-"""The robot's side: our simulated bench beside gym-hil and bare MuJoCo, and the robot server's control loop under load."""
+"""The robot's side: our simulated bench beside gym-hil and bare MuJoCo, the robot server's control loop under load, and the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from bench.lab import Group, Lab
+from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least
 from bench.robot_sides import SIZE
 from bench.sides import Side
@@ -168,6 +168,39 @@ def server(lab: Lab) -> list[Row]:
     ]
 
 
+def page(lab: Lab) -> list[Row]:
+    """The page in a real browser, two cameras of 128 pixels at 20 Hz."""
+    from tests.teleop import chromium
+
+    presses, rounds = lab.pick(40, 10), lab.pick(3, 1)
+    absent = {"Chromium": why} if (why := chromium.absent()) else {}
+    found: dict[str, list[float]] = {}
+    for number in range(0 if absent else rounds):
+        lab.progress(f"page: round {number + 1} of {rounds}")
+        folder = lab.new(f"browser-{number}")
+        folder.mkdir()
+        for name, value in chromium.measure(folder, presses=presses).items():
+            found.setdefault(name, []).append(value)
+        remove(folder)
+    what = {
+        "frame_age": "age of a camera's frame when the browser has drawn it, from show() on",
+        "key_latency": "from the order to press a key in the browser to the reading that has it, the browser's driver included",
+    }
+    return [
+        Row(
+            name=f"page_{name}_{percentile}",
+            ours=Rates(values).median if (values := found.get(f"{name}_{percentile}_ms")) else None,
+            spread=Rates(values).spread if values else None,
+            unit="ms",
+            what=f"{text}, percentile {percentile[1:]}",
+            absent=absent,
+            size=lab.size(presses, 40, "presses"),
+        )
+        for name, text in what.items()
+        for percentile in ("p50", "p95")
+    ]
+
+
 def latencies(url: str, count: int) -> list[float]:
     """Milliseconds of each request."""
     at = urlsplit(url)
@@ -195,4 +228,5 @@ GROUPS = {
         ),
         server,
     ),
+    "page": Group(tuple(f"page_{name}_{p}" for name in ("frame_age", "key_latency") for p in ("p50", "p95")), page),
 }
