@@ -478,14 +478,16 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
 
 def test_two_simulated_arms_behind_two_ports():
     from hilt.envs.robot_server import RobotServer
+    from hilt.envs.task import check_task
 
     with RobotServer("tabletop", {"task": "lift_tray"}, port=0) as server:
-        env = robot_task(",".join(server.urls), request_seconds=20.0)
+        env = robot_task(",".join(server.urls), hz=20, step_limit=10, image_size=16, cameras={"front": {"deadline_seconds": 60}})
         obs, _ = env.reset(options={"split": "train", "state": 0})
         assert env.observation_space.contains(obs)
-        for _ in range(5):
+        for _ in range(8):
             now, *_ = env.step(np.concatenate([act(z=1), act(z=1, grip=-1)]))
         for side in ("left", "right"):
             assert now["state"][f"{side}/tcp_pose"][2] - obs["state"][f"{side}/tcp_pose"][2] > 0.05
         assert now["state"]["right/gripper_pose"][0] < 0.9 < now["state"]["left/gripper_pose"][0]
+        assert check_task(env, tolerance=1e-3) == []
         env.close()

@@ -33,6 +33,8 @@ from hilt.envs.wrappers import (
     SERLObsWrapper,
     adjoint,
 )
+from hilt.teleop.devices import Device, Reading
+from hilt.teleop.intervene import TakeOver
 from tests.envs.scripted_env import ScriptedEnv
 
 BOTH = ("left/", "right/")
@@ -167,6 +169,31 @@ def test_an_intervention_comes_up_as_the_numbers_that_would_do_the_same(prefixes
         np.testing.assert_allclose(env._turned(info[key], adjoints), done, atol=1e-5)
     assert np.abs(env._turned(info["intervene_action"], env._adjoints) - done).max() > 0.05  # not the adjoint of after the step
     np.testing.assert_array_equal(below.infos[1]["intervene_action"], done)
+
+
+class Pushing(Device):
+    """A person who waits for one step, then pushes along x and turns about z."""
+
+    name, reads = "pushing", 0
+
+    def read(self) -> Reading:
+        self.reads += 1
+        return Reading(np.array([0.8, 0.3, 0, 0, 0, 0.9]), 0, True) if self.reads > 1 else Reading(np.zeros(6), 0, False)
+
+
+def test_what_a_person_did_done_by_a_policy_is_the_same_motion():
+    driven = RelativeFrame(TakeOver(TabletopEnv("reach", image_size=None), Pushing()))
+    replayed = RelativeFrame(TabletopEnv("reach", image_size=None))
+    for env in (driven, replayed):
+        env.reset(options={"split": "train", "state": 0})
+    for _ in range(8):
+        expected, *_, info = driven.step(np.zeros(7, np.float32))
+        obs, *_ = replayed.step(info["executed_action"])
+        np.testing.assert_array_equal(info["executed_action"], info.get("intervene_action", np.zeros(7)))
+    np.testing.assert_allclose(obs["state"]["tcp_pose"], expected["state"]["tcp_pose"], atol=1e-4)
+    assert np.abs(obs["state"]["tcp_pose"][:3]).max() > 0.05
+    driven.close()
+    replayed.close()
 
 
 def test_relative_frame_needs_a_reset_and_an_arm():

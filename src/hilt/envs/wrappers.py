@@ -53,6 +53,7 @@ class RelativeFrame(gymnasium.Wrapper):
         free = {key: (7,) for key in self._keys("tcp_pose")} | {key: (6,) for key in self._keys("tcp_vel")}
         self.observation_space = _with_state_space(env.observation_space, free)
         self._adjoints: list[Array] = []
+        self._inverses: list[Array] = []
         self._origins: list[Array] = []
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -64,8 +65,7 @@ class RelativeFrame(gymnasium.Wrapper):
         if not self._adjoints:
             raise ConfigError("step() before reset(): the frame is that of the pose at reset. Call reset() first.")
         obs, reward, terminated, truncated, info = self.env.step(self._turned(action, self._adjoints))
-        back = [np.linalg.inv(adjoint) for adjoint in self._adjoints]
-        info = {**info, **{key: self._turned(info[key], back) for key in ACTIONS if key in info}}
+        info = {**info, **{key: self._turned(info[key], self._inverses) for key in ACTIONS if key in info}}
         obs, info = self._seen(obs, info)
         return obs, reward, terminated, truncated, info
 
@@ -73,7 +73,8 @@ class RelativeFrame(gymnasium.Wrapper):
         """The observation from the gripper's point of view, from where the next action counts too."""
         state = obs["state"]
         self._adjoints = [adjoint(state[key], self.coupled) for key in self._keys("tcp_pose")]
-        changed = {key: np.linalg.inv(ad) @ state[key] for key, ad in zip(self._keys("tcp_vel"), self._adjoints, strict=True)}
+        self._inverses = [np.linalg.inv(matrix) for matrix in self._adjoints]
+        changed = {key: inverse @ state[key] for key, inverse in zip(self._keys("tcp_vel"), self._inverses, strict=True)}
         if self.include_relative_pose:
             for key, origin in zip(self._keys("tcp_pose"), self._origins, strict=True):
                 relative = origin @ homogeneous(state[key])
