@@ -46,6 +46,10 @@ class Pad:
     def unplug(self) -> None:
         self._sdl.SDL_JoystickDetachVirtual(self.index)
 
+    def update(self) -> None:
+        """What the kernel does when something is moved: SDL notes it."""
+        self._sdl.SDL_JoystickUpdate()
+
     def axis(self, axis: int, value: float) -> None:
         assert self._sdl.SDL_JoystickSetVirtualAxis(self._stick, axis, int(value * 32767)) == 0
 
@@ -55,7 +59,6 @@ class Pad:
 
 @pytest.fixture
 def pad() -> Iterator[Pad]:
-    pygame.joystick.quit()
     pad = Pad()
     yield pad
     pad.unplug()
@@ -117,6 +120,14 @@ def test_each_press_is_one_event(gamepad: Gamepad, pad: Pad):
     assert [events for events in found if events] == [("success",), ("fail",), ("reset",), ("stop",), ("toggle",)]
 
 
+def test_a_tap_between_two_readings_counts(gamepad: Gamepad, pad: Pad):
+    pad.button(A)
+    pad.update()
+    pad.button(A, False)
+    pad.update()
+    assert gamepad.read().events == ("success",)
+
+
 def test_the_other_arm(gamepad: Gamepad, pad: Pad):
     gamepad.attach(Noting(14))
     arms = []
@@ -135,8 +146,9 @@ def test_pulled_out_and_in_again(gamepad: Gamepad, pad: Pad, monkeypatch: pytest
     pad.plug()
     pad.axis(LEFT_Y, -1)
     gamepad.read()
+    pad.button(X)
     reading = gamepad.read()
-    assert not reading.lost and reading.motion[0] == 1
+    assert not reading.lost and reading.motion[0] == 1 and reading.events == ("reset",)
 
 
 # --- what is lacking, with its cure -----------------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ from hilt.teleop.devices import Device, DeviceError, Reading, arms_and_gripper
 DEAD_ZONE = 0.12
 """Of a stick's way, so much is nothing: worn sticks do not come back to 0."""
 FULL = 32767
+# SDL's numbers for the parts of a game controller, whatever the maker's are
+STICKS, TRIGGERS = (0, 1, 2, 3), (4, 5)
+BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 4: "stop", 6: "toggle"}
+DEAD_MAN, UP, DOWN, LEFT, RIGHT = 10, 11, 12, 13, 14
 REOPEN_SECONDS = 1.0
 PERMISSION = "sudo usermod -aG input $USER, then log in again"
 
@@ -51,32 +55,28 @@ class Gamepad(Device):
             else:
                 os.environ["SDL_VIDEODRIVER"] = before
         self._controller.init()
+        # presses come as events, so that a tap between two readings counts; others would only fill the queue
+        names = [name for name in dir(self._pygame) if name.startswith(("JOY", "CONTROLLER")) and "_" not in name]
+        self._pygame.event.set_blocked([getattr(self._pygame, name) for name in names if "BUTTON" not in name])
+        self._presses = [getattr(self._pygame, name) for name in names if "BUTTON" in name]
         self._pad: Any = self._open()
-        self._down: set[int] = set()
         self._next_try = 0.0
 
     def attach(self, env: object) -> None:
         self._arms, self._gripper = arms_and_gripper(env)
 
     def read(self) -> Reading:
-        self._pygame.event.pump()
+        self._press_buttons()
         if not self._pad.attached() and not self._again():
             return Reading(lost=True, events=self.take_events(), arm=self._arm)
-        game = self._pygame
-        left_x, left_y, right_x, right_y = (
-            self._stick(axis)
-            for axis in (game.CONTROLLER_AXIS_LEFTX, game.CONTROLLER_AXIS_LEFTY, game.CONTROLLER_AXIS_RIGHTX, game.CONTROLLER_AXIS_RIGHTY)
-        )
         button = self._pad.get_button
-        roll = button(game.CONTROLLER_BUTTON_DPAD_RIGHT) - button(game.CONTROLLER_BUTTON_DPAD_LEFT)
-        pitch = button(game.CONTROLLER_BUTTON_DPAD_DOWN) - button(game.CONTROLLER_BUTTON_DPAD_UP)
+        left_x, left_y, right_x, right_y = (self._stick(axis) for axis in STICKS)
+        roll, pitch = button(RIGHT) - button(LEFT), button(DOWN) - button(UP)
         # SDL's y points down, and a stick to the left is y and yaw to the left, which is positive
         motion = np.array([-left_y, -left_x, -right_y, roll, pitch, -right_x], float)
-        pulled = [self._pad.get_axis(axis) > FULL / 2 for axis in (game.CONTROLLER_AXIS_TRIGGERLEFT, game.CONTROLLER_AXIS_TRIGGERRIGHT)]
-        gripper = (int(pulled[0]) - int(pulled[1])) * self._gripper
-        self._press_buttons()
-        engaged = bool(button(game.CONTROLLER_BUTTON_RIGHTSHOULDER))
-        return Reading(motion, gripper, engaged, events=self.take_events(), arm=self._arm)
+        opens, closes = (self._pad.get_axis(axis) > FULL / 2 for axis in TRIGGERS)
+        gripper = (int(opens) - int(closes)) * self._gripper
+        return Reading(motion, gripper, bool(button(DEAD_MAN)), events=self.take_events(), arm=self._arm)
 
     def close(self) -> None:
         self._pad.quit()
@@ -87,22 +87,12 @@ class Gamepad(Device):
         return float(np.sign(value)) * max(0.0, abs(value) - self._dead_zone) / (1 - self._dead_zone)
 
     def _press_buttons(self) -> None:
-        game = self._pygame
-        meanings = {
-            game.CONTROLLER_BUTTON_A: "success",
-            game.CONTROLLER_BUTTON_B: "fail",
-            game.CONTROLLER_BUTTON_X: "reset",
-            game.CONTROLLER_BUTTON_BACK: "stop",
-            game.CONTROLLER_BUTTON_START: "toggle",
-            game.CONTROLLER_BUTTON_Y: "arm",
-        }
-        down = {number for number in meanings if self._pad.get_button(number)}
-        for number in down - self._down:
-            if meanings[number] == "arm":
-                self._arm = (self._arm + 1) % self._arms
-            else:
-                self.press(meanings[number])
-        self._down = down
+        for event in self._pygame.event.get(self._presses):  # this also brings the state up to date
+            if event.type == self._pygame.CONTROLLERBUTTONDOWN and event.instance_id == self._id and event.button in BUTTONS:
+                if BUTTONS[event.button] == "arm":
+                    self._arm = (self._arm + 1) % self._arms
+                else:
+                    self.press(BUTTONS[event.button])
 
     def _open(self) -> Any:
         pads = self._controller.get_count()
@@ -113,7 +103,10 @@ class Gamepad(Device):
             raise DeviceError(
                 f"SDL does not know the buttons of {name!r}: set SDL_GAMECONTROLLERCONFIG to its line of the public SDL_GameControllerDB"
             )
-        return self._controller.Controller(self._index)
+        pad = self._controller.Controller(self._index)
+        self._joystick = pad.as_joystick()  # kept: pygame fails on events of a joystick that it does not know
+        self._id = self._joystick.get_instance_id()
+        return pad
 
     def _again(self) -> bool:
         """The pad was pulled out: look for it now and then."""
