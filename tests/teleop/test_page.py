@@ -5,6 +5,7 @@ Screenshots are left in the folder that HILT_ARTEFACTS names, else in pytest's o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -257,18 +258,11 @@ def test_a_frozen_browser_is_lost_and_comes_back_with_no_key_held(page: Any, dev
     take_over(page, device)
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
-    renderers = renderers_of(page.service.process.pid)
-    assert renderers
-    for pid in renderers:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen(page):
         reading = until(device, lambda reading: reading.lost, 2)
         assert reading.engaged and not reading.motion.any()
         time.sleep(SEAT_SECONDS + 0.5)
         assert device.read().lost
-    finally:
-        for pid in renderers:
-            os.kill(pid, signal.SIGCONT)
     chromium.wait(page, "return document.querySelector('.hilt').classList.contains('lost')")
     assert banner(page) == "Contact lost" and page.find_element("css selector", ".resume").is_displayed()
     page.save_screenshot(str(artefacts / "lost.png"))
@@ -276,6 +270,20 @@ def test_a_frozen_browser_is_lost_and_comes_back_with_no_key_held(page: Any, dev
     time.sleep(0.3)
     assert not device.read().motion.any() and not device.read().lost
     chromium.key(page, "w", False)
+
+
+@contextlib.contextmanager
+def frozen(browser: Any) -> Iterator[None]:
+    """The browser draws nothing, hears nothing and says nothing, as when a computer stalls."""
+    renderers = renderers_of(browser.service.process.pid)
+    assert renderers
+    for pid in renderers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in renderers:
+            os.kill(pid, signal.SIGCONT)
 
 
 def renderers_of(driver: int) -> list[int]:
@@ -343,6 +351,15 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts
     seen = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
     assert page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
     page.save_screenshot(str(artefacts / "phone-dual.png"))
+    chromium.key(page, "Tab", True)
+    chromium.key(page, "Tab", False)
+    chromium.key(page, "e", True)
+    reading = until(device, lambda reading: reading.arm == 1)
+    assert not reading.motion.any()  # first the other arm with nothing held: what was held at the change would not count
+    assert until(device, lambda reading: reading.motion.any()).motion[2] == 1
+    chromium.key(page, "e", False)
+    page.find_element("xpath", "//button[text()='Left arm']").click()
+    assert until(device, lambda reading: reading.arm == 0 and not reading.motion.any())
     page.find_element("xpath", "//button[text()='Right arm']").click()
     stick = page.find_element("css selector", ".stick")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", stick)
@@ -446,7 +463,14 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
         chromium.shape(page, 360, 740)
         page.save_screenshot(str(artefacts / "phone.png"))
         chromium.shape(page, 1280, 800)
+        with frozen(page):  # with the key held
+            loop.moved(5)
+            assert np.abs(loop.moved(4)).max() < 0.004
+        chromium.wait(page, "return document.querySelector('.hilt').className.match(/mine|lost/)")
         chromium.key(page, "w", False)
+        if view(page, "lost"):
+            click(page, ".take")
+            chromium.wait(page, "return document.querySelector('.hilt').classList.contains('mine')")
         assert moved[0] > 0.03 and abs(moved[1]) < 0.01, moved
 
         click(page, ".take")  # which is to give back now

@@ -1,7 +1,7 @@
 """The browser as a device: a page for computer and phone, served by a process of its own (`hilt.teleop.page`).
 
     device = Browser()                       # this machine only; the address is device.url
-    device = Browser("0.0.0.0", 8080)        # the network too, with a token in the address
+    device = Browser("0.0.0.0", 8080)        # the network too, with a token in the address; not encrypted
 
 `show` copies the pictures into a socket and `read` takes what lies in another one: neither waits, compresses or draws.
 """

@@ -141,8 +141,7 @@ export default {
     },
     quality() { return !this.online || this.age === null || this.age > 1 ? "bad" : this.age > 0.2 ? "poor" : "good"; },
     linkText() {
-      if (!this.online) return "offline";
-      if (this.age === null) return "no picture";
+      if (!this.online || this.age === null) return this.online ? "no picture" : "offline";
       return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms · ${Math.round(1 / this.period)} fps`;
     },
     legend() {
@@ -243,6 +242,7 @@ export default {
     state() {
       const motion = Object.fromEntries(AXES.map((axis) => [axis, 0]));
       let gripper = 0;
+      if (performance.now() < this.quiet) return {motion: AXES.map(() => 0), gripper, arm: this.arm};
       for (const {meaning, amount} of [...this.held.values(), ...this.padHeld()]) {
         if (meaning === "open" || meaning === "close") gripper += meaning === "open" ? 1 : -1;
         else motion[meaning.slice(1)] += (meaning[0] === "+" ? 1 : -1) * amount;
@@ -278,6 +278,7 @@ export default {
       document.activeElement?.blur();
       this.releaseAll();
       this[name] = value;
+      this.quiet = performance.now() + SHORTEST; // so that a control step sees the new choice with nothing held
     },
 
     moved(stick, to) {
@@ -293,8 +294,7 @@ export default {
     letGo(key) {
       const held = this.held.get(key);
       if (held) held.until = held.since + SHORTEST;
-      if (held && held.until <= performance.now()) this.held.delete(key);
-      this.sendState();
+      this.turnOver();
     },
 
     releaseAll() {
