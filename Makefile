@@ -31,7 +31,7 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", ARGS=wire, ARGS=formats
+bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
@@ -42,8 +42,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop
 	@touch $@
 
+# gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,bench
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,bench gym-hil==0.1.14
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
