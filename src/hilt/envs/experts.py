@@ -43,6 +43,8 @@ class Hand:
     EAGERNESS = 0.25
     GAIN = 0.5
     """The share of the way to the goal that one step asks for."""
+    PATIENCE = 12
+    """The steps after which a goal need not be met as exactly: an arm that is disturbed may never meet it."""
 
     def __init__(self, world: World, arm: int = 0):
         self.world, self.arm = world, arm
@@ -82,9 +84,11 @@ class Hand:
         until: Callable[[], bool] = lambda: False,
         steps: int = 40,
     ) -> Script:
-        """Moves until it is as near as that, or something has happened, or it has taken too long."""
-        for _ in range(steps):
-            if until() or (np.linalg.norm(goal() - self.position) < near and abs(yaw() - self.yaw) < 0.06):
+        """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
+        for step in range(steps):
+            patience = 1.1 ** max(0, step - self.PATIENCE)
+            there = np.linalg.norm(goal() - self.position) < patience * near and abs(yaw() - self.yaw) < patience * 0.06
+            if there or until():
                 return
             yield self.toward(goal(), yaw(), grip, speed)
 
@@ -94,11 +98,16 @@ class Hand:
         for _ in range(steps):
             yield self.toward(goal, yaw, grip)
 
+    def lift(self, height: float, grip: float = CLOSE, *, near: float = 0.006) -> Script:
+        """Straight up."""
+        goal, yaw = self.position + height * UP, self.yaw
+        yield from self.go(lambda: goal, lambda: yaw, grip, near=near)
+
     def approach(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE) -> Script:
         """To a point above something; a hand that is low and elsewhere rises first, not to sweep the table."""
-        here = self.position
+        here, turned = self.position, self.yaw
         if here[2] < point()[2] and np.linalg.norm((point() - here)[:2]) > 0.04:
-            yield from self.go(lambda: np.array([*here[:2], point()[2]]), lambda: self.yaw, grip, near=0.02)
+            yield from self.go(lambda: np.array([*here[:2], point()[2]]), lambda: turned, grip, near=0.02)
         yield from self.go(point, yaw, grip, near=0.02)
 
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
@@ -152,17 +161,22 @@ def push(hand: Hand) -> Script:
 
     yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
     yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
-    yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: bool(lacks() @ way < 0.005))
+    yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way))
     yield from hand.squeeze(CLOSE, 3)
     back = hand.position - 0.03 * way + 0.08 * UP
     yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
 
 
+def slipped(hand: Hand, block: str, way: Array) -> bool:
+    """What the hand pushes this way is no longer before it."""
+    offset = (position(hand.world, block) - hand.position) * (1, 1, 0)
+    return bool(offset @ way < 0.0 or np.linalg.norm(offset - (offset @ way) * way) > 0.03)
+
+
 def pick(name: str) -> Callable[[Hand], Script]:
     def script(hand: Hand) -> Script:
         yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
-        above = hand.position + 0.14 * UP
-        yield from hand.go(lambda: above, lambda: hand.yaw, CLOSE)
+        yield from hand.lift(0.14)
 
     return script
 
@@ -179,8 +193,7 @@ def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
             return side_of(hand.world, goal)
 
         yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
-        up = hand.position + 0.10 * UP
-        yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.03)
+        yield from hand.lift(0.10, near=0.03)
         yield from hand.go(lambda: over(0.06), yaw, CLOSE, near=0.01)
         yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.3)
         yield from hand.squeeze(OPEN)
@@ -199,8 +212,7 @@ def peg(hand: Hand) -> Script:
         return side_of(hand.world, "hole")
 
     yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
-    up = hand.position + 0.10 * UP
-    yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.02)
+    yield from hand.lift(0.10, near=0.02)
     yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
     yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
     yield from hand.squeeze(OPEN)
@@ -293,7 +305,9 @@ def _sweep(hand: Hand, block: str) -> Script:
         return
     yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
     yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
-    yield from hand.go(lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, until=swept)
+    yield from hand.go(
+        lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, until=lambda: swept() or slipped(hand, block, np.array([1.0, 0.0, 0.0]))
+    )
     back = hand.position + np.array([-0.03, 0.0, 0.08])
     yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
 
@@ -317,8 +331,7 @@ def wait(hand: Hand, until: Callable[[], bool], grip: float, steps: int = 60) ->
 def lift_tray(hand: Hand) -> Script:
     yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
     yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
-    up, yaw = hand.position + 0.14 * UP, hand.yaw
-    yield from hand.go(lambda: up, lambda: yaw, CLOSE)
+    yield from hand.lift(0.14)
 
 
 def handover(hand: Hand) -> Script:
@@ -334,15 +347,15 @@ def handover(hand: Hand) -> Script:
 
     if hand.arm == 0:
         yield from hand.grasp(grip, yaw)
-        up = hand.position + 0.10 * UP
-        yield from hand.go(lambda: up, lambda: hand.yaw, CLOSE, near=0.03)
-        middle = np.array([0.45, 0.0, 0.12])
+        out = at(hand.world, "garage", 0, suite.BATON / 2 + 0.09, suite.POST - 0.01)
+        yield from hand.go(lambda: out, yaw, CLOSE, near=0.01)
+        yield from hand.lift(0.14, near=0.02)
+        middle = np.array([0.45, 0.0, 0.15])
         yield from hand.go(lambda: hand.position + middle - position(hand.world, "baton"), grip=CLOSE, near=0.006)
         yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
         yield from hand.squeeze(CLOSE, 2)
         yield from hand.squeeze(OPEN)
-        away = hand.position + np.array([0.0, 0.05, 0.10])
-        yield from hand.go(lambda: away, grip=OPEN)
+        yield from hand.lift(0.10, OPEN)
     else:
         yield from wait(hand, handed, OPEN)
         yield from hand.grasp(grip, yaw)

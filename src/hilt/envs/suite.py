@@ -125,8 +125,9 @@ def uprightness(world: World, body: str) -> float:
     return float(to_matrix(world.body_pose(body)[3:])[2, 2])
 
 
-def still(world: World, body: str) -> bool:
-    return float(np.linalg.norm(world.data.joint(body).qvel[:3])) < 0.03
+def rests(world: World, body: str, height: float) -> bool:
+    """Its middle is so high, and it does not move."""
+    return abs(position(world, body)[2] - height) < 0.005 and float(np.linalg.norm(world.data.joint(body).qvel[:3])) < 0.03
 
 
 def is_open(world: World, arm: int = 0) -> bool:
@@ -174,7 +175,7 @@ add(
     80,
     free("block", geom("box", ".03 .03 .025", BLUE, more='density="400"')) + disc("target", RED, 0.045),
     place_push,
-    lambda world: distance(world, "block", "target") < 0.02 and still(world, "block"),
+    lambda world: distance(world, "block", "target") < 0.02 and rests(world, "block", 0.025),
 )
 
 
@@ -215,16 +216,14 @@ def place_cube_and_target(world: World, rng: np.random.Generator) -> None:
 
 
 def placed(world: World) -> bool:
-    at_rest = abs(position(world, "cube")[2] - CUBE) < 0.005 and still(world, "cube")
-    return distance(world, "cube", "target") < 0.025 and at_rest and is_open(world)
+    return distance(world, "cube", "target") < 0.025 and rests(world, "cube", CUBE) and is_open(world)
 
 
 add("place", "put the red cube on the green target", 90, cube("cube", RED) + disc("target", GREEN), place_cube_and_target, placed)
 
 
 def stacked(world: World) -> bool:
-    above = position(world, "red")[2] - position(world, "blue")[2]
-    return abs(above - 2 * CUBE) < 0.005 and distance(world, "red", "blue") < CUBE and still(world, "red") and is_open(world)
+    return distance(world, "red", "blue") < CUBE and rests(world, "red", 3 * CUBE) and is_open(world)
 
 
 add("stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked)
@@ -426,7 +425,7 @@ add(
     120,
     cube("one", RED, 0.018) + cube("two", YELLOW, 0.018) + fixed("tray", geom("box", ".07 .22 .001", GREEN, more=GHOST)),
     place_crumbs,
-    lambda world: all(position(world, name)[0] > SWEPT and still(world, name) for name in ("one", "two")),
+    lambda world: all(position(world, name)[0] > SWEPT and rests(world, name, 0.018) for name in ("one", "two")),
 )
 
 # ---- two arms: objects with a post on either side, gripped from above -----------------------------------------------------------
@@ -469,17 +468,18 @@ add(
 )
 
 
-def cradle() -> str:
-    """Keeps the baton's right post where no finger fits behind it: it can only be lifted out, by the left one."""
-    height, right = POST / 2, -BATON / 2
-    cheeks = (geom("box", f".008 .004 {height}", GREY, f"{side * 0.022} {right + 0.018} {height}") for side in (-1, 1))
-    return fixed("cradle", geom("box", f".03 .025 {height}", GREY, f"0 {right - 0.039} {height}"), *cheeks)
+def garage() -> str:
+    """Round the baton's right post, open to the left: only the left hand can pull it out."""
+    right = -BATON / 2
+    walls = [geom("box", ".005 .035 .045", GREY, f"{side * 0.045} {right} .045") for side in (-1, 1)]
+    walls += [geom("box", ".05 .005 .045", GREY, f"0 {right - 0.04} .045"), geom("box", ".05 .045 .004", GREY, f"0 {right - 0.01} .094")]
+    return fixed("garage", *walls)
 
 
 def place_baton(world: World, rng: np.random.Generator) -> None:
-    start = pose(rng.uniform([0.36, 0.06], [0.56, 0.18]), 0.0, rng.uniform(-0.2, 0.2))
+    start = pose(rng.uniform([0.38, 0.02], [0.56, 0.10]), 0.0, rng.uniform(-0.2, 0.2))
     world.place("baton", start)
-    world.place("cradle", start)
+    world.place("garage", start)
 
 
 def handed_over(world: World) -> bool:
@@ -492,8 +492,8 @@ def handed_over(world: World) -> bool:
 add(
     "handover",
     "hand the baton from the left hand to the right hand",
-    120,
-    free("baton", geom("box", f".01 {BATON / 2} .01", WOOD, "0 0 .01", 'density="300"'), posts(BATON, POST)) + cradle(),
+    140,
+    free("baton", geom("box", f".01 {BATON / 2} .01", WOOD, "0 0 .01", 'density="300"'), posts(BATON, POST)) + garage(),
     place_baton,
     handed_over,
     arms=2,
