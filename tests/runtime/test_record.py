@@ -18,7 +18,7 @@ from hilt.formats.convert import convert
 from hilt.replay import Log
 from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, as_hil_serl, record
 from hilt.runtime.recording import replay_open_loop
-from hilt.teleop.devices import Device, Reading
+from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.operator import Script
 from tests.runtime.toy import Toy, points
 
@@ -33,6 +33,10 @@ class Person(Device):
     def __init__(self, *steps: float | str | None):
         super().__init__()
         self._steps = list(steps)
+        self.shown: list[Status] = []
+
+    def show(self, images: Any, status: Status) -> None:
+        self.shown.append(status)
 
     def read(self) -> Reading:
         what = self._steps.pop(0) if self._steps else "stop"
@@ -186,15 +190,17 @@ def test_a_log_with_another_schema_and_a_folder_of_somebody_else_are_refused(tmp
 
 
 def test_a_person(tmp_path: Path):
-    """Drives at the control rate; who lets go still demonstrates; an episode nobody touched, or that was given up, goes."""
-    untouched, given_up = [None] * 6, [1.0, 1.0, "reset"]
+    """Drives at the control rate; an episode begins when they act; who lets go still demonstrates; what was given up goes."""
+    waiting, given_up = [None] * 9, [1.0, 1.0, "reset"]  # longer than the step limit
     marked = [None, 1.0, None, 0.5, "success"]
-    person = Person(*untouched, *given_up, *marked, 1.0, "stop")
+    person = Person(*waiting, *given_up, *marked, 1.0, "stop")
     summary, watch = session(tmp_path / "a", person, episodes=2)
-    assert [r.dropped for r in watch.episodes] == ["nobody acted", "no success", "", "stopped"]
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("no success", 4), ("", 5), ("stopped", 2)]
     assert summary.stopped and not summary.complete and summary.have == 1
     assert summary.timing is not None and summary.timing["steps"] == summary.steps and summary.timing["nominal"] == 1 / 200
     assert "p99" in summary.rate()
+    assert [status.message for status in person.shown[:2]] == ["0 of 2 recorded", "0 of 2 recorded. Take over to begin."]
+    assert person.shown[-1].message == "1 of 2 recorded" and {status.instruction for status in person.shown} == {"reach the goal"}
     with opened(tmp_path / "a") as log:
         (number,) = log.trajectories()
         steps = log.read(log.trajectory_keys(number), ["actions", "source", "terminated", "rewards"])
@@ -202,6 +208,20 @@ def test_a_person(tmp_path: Path):
         assert steps["terminated"].tolist() == [False] * 4 + [True] and steps["rewards"][-1] == 1
         facts = log.facts.about(number)
         assert (facts["intervention_count"], facts["intervention_steps"], facts["success"]) == (2, 2, True)
+
+
+def test_an_episode_that_nobody_touched_goes(tmp_path: Path):
+    """Where the environment keeps its own rate, it is not made to wait; nor does an arm that waits for somebody."""
+
+    class Paced(Toy):
+        def timing(self) -> dict[str, float]:
+            return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
+
+    person = Person(*[None] * 6, None, 1.0, "success")
+    watch = Seen()
+    summary = record(Paced(hz=0.01), person, tmp_path / "a", Settings(TOY, episodes=1, keep="all"), watch=watch, videos=False)
+    assert [r.dropped for r in watch.episodes] == ["nobody acted", ""] and summary.have == 1
+    assert summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
 
 
 def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
@@ -296,16 +316,6 @@ def test_observations_as_hil_serl_has_them(tmp_path: Path):
     env.close()
     with pytest.raises(SchemaError, match="another schema"):
         session(tmp_path / "a", task="tabletop/pick")
-
-
-def test_an_environment_that_keeps_its_own_rate_is_not_slowed(tmp_path: Path):
-    class Paced(Toy):
-        def timing(self) -> dict[str, float]:
-            return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
-
-    person = Person(None, 1.0, "success")
-    summary = record(Paced(hz=0.01), person, tmp_path / "a", Settings(TOY, episodes=1), videos=False)
-    assert summary.have == 1 and summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
 
 
 @pytest.mark.parametrize("device", [None, Person(None, 1.0, 1.0, "success", None, 0.5, "success")], ids=["script", "person"])

@@ -132,7 +132,8 @@ class Terminal:
         if self._live is not None and (passed := time.monotonic() - self._shown[0]) > 0.5:
             rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
-            now = f"episode {s.attempts}, step {s.step}, {rate:.1f} steps/s; have {self._have(s)}, {s.successes} succeeded"
+            now = f"step {s.step}, {rate:.1f} steps/s" if s.step else "take over to begin"
+            now = f"episode {s.attempts}: {now}; have {self._have(s)}, {s.successes} succeeded"
             self._live.update(Text(now))
 
     def episode(self, recorded: Recorded, s: Summary) -> None:

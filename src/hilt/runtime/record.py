@@ -28,7 +28,7 @@ from hilt.replay import Log
 from hilt.replay.writer import Episode
 from hilt.runtime.film import Filmer
 from hilt.runtime.recording import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
-from hilt.teleop.devices import Device, Reading
+from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import TakeOver, attribute
 
 RATE_HZ = 10.0
@@ -133,7 +133,7 @@ class Recorded:
 
 
 class Watch(Protocol):
-    """Who looks on: told once, after each step and after each episode."""
+    """Who looks on: told once, after each step (and while a person is awaited, with step 0), and after each episode."""
 
     def begin(self, summary: Summary) -> None: ...
     def step(self, summary: Summary) -> None: ...
@@ -166,10 +166,11 @@ class Recorder:
     def __init__(self, env: Any, device: Device, folder: Path, settings: Settings, watch: Watch | None, stop: Callable[[], bool]):
         self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
         self._person = device.source == Source.HUMAN
-        self._marks = Marking(device) if settings.successes_needed else None
-        if self._marks is not None:
+        self._labels = settings.successes_needed > 0
+        if self._labels:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
-        self._control = TakeOver(env, self._marks or device, mode=settings.mode, policy=False)  # type: ignore[arg-type]
+        self._seat = Seat(device, marks=self._labels)
+        self._control = TakeOver(env, self._seat, mode=settings.mode, policy=False)  # type: ignore[arg-type]
         self._env: Any = as_hil_serl(self._control) if settings.observations == "hil-serl" else self._control
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
@@ -179,7 +180,7 @@ class Recorder:
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
         self.summary = Summary(folder, settings.successes_needed or settings.episodes)
-        self._log = open_recording(folder, settings.task, settings.options, self._env, self._marks is not None)
+        self._log = open_recording(folder, settings.task, settings.options, self._env, self._labels)
 
     def begin(self, videos: bool) -> None:
         """Counts what the log has; what a killed session left in it goes. Starts the process that makes videos."""
@@ -233,8 +234,11 @@ class Recorder:
         running: Episode | None = None
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
-        self._control.message = f"{s.have} of {s.wanted}"
+        self._control.message = f"{s.have} of {s.wanted} recorded"
         observation, info = self._env.reset(seed=seed, options=start or None)
+        while self._rate is not None and not self._stop() and not self._seat.begins():
+            self._tell()  # an episode begins when somebody acts: until then its step limit does not run
+            time.sleep(1 / self._hz)
         began = time.perf_counter()
         if self._rate is not None:
             self._rate.restart()
@@ -265,15 +269,18 @@ class Recorder:
             running.append(step.columns())
             observation, marked = after, marked + label
             s.step, s.steps, s.stopped = s.step + 1, s.steps + 1, bool(info.get("stop"))
-            if self._watch is not None:
-                self._watch.step(s)
+            self._tell()
         s.seconds += time.perf_counter() - began
         if running is None:
             return None
         running.end()
-        success = bool(marked) if self._marks is not None else bool(success_of(info))
+        success = bool(marked) if self._labels else bool(success_of(info))
         people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
         return self._settle(running, success, ended, {**start, "seed": seed, "steps": s.step, **people})
+
+    def _tell(self) -> None:
+        if self._watch is not None:
+            self._watch.step(self.summary)
 
     def _begin_episode(self, info: Mapping[str, Any]) -> Episode:
         """Only the first step shows whether the environment has a penalty for the gripper; the log then gains a column for it."""
@@ -290,7 +297,7 @@ class Recorder:
             reason = "stopped"
         elif not facts["intervention_steps"] and not success:
             reason = "nobody acted"
-        elif not success and self._marks is None and self._settings.keep == "successes":
+        elif not success and not self._labels and self._settings.keep == "successes":
             reason = "no success"
         if reason:
             self._log.delete(running.trajectory)
@@ -306,7 +313,7 @@ class Recorder:
         """What all episodes of a session have in common, and what is needed to play them again."""
         packages = ("hilt", "gymnasium", "mujoco", "numpy")
         return {
-            "recorded_as": DEMONSTRATIONS if self._marks is None else LABELLED,
+            "recorded_as": LABELLED if self._labels else DEMONSTRATIONS,
             "task": self._settings.task,
             "options": dict(self._settings.options),
             INSTRUCTION: str(attribute(self._env, "instruction", "")),
@@ -319,7 +326,7 @@ class Recorder:
     def _count(self, trajectory: int, success: bool) -> None:
         s = self.summary
         s.episodes, s.successes = s.episodes + 1, s.successes + success
-        if self._marks is not None:
+        if self._labels:
             s.have += int(self._log.read(self._log.trajectory_keys(trajectory), [LABELS])[LABELS].sum())
         else:
             s.have += success or self._settings.keep == "all"
@@ -333,24 +340,42 @@ class Recorder:
 
     def _label(self, info: Mapping[str, Any]) -> int:
         """Whether this step is marked as success: by the person, or for a script by the environment."""
-        if self._marks is None:
+        if not self._labels:
             return 0
-        return int(self._marks.marked if self._person else bool(success_of(info)))
+        return int(self._seat.marked if self._person else bool(success_of(info)))
 
 
-class Marking(Device):
-    """A device whose *success* marks the step instead of ending the episode."""
+class Seat(Device):
+    """A device that one may look at before an episode begins, and whose *success* may mark a step instead of ending the episode."""
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device, marks: bool):
         super().__init__()
-        for name in ("name", "source", "gives_actions", "screen", "attach", "reset", "watch", "show", "close"):
+        for name in ("name", "source", "gives_actions", "screen", "attach", "watch", "close"):
             setattr(self, name, getattr(device, name))
-        self._device, self.marked = device, False
+        self._device, self._marks, self.marked = device, marks, False
+        self._ahead: list[Reading] = []
+        self._shown: tuple[Mapping[str, Any], Status] = ({}, Status())
+
+    def reset(self) -> None:
+        self._ahead = []
+        self._device.reset()
+
+    def show(self, images: Mapping[str, Any], status: Status) -> None:
+        self._shown = images, status
+        self._device.show(images, status)
+
+    def begins(self) -> bool:
+        """Whether somebody acts now, or presses something. The first steps get this reading, after the one before: `TakeOver` tells by
+        that one what was held all the time."""
+        images, status = self._shown
+        self._device.show(images, replace(status, message=f"{status.message}. Take over to begin."))
+        self._ahead = [*self._ahead[-1:], self._device.read()]
+        return self._ahead[-1].engaged or bool(self._ahead[-1].events)
 
     def read(self) -> Reading:
-        reading = self._device.read()
-        self.marked = "success" in reading.events
-        return replace(reading, events=tuple(event for event in reading.events if event != "success"))
+        reading = self._ahead.pop(0) if self._ahead else self._device.read()
+        self.marked = self._marks and "success" in reading.events
+        return replace(reading, events=tuple(event for event in reading.events if event != "success")) if self._marks else reading
 
 
 class GoesOn(gymnasium.Wrapper):
