@@ -456,9 +456,13 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
         assert banner(page) == "You are in control"
         loop.moved()
         assert np.abs(loop.moved()).max() < 0.004  # no key is held: it holds still
-        chromium.key(page, "w", True)
-        loop.moved(2)
-        moved = loop.moved()
+        for _ in range(3):  # a machine too busy to keep contact has it pressed again
+            chromium.key(page, "w", True)
+            loop.moved(2)
+            if (moved := loop.moved())[0] > 0.03:
+                break
+            chromium.key(page, "w", False)
+            time.sleep(0.5)
         page.save_screenshot(str(artefacts / "driving.png"))
         chromium.shape(page, 360, 740)
         page.save_screenshot(str(artefacts / "phone.png"))
