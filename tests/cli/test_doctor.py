@@ -34,6 +34,13 @@ def examined(folder: Path) -> dict[str, Finding]:
     return {finding.name: finding for finding in doctor.examine(folder)}
 
 
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """A picture takes a second; one test renders it for real."""
+    if "picture" not in request.node.name:
+        monkeypatch.setattr(doctor, "_try_picture", lambda: Finding("simulation", "ok", "not tried"))
+
+
 @pytest.fixture
 def no_libraries(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
@@ -87,6 +94,15 @@ def test_memory_is_not_a_disk():
 
 
 # --- rendering, and --fix ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_picture_is_rendered_or_the_reason_and_its_cure_are_told(monkeypatch: pytest.MonkeyPatch):
+    assert (doctor._try_picture().status, doctor._try_picture().cure) == ("ok", "")
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    finding = doctor._try_picture()
+    assert (finding.status, finding.package) == ("missing", "libgl1-mesa-dri")
+    assert "MUJOCO_GL=glfw" in finding.found and "\n" not in finding.found
 
 
 def test_absent_rendering_libraries_are_not_required(no_libraries, tmp_path: Path):

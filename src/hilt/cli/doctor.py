@@ -241,6 +241,18 @@ def check_rendering(folder: Path) -> Iterator[Finding]:
             yield Finding(f"lib{library}, to render", "ok", found)
         else:
             yield Finding(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
+    yield _try_picture()
+
+
+def _try_picture() -> Finding:
+    if importlib.util.find_spec("mujoco") is None:
+        return Finding("simulation", "missing", "no mujoco", "pip install 'hilt[sim]' (for the tabletop tasks)")
+    program = [sys.executable, "-c", "from hilt.envs.world import World; World().render()"]
+    tried = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    if tried.returncode == 0:
+        return Finding("simulation", "ok", f"renders with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'egl')}")
+    why = [f"ended with code {tried.returncode}", *tried.stderr.strip().splitlines()][-1]
+    return Finding("simulation", "missing", why.partition("): ")[0], f"apt-get install {DRIVERS}", package=DRIVERS)
 
 
 def check_devices(folder: Path) -> Iterator[Finding]:
@@ -293,6 +305,7 @@ CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
 FORMATS = ("PIL", "simplejpeg", "av", "pyarrow", "h5py")  # what datasets of other systems need
 
 RENDERING = {"EGL": "libegl1", "GL": "libgl1", "GLESv2": "libgles2", "OSMesa": "libosmesa6"}  # library: its Debian package
+DRIVERS = "libgl1-mesa-dri"  # what renders where there is no GPU
 
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "lustre", "ceph")
