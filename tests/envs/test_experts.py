@@ -82,6 +82,35 @@ def test_an_expert_begins_again_when_it_has_failed() -> None:
     assert done
 
 
+@pytest.mark.parametrize("hz", [5, 20])
+def test_an_expert_follows_the_rate_of_the_environment(hz: int) -> None:
+    scale = (0.3 / hz, 1.5 / hz)
+    env = TabletopEnv("peg", image_size=None, control_hz=hz, action_scale=scale)
+    env.reset(options={"split": "train", "state": 8})
+    act, steps, done = expert(env.task, env.world, scale), 0, False
+    while not done and steps < env.step_limit:
+        _, _, done, _, _ = env.step(act())
+        steps += 1
+    assert done and 3.5 < steps / hz < 9.0  # seconds
+
+
+def test_an_expert_bears_noise_and_takes_over_anywhere() -> None:
+    env, rng = TabletopEnv("place", image_size=None), np.random.default_rng(0)
+    for state in range(3):
+        env.reset(options={"split": "test", "state": state})
+        drift = rng.uniform(-0.6, 0.6, 7) * [1, 1, 1, 0.3, 0.3, 0.5, 1]
+        for _ in range(15):
+            env.step(np.clip(drift + rng.normal(0, 0.3, 7), -1, 1))
+        act, done = expert(env.task, env.world), False
+        for _ in range(env.step_limit):
+            action = act()
+            action[:6] += rng.normal(0, 0.1, 6)
+            _, _, done, _, _ = env.step(action)
+            if done:
+                break
+        assert done, state
+
+
 def test_the_right_hand_cannot_take_the_baton_alone() -> None:
     env = TabletopEnv("handover", image_size=None)
     for state in range(3):

@@ -25,9 +25,9 @@ CLOSE, LEAVE, OPEN = -1.0, 0.0, 1.0
 UP = np.array([0.0, 0.0, 1.0])
 
 
-def expert(task: TabletopTask, world: World) -> Callable[[], Array]:
-    """The next action each time it is called; make a new one for each episode."""
-    scripts = [_again(SCRIPTS[task.name], Hand(world, arm)) for arm in range(task.arms)]
+def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] = ACTION_SCALE) -> Callable[[], Array]:
+    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's."""
+    scripts = [_again(SCRIPTS[task.name], Hand(world, arm, action_scale)) for arm in range(task.arms)]
     return lambda: np.concatenate([next(script) for script in scripts]).astype(np.float32)
 
 
@@ -46,8 +46,9 @@ class Hand:
     PATIENCE = 12
     """The steps after which a goal need not be met as exactly: an arm that is disturbed may never meet it."""
 
-    def __init__(self, world: World, arm: int = 0):
-        self.world, self.arm = world, arm
+    def __init__(self, world: World, arm: int = 0, action_scale: tuple[float, float] = ACTION_SCALE):
+        self.world, self.arm, self.scale = world, arm, action_scale
+        self.finer = ACTION_SCALE[0] / action_scale[0]  # how many of this environment's steps make one of 10 Hz
         self.velocity = np.zeros(6)  # the last action, without the grip
 
     @property
@@ -66,11 +67,12 @@ class Hand:
         """One action on the way to a place above which, and a turn at which, the hand points down."""
         pose = self.world.commanded(self.arm)
         turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
-        wish = self.GAIN * np.concatenate([(goal - pose[:3]) / ACTION_SCALE[0], to_rotation_vector(turn) / ACTION_SCALE[1]])
+        gain, eagerness = min(self.GAIN / self.finer, 0.8), self.EAGERNESS / self.finer
+        wish = gain * np.concatenate([(goal - pose[:3]) / self.scale[0], to_rotation_vector(turn) / self.scale[1]])
         for part in (slice(0, 3), slice(3, 6)):
             wish[part] *= min(1.0, speed / max(float(np.linalg.norm(wish[part])), 1e-9))
             change = wish[part] - self.velocity[part]
-            self.velocity[part] += change * min(1.0, self.EAGERNESS / max(float(np.linalg.norm(change)), 1e-9))
+            self.velocity[part] += change * min(1.0, eagerness / max(float(np.linalg.norm(change)), 1e-9))
         return np.array([*np.clip(self.velocity, -1.0, 1.0), grip])
 
     def go(
@@ -85,8 +87,8 @@ class Hand:
         steps: int = 40,
     ) -> Script:
         """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
-        for step in range(steps):
-            patience = 1.1 ** max(0, step - self.PATIENCE)
+        for step in range(round(steps * self.finer)):
+            patience = 1.1 ** max(0, step / self.finer - self.PATIENCE)
             there = np.linalg.norm(goal() - self.position) < patience * near and abs(yaw() - self.yaw) < patience * 0.06
             if there or until():
                 return
@@ -95,7 +97,7 @@ class Hand:
     def squeeze(self, grip: float, steps: int = 5) -> Script:
         """Stays, and moves the fingers."""
         goal, yaw = np.array(self.world.commanded(self.arm)[:3]), self.yaw
-        for _ in range(steps):
+        for _ in range(round(steps * self.finer)):
             yield self.toward(goal, yaw, grip)
 
     def lift(self, height: float, grip: float = CLOSE, *, near: float = 0.006) -> Script:
@@ -322,7 +324,7 @@ def other(hand: Hand) -> Any:
 def wait(hand: Hand, until: Callable[[], bool], grip: float, steps: int = 60) -> Script:
     """Stays until the other arm has done its part."""
     goal, yaw = np.array(hand.world.commanded(hand.arm)[:3]), hand.yaw
-    for _ in range(steps):
+    for _ in range(round(steps * hand.finer)):
         if until():
             return
         yield hand.toward(goal, yaw, grip)
