@@ -8,17 +8,15 @@ looked up at every step, so that a script follows what it handles, and one that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
 from hilt.envs import suite
-from hilt.envs.rotations import from_euler, inverse, multiply, to_matrix, to_rotation_vector
+from hilt.envs.rotations import Array, from_euler, inverse, multiply, to_matrix, to_rotation_vector
 from hilt.envs.suite import TabletopTask, position
 from hilt.envs.tabletop import ACTION_SCALE
 from hilt.envs.world import DOWN, World
 
-Array = np.ndarray[Any, Any]
 Script = Iterator[Array]
 
 CLOSE, LEAVE, OPEN = -1.0, 0.0, 1.0
@@ -59,12 +57,8 @@ class Hand:
     def yaw(self) -> float:
         return float(to_rotation_vector(multiply(self.world.pose(self.arm)[3:], inverse(DOWN)))[2])
 
-    @property
-    def opening(self) -> float:
-        return float(self.world.arm(self.arm).gripper)
-
     def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.5) -> Array:
-        """One action on the way to a place above which, and a turn at which, the hand points down."""
+        """One action on the way to a point, the hand straight down and turned by so much."""
         pose = self.world.commanded(self.arm)
         turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
         gain, eagerness = min(self.GAIN / self.finer, 0.8), self.EAGERNESS / self.finer
@@ -94,10 +88,12 @@ class Hand:
                 return
             yield self.toward(goal(), yaw(), grip, speed)
 
-    def squeeze(self, grip: float, steps: int = 5) -> Script:
+    def hold(self, grip: float, steps: int = 5, until: Callable[[], bool] = lambda: False) -> Script:
         """Stays, and moves the fingers."""
         goal, yaw = np.array(self.world.commanded(self.arm)[:3]), self.yaw
         for _ in range(round(steps * self.finer)):
+            if until():
+                return
             yield self.toward(goal, yaw, grip)
 
     def lift(self, height: float, grip: float = CLOSE, *, near: float = 0.006) -> Script:
@@ -121,7 +117,7 @@ class Hand:
         yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
         yield from self.go(point, yaw, OPEN, near=0.005, until=gone)
         if not gone():
-            yield from self.squeeze(CLOSE)
+            yield from self.hold(CLOSE)
 
 
 def yaw_of(world: World, body: str) -> float:
@@ -164,7 +160,7 @@ def push(hand: Hand) -> Script:
     yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
     yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
     yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way))
-    yield from hand.squeeze(CLOSE, 3)
+    yield from hand.hold(CLOSE, 3)
     back = hand.position - 0.03 * way + 0.08 * UP
     yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
 
@@ -198,7 +194,7 @@ def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
         yield from hand.lift(0.10, near=0.03)
         yield from hand.go(lambda: over(0.06), yaw, CLOSE, near=0.01)
         yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.3)
-        yield from hand.squeeze(OPEN)
+        yield from hand.hold(OPEN)
         yield from hand.go(lambda: position(hand.world, goal) + (height + 0.12) * UP, yaw, OPEN)
 
     return script
@@ -217,7 +213,7 @@ def peg(hand: Hand) -> Script:
     yield from hand.lift(0.10, near=0.02)
     yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
     yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
-    yield from hand.squeeze(OPEN)
+    yield from hand.hold(OPEN)
     yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
 
 
@@ -261,7 +257,7 @@ def dial(hand: Hand) -> Script:
     yield from hand.grasp(lambda: at(hand.world, "base", 0, 0, 0.062), yaw)
     turned = yaw_of(hand.world, "base") + 1.25
     yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.062), lambda: turned, CLOSE)
-    yield from hand.squeeze(OPEN)
+    yield from hand.hold(OPEN)
 
 
 def slide(hand: Hand) -> Script:
@@ -272,7 +268,7 @@ def slide(hand: Hand) -> Script:
 
     yield from hand.grasp(lambda: at(hand.world, "knob", 0, 0, 0.034), lambda: yaw_of(hand.world, "rail"))
     yield from hand.go(there, lambda: yaw_of(hand.world, "rail"), CLOSE, near=0.002)
-    yield from hand.squeeze(CLOSE)
+    yield from hand.hold(CLOSE)
 
 
 def knock(hand: Hand) -> Script:
@@ -287,7 +283,7 @@ def knock(hand: Hand) -> Script:
     yield from hand.approach(lambda: np.array([*(bottle - 0.08 * way), 0.2]), grip=CLOSE)
     yield from hand.go(lambda: np.array([*(bottle - 0.07 * way), 0.1]), grip=CLOSE, near=0.015)
     yield from hand.go(lambda: np.array([*(bottle + 0.06 * way), 0.1]), grip=CLOSE, speed=0.8)
-    yield from hand.squeeze(CLOSE, 6)
+    yield from hand.hold(CLOSE, 6)
 
 
 def sweep(hand: Hand) -> Script:
@@ -317,22 +313,13 @@ def _sweep(hand: Hand, block: str) -> Script:
 # ---- two arms --------------------------------------------------------------------------------------------------------------------
 
 
-def other(hand: Hand) -> Any:
-    return hand.world.arm(1 - hand.arm)
-
-
-def wait(hand: Hand, until: Callable[[], bool], grip: float, steps: int = 60) -> Script:
-    """Stays until the other arm has done its part."""
-    goal, yaw = np.array(hand.world.commanded(hand.arm)[:3]), hand.yaw
-    for _ in range(round(steps * hand.finer)):
-        if until():
-            return
-        yield hand.toward(goal, yaw, grip)
+def other_grips(hand: Hand) -> bool:
+    return bool(hand.world.arm(1 - hand.arm).gripper < 0.6)
 
 
 def lift_tray(hand: Hand) -> Script:
     yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
-    yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
+    yield from hand.hold(CLOSE, 60, lambda: other_grips(hand))
     yield from hand.lift(0.14)
 
 
@@ -343,9 +330,9 @@ def handover(hand: Hand) -> Script:
     def yaw() -> float:
         return yaw_of(hand.world, "baton")
 
-    def handed(height: float = 0.10) -> bool:
-        middle = position(hand.world, "baton")
-        return bool(abs(middle[1]) < 0.02 and middle[2] > height)
+    def offered() -> bool:
+        baton = position(hand.world, "baton")
+        return bool(abs(baton[1]) < 0.02 and baton[2] > 0.10)
 
     if hand.arm == 0:
         yield from hand.grasp(grip, yaw)
@@ -354,14 +341,14 @@ def handover(hand: Hand) -> Script:
         yield from hand.lift(0.14, near=0.02)
         middle = np.array([0.45, 0.0, 0.15])
         yield from hand.go(lambda: hand.position + middle - position(hand.world, "baton"), grip=CLOSE, near=0.006)
-        yield from wait(hand, lambda: other(hand).gripper < 0.6, CLOSE)
-        yield from hand.squeeze(CLOSE, 2)
-        yield from hand.squeeze(OPEN)
+        yield from hand.hold(CLOSE, 60, lambda: other_grips(hand))
+        yield from hand.hold(CLOSE, 2)
+        yield from hand.hold(OPEN)
         yield from hand.lift(0.10, OPEN)
     else:
-        yield from wait(hand, handed, OPEN)
+        yield from hand.hold(OPEN, 60, offered)
         yield from hand.grasp(grip, yaw)
-        yield from wait(hand, lambda: False, CLOSE)
+        yield from hand.hold(CLOSE, 60)
 
 
 SCRIPTS: dict[str, Callable[[Hand], Script]] = {

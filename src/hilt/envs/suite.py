@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
-from hilt.envs.rotations import from_euler, to_matrix
+from hilt.envs.rotations import Array, from_euler, to_matrix
 from hilt.envs.world import World
-
-Array = np.ndarray[Any, Any]
 
 SPLITS: Mapping[str, int] = {"train": 50, "eval": 50, "test": 100}
 """How many numbered initial states each split of each task has."""
