@@ -22,6 +22,9 @@ def test_a_wrench_ends_with_silence() -> None:
     low = bench.backend.state(0).pose
     bench.run(1.0)
     assert bench.backend.state(0).pose[:3] == pytest.approx(low[:3], abs=0.01)
+    bench.follow(low + np.array([0.05, 0, 0, 0, 0, 0, 0]))
+    bench.run(0.29)
+    assert bench.backend.state(0).pose[0] == pytest.approx(low[0] + 0.05, abs=0.01), "and follows poses as before"
     with pytest.raises(RequestError, match="does not take a wrench: send poses"):
         Backend.wrench(ToyArm(), np.zeros(6), 0)
 
