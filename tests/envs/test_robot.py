@@ -437,10 +437,11 @@ def test_the_reward_needs_both_arms_and_the_end_one(two: tuple[ToyRobot, ToyRobo
 def test_what_fails_at_one_arm_is_raised_when_both_have_ended(two: tuple[ToyRobot, ToyRobot]):
     env = dual_of(two)
     env.reset()
-    two[0].refusals["pose"] = (409, "arm 0 is in mode 'reset'")
+    two[0].refusals["pose"], two[1].delays["pose"] = (409, "arm 0 is in mode 'reset'"), 0.3
+    two[1].asked.clear()
     with pytest.raises(RefusedError, match="in mode 'reset'"):
         env.step(np.zeros(14))
-    assert two[1].routes[-1] == "pose"
+    assert two[1].routes == ["clearerr", "pose"]
     env.close()
 
 

@@ -445,7 +445,7 @@ def test_what_is_no_classifier_is_told():
 
 
 def test_stages_give_a_point_each_once():
-    logits = {0: [-5, 1.2, 5, 5], 1: [-5, 1.0, -5, 2.0]}  # sigmoid(1.0) = .73, sigmoid(1.2) = .77
+    logits = {0: [-5, 1.2, 5, -5], 1: [-5, 1.0, -5, 2.0]}  # sigmoid(1.0) = .73, sigmoid(1.2) = .77; what was reached stays
     step = [-1]
     stages = [lambda obs: np.array(logits[0][step[0]]), lambda obs: logits[1][step[0]]]
     env = MultiStageBinaryRewardClassifierWrapper(ScriptedEnv(rewards={1: 9.0}, ends={1: "truncated"}), stages)
