@@ -220,9 +220,12 @@ def test_frames_for_a_classifier(tmp_path: Path):
     ("arguments", "code", "words"),
     [
         (["--classifier", "--episodes", "3"], 2, "give --successes-needed instead of --episodes"),
+        (["--classifier", "--keep", "all"], 2, "leave out --keep"),
         (["--successes-needed", "3"], 2, "--successes-needed is for --classifier"),
         (["--states", "1-x"], 2, "expected numbers and ranges"),
         (["-o", "delay"], 2, "expected NAME=VALUE"),
+        (["-o", "colour=red"], 1, "cannot be made with the options {'colour': 'red'}: Toy.__init__() got an unexpected keyword argument"),
+        (["-d", "speed=2"], 1, "script cannot be made with the options {'speed': 2}"),
         (["--device", "mouse"], 1, "no device named 'mouse'; did you mean 'spacemouse'?"),
         (["--mode", "press"], 1, "mode is 'press'"),
         (["--device", "keyboard", "-d", "terminal=/dev/null"], 1, "the keyboard needs a terminal"),

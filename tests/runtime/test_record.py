@@ -16,8 +16,9 @@ from hilt.envs.task import make
 from hilt.formats import open_dataset
 from hilt.formats.convert import convert
 from hilt.replay import Log
-from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, as_hil_serl, record
+from hilt.runtime.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, record
 from hilt.runtime.recording import replay_open_loop
+from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.operator import Script
 from tests.runtime.toy import Toy, points
@@ -217,7 +218,7 @@ def test_an_episode_that_nobody_touched_goes(tmp_path: Path):
         def timing(self) -> dict[str, float]:
             return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
 
-    person = Person(*[None] * 6, None, 1.0, "success")
+    person = Person(*[None] * 5, "success", None, 1.0, "success")  # the first word is a slip
     watch = Seen()
     summary = record(Paced(hz=0.01), person, tmp_path / "a", Settings(TOY, episodes=1, keep="all"), watch=watch, videos=False)
     assert [r.dropped for r in watch.episodes] == ["nobody acted", ""] and summary.have == 1

@@ -11,14 +11,14 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hilt.cli.show import table
-from hilt.core.errors import optional_module
+from hilt.core.errors import ConfigError, optional_module
 
 if TYPE_CHECKING:
     from hilt.runtime.record import Recorded, Summary
@@ -53,6 +53,8 @@ def record(
     """Record episodes, or frames for a reward classifier. Stopped in any way, the same command goes on where it was."""
     if classifier and episodes is not None:
         raise typer.BadParameter("--classifier counts frames, not episodes: give --successes-needed instead of --episodes.")
+    if classifier and keep != "successes":
+        raise typer.BadParameter("--classifier keeps every episode with a mark and without: leave out --keep.")
     if successes_needed is not None and not classifier:
         raise typer.BadParameter("--successes-needed is for --classifier.")
     optional_module("gymnasium", "hilt record", "sim")
@@ -65,9 +67,9 @@ def record(
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
     settings = Settings(task, options, episodes or 20, keep, frames, split, _numbers(states), seed, mode, observations)
-    env = make(task, **options)
+    env = _made(make, task, options, "-o")
     try:
-        with open_device(device, **_pairs(device_option)) as opened:
+        with _made(open_device, device, _pairs(device_option), "-d") as opened:
             if url := getattr(opened, "url", ""):
                 typer.echo(f"open {url}")
             with Terminal("frames marked" if classifier else "episodes") as watch, stop_signals() as stopped:
@@ -127,9 +129,9 @@ class Terminal:
             self._live.start()
 
     def step(self, s: Summary) -> None:
-        from rich.text import Text
-
         if self._live is not None and (passed := time.monotonic() - self._shown[0]) > 0.5:
+            from rich.text import Text
+
             rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
             now = f"step {s.step}, {rate:.1f} steps/s" if s.step else "take over to begin"
@@ -162,6 +164,15 @@ def show_summary(s: Summary, task: str) -> None:
         typer.echo(f"\nThere are {s.have} of {s.wanted}. The same command goes on.")
     if s.episodes:
         typer.echo(f"\nhilt data inspect {s.path / 'log'}\nhilt data convert {s.path / 'log'} {s.path / 'hil-serl'} --to hil-serl")
+
+
+def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: str) -> Any:
+    try:
+        return maker(name, **options)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ConfigError(f"{name} cannot be made with the options {options}: {error}. Check what you gave with {flag}.") from error
 
 
 def _pairs(given: list[str] | None) -> dict[str, Any]:
