@@ -77,6 +77,17 @@ def test_what_does_not_open_is_told_with_the_cure(tmp_path: Path, video: str):
         opened(CameraConfig(kind="opencv", source=str(tmp_path / "text.mp4")))
 
 
+def test_a_device_gets_the_size_and_rate_asked_for(monkeypatch: pytest.MonkeyPatch):
+    """There is no device here: the class that would open it is replaced."""
+    import cv2
+
+    told: dict[Any, Any] = {}
+    capture = SimpleNamespace(isOpened=lambda: True, set=told.__setitem__, read=lambda: (False, None), release=lambda: None)
+    monkeypatch.setattr(cv2, "VideoCapture", lambda source: told.update(source=source) or capture)
+    opened(CameraConfig(kind="opencv", source="3", width=320, height=240, fps=30)).close()
+    assert told == {"source": 3, cv2.CAP_PROP_FRAME_WIDTH: 320, cv2.CAP_PROP_FRAME_HEIGHT: 240, cv2.CAP_PROP_FPS: 30}
+
+
 def test_a_device_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch):
     from hilt.envs import cameras
 

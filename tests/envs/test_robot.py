@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,18 @@ def test_every_request_has_a_deadline_and_a_late_reply_is_not_the_next_one(toy: 
     assert time.monotonic() - began < 5
 
 
+def test_a_request_that_was_interrupted_does_not_spoil_the_next(toy: ToyRobot):
+    client = RobotClient(toy.url)
+    client.post("clearerr")
+    toy.delays["clearerr"] = 1.0
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        client.post("clearerr")
+    assert client.post("getstate")["pose"] == toy.pose
+
+
 def test_a_refusal_raises_with_the_servers_sentence(toy: ToyRobot):
     client = RobotClient(toy.url)
     toy.refusals["pose"] = (400, "arr: expected 7 numbers, got 6.")
@@ -137,7 +151,7 @@ def test_reset_goes_to_the_reset_pose_by_small_steps(toy: ToyRobot):
 
 
 def test_a_numbered_state_is_always_the_same_one(toy: ToyRobot):
-    env = env_of(toy, random_reset=[0.05, 0.3])
+    env = env_of(toy, random_reset=[0.05, 0.3], initial_states={"train": 50, "eval": 3, "test": 9})
 
     def begun(**options: Any) -> np.ndarray:
         return env.reset(options=options)[0]["state"]["tcp_pose"]
@@ -149,8 +163,8 @@ def test_a_numbered_state_is_always_the_same_one(toy: ToyRobot):
     assert abs(to_euler(first[3:])[2]) <= 0.3
     seeded = [env.reset(seed=5)[1]["state"] for _ in range(2)]
     assert seeded[0] == seeded[1]
-    with pytest.raises(ConfigError, match="it has the states 0 to 49"):
-        begun(split="eval", state=50)
+    with pytest.raises(ConfigError, match="it has the states 0 to 2"):
+        begun(split="eval", state=3)
     with pytest.raises(UnknownNameError, match="reset option named 'stat'"):
         begun(stat=1)
 
@@ -191,13 +205,13 @@ def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
 
 
 def test_a_step_moves_turns_and_reads(toy: ToyRobot):
-    env = env_of(toy)
+    env = env_of(toy, action_scale=[0.02, 0.15])
     env.reset()
     toy.asked.clear()
     start = np.array(toy.pose)
     obs, reward, terminated, truncated, info = env.step(act(x=1, y=-0.5, z=3, rx=0.2, rz=1))
     assert toy.routes == ["clearerr", "pose", "getstate"]
-    np.testing.assert_allclose(toy.pose[:3], start[:3] + np.array([1, -0.5, 1]) * 0.03, atol=1e-9)
+    np.testing.assert_allclose(toy.pose[:3], start[:3] + np.array([1, -0.5, 1]) * 0.02, atol=1e-9)
     turned = Rotation.from_euler("xyz", [0.03, 0, 0.15]) * Rotation.from_quat(start[3:])
     np.testing.assert_allclose(Rotation.from_quat(toy.pose[3:]).as_matrix(), turned.as_matrix(), atol=1e-6)
     assert env.observation_space.contains(obs)

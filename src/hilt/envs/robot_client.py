@@ -39,10 +39,8 @@ class RobotClient:
         try:
             status, kind, reply = self._exchanged(route, data, headers, time.monotonic() + seconds)
         except TimeoutError:
-            self.close()  # a late reply must not be taken for the next one
             raise DeadlineError(f"{where}: no reply within {seconds:g} s. Is the robot server busy, or the network slow?") from None
         except (OSError, http.client.HTTPException) as error:
-            self.close()
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise RefusedError(f"{where}: no robot server answers ({why}). Start one: hilt serve-robot; or correct the address.") from error
         if status == 404 and missing_ok:
@@ -65,22 +63,26 @@ class RobotClient:
         except _GONE:
             if not reused:
                 raise
-        self.close()  # the server had closed an idle connection: that is no failure, every command may be said twice
+        # the server had closed an idle connection: that is no failure, and every command may be said twice
         return self._exchange(route, data, headers, deadline)
 
     def _exchange(self, route: str, data: bytes, headers: dict[str, str], deadline: float) -> tuple[int, str, bytes]:
-        self._allow(deadline)
-        self._connection.request("POST", f"{self._path}/{route}", data, headers)
-        self._allow(deadline)
-        response = self._connection.getresponse()
-        pieces, size = [], 0
-        while piece := response.read1(1 << 20):  # a time-out of the socket is for one piece: the deadline is for all of them
-            pieces.append(piece)
-            size += len(piece)
-            if size > _BODY_LIMIT_BYTES:
-                raise http.client.HTTPException(f"a reply of more than {_BODY_LIMIT_BYTES:,} bytes")
+        try:
             self._allow(deadline)
-        response.close()  # all of it was read: the connection is free for the next request
+            self._connection.request("POST", f"{self._path}/{route}", data, headers)
+            self._allow(deadline)
+            response = self._connection.getresponse()
+            pieces, size = [], 0
+            while piece := response.read1(1 << 20):  # a time-out of the socket is for one piece: the deadline is for all of them
+                pieces.append(piece)
+                size += len(piece)
+                if size > _BODY_LIMIT_BYTES:
+                    raise http.client.HTTPException(f"a reply of more than {_BODY_LIMIT_BYTES:,} bytes")
+                self._allow(deadline)
+            response.close()  # all of it was read: the connection is free for the next request
+        except BaseException:  # Ctrl-C too: a reply that comes late must not be taken for the next one
+            self.close()
+            raise
         return response.status, response.headers.get_content_type(), b"".join(pieces)
 
     def _allow(self, deadline: float) -> None:
