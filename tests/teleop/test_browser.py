@@ -24,9 +24,9 @@ pytest.importorskip("nicegui", reason="the page needs nicegui: pip install 'hilt
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, DeviceError, SchemaError
 from hilt.teleop.browser import STALE_SECONDS, Browser
-from hilt.teleop.devices import DeviceError, Reading, Status, open_device
+from hilt.teleop.devices import Reading, Status, open_device
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.page import IN_FLIGHT, SEAT_SECONDS
 

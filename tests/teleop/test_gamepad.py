@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hilt.core.errors import ConfigError, MissingPackageError
-from hilt.teleop.devices import DeviceError, open_device
+from hilt.core.errors import ConfigError, DeviceError, MissingPackageError
+from hilt.teleop.devices import open_device
 from hilt.teleop.gamepad import DEAD_ZONE, Gamepad, missing
 from tests.teleop.played import Noting
 

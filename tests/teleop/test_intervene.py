@@ -207,6 +207,13 @@ def test_the_status_is_shown_after_reset_and_every_step():
     assert {(s.instruction, s.step_limit) for s in statuses} == {("note what comes", 100)} and statuses[-1].message == "slowly"
 
 
+def test_a_person_sees_larger_pictures_than_the_policy():
+    env = played(env=TabletopEnv("reach", image_size=16, render_size=48))
+    assert env.observation_space["images"]["front"].shape == (16, 16, 3)
+    assert {name: image.shape for name, image in env.device.shown[-1][0].items()} == dict.fromkeys(["front", "wrist"], (48, 48, 3))
+    env.close()
+
+
 def test_images_are_found_wherever_they_are():
     image = np.zeros((2, 3, 3), np.uint8)
     observation = {"images": {"left/wrist": image}, "state": {"depth": image[..., 0], "eye": image}, "x": 1}

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, DeviceError
 from hilt.teleop import keyboard
-from hilt.teleop.devices import DeviceError, Reading, open_device
+from hilt.teleop.devices import Reading, open_device
 from hilt.teleop.keyboard import ASK, KITTY_OFF, KITTY_ON, Keyboard
 from tests.teleop.played import Noting
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.core.errors import MissingPackageError
+from hilt.core.errors import DeviceError, MissingPackageError
 from hilt.teleop import spacemouse
-from hilt.teleop.devices import DeviceError, Reading, open_device
+from hilt.teleop.devices import Reading, open_device
 from hilt.teleop.spacemouse import SpaceMouse
 from tests.teleop.played import Noting
 

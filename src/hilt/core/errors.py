@@ -64,6 +64,10 @@ class RequestError(HiltError, RuntimeError):
     """Raised when a request reached the other side and failed there; the message has the error's type and text."""
 
 
+class DeviceError(HiltError, RuntimeError):
+    """Raised when a device that a person drives with is not there or may not be used; the message has the cure."""
+
+
 class LockedError(HiltError, RuntimeError):
     """Raised when a second writer opens a log that already has one."""
 

@@ -136,6 +136,10 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         """The front camera at ``render_size``, for people."""
         return self.world.render("front", self._render_size, self._render_size) if self.render_mode else None
 
+    def views(self) -> dict[str, Array]:
+        """All cameras at ``render_size``, for a person who drives; pictures of 64 pixels are for policies."""
+        return {camera: self.world.render(camera, self._render_size, self._render_size) for camera in self.world.cameras}
+
     def close(self) -> None:
         self.world.close()
 

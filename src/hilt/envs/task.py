@@ -8,7 +8,8 @@ A task is a ``gymnasium.Env`` that also has, itself or in one of its wrappers,
   ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without options in a random state of the first split;
 - success in ``info`` of every reset and step: see `success_of`.
 
-It may have ``control_hz``, and ``expert()``, which gives a function without arguments that gives the next action.
+It may have ``control_hz``; ``expert()``, which gives a function without arguments that gives the next action; and ``views()``, pictures by
+name that are larger than a policy's, for a person who drives.
 
 Plain gymnasium environments work as they are (`as_task`), `check_task` tells an author what is missing, and `make` knows tasks by name.
 """

@@ -28,8 +28,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import zmq
 
-from hilt.core.errors import ConfigError, DeadlineError, MissingPackageError, SchemaError
-from hilt.teleop.devices import Device, DeviceError, Reading, Status, arms_and_gripper
+from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
+from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
 
 STALE_SECONDS = 0.2

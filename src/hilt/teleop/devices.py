@@ -14,17 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import Source
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 
 AT_REST = 1e-3
 """The norm of a motion up to which nobody is acting: HIL-SERL's number."""
-
-
-class DeviceError(HiltError, RuntimeError):
-    """Raised when a device is not there or may not be used; the message has the cure."""
 
 
 @dataclass(frozen=True)

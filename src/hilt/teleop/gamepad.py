@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, optional_module
-from hilt.teleop.devices import Device, DeviceError, Reading, arms_and_gripper
+from hilt.core.errors import ConfigError, DeviceError, optional_module
+from hilt.teleop.devices import Device, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12
 """Of a stick's way, so much is nothing: worn sticks do not come back to 0."""

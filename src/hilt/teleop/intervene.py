@@ -168,7 +168,8 @@ class TakeOver(gymnasium.Wrapper):
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:
-            images = images_of(observation)
+            views = attribute(self.env, "views", None)
+            images = images_of(observation) if views is None else views()
             if not images and self.env.render_mode == "rgb_array":
                 images = {"view": np.asarray(self.env.render())}
         self.device.show(images, status)

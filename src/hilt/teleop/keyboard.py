@@ -17,8 +17,8 @@ import termios
 import threading
 import time
 
-from hilt.core.errors import ConfigError
-from hilt.teleop.devices import KEYS, Device, DeviceError, Reading, acting, arms_and_gripper, motion_of_keys
+from hilt.core.errors import ConfigError, DeviceError
+from hilt.teleop.devices import KEYS, Device, Reading, acting, arms_and_gripper, motion_of_keys
 
 logger = logging.getLogger("hilt.teleop")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import optional_module
-from hilt.teleop.devices import Device, DeviceError, Reading, acting, arms_and_gripper
+from hilt.core.errors import DeviceError, optional_module
+from hilt.teleop.devices import Device, Reading, acting, arms_and_gripper
 
 POLL_SECONDS = 0.002
 REOPEN_SECONDS = 1.0
