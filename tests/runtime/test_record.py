@@ -83,6 +83,7 @@ def test_only_successes_stay_and_the_rest_is_counted(tmp_path: Path):
             facts = log.facts.about(number)
             assert facts["state"] in (4, 5, 6, 7) and facts["split"] == "train" and facts["success"] is True
             assert (facts["task"], facts["device"], facts["language_instruction"]) == (TOY, "script", "reach the goal")
+            assert facts["fps"] == 200 and facts["recorded_as"] == "demonstrations"
             assert facts["intervention_steps"] == facts["steps"] == len(log.trajectory_keys(number))
             assert set(facts["versions"]) >= {"hilt", "gymnasium", "numpy"} and facts["options"] == {"hopeless": [0, 1, 2, 3]}
         steps = log.read(log.trajectory_keys(log.trajectories()[0]))

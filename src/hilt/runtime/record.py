@@ -316,6 +316,7 @@ class Recorder:
             "task": self._settings.task,
             "options": dict(self._settings.options),
             INSTRUCTION: str(attribute(self._env, "instruction", "")),
+            "fps": self._hz,  # of a video of it, as LeRobot's files want to know
             "device": self._device.name,
             "mode": self._settings.mode,
             "recorded_at": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
