@@ -293,7 +293,7 @@ class HilSerlWriter(FolderWriter):
             raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
         self._state["columns"], self.next = layout, number + 1
         recorded = episode.facts.get("recorded_as")  # `hilt record` says it
-        if recorded == "labelled frames" and np.ndim(columns.get("labels")) == 1:
+        if recorded == "labelled frames" and "labels" in columns and columns["labels"].ndim == 1:
             for part in cut(episode, (np.flatnonzero(np.diff(columns["labels"])) + 1).tolist()):
                 good = bool(part.columns["labels"][0])
                 self._put("success" if good else "failure", Episode(part.columns, {**part.facts, "success": good}), whole)
