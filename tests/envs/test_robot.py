@@ -196,6 +196,8 @@ def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
     assert simulation.bodies("scene")[1] == {"split": "test", "state": 99}
     assert (env.instruction, env.step_limit) == ("pick it up", 7)
     assert "pose" not in simulation.routes and simulation.bodies("update_param") == [{"translational_Ki": 2.0}]
+    with pytest.raises(ConfigError, match="joint_reset is for a real arm"):
+        env.reset(options={"joint_reset": True})
     own = env_of(simulation, instruction="mine", step_limit=3)
     own.reset()
     assert (own.instruction, own.step_limit) == ("mine", 3)

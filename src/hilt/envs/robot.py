@@ -146,6 +146,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
         self._connect()
         self._episodes += 1
+        if self.simulation and options.get("joint_reset"):
+            raise ConfigError("joint_reset is for a real arm; a simulation's scene resets the joints at every reset. Leave it out.")
         if self.simulation:
             scene = self.arms[0].client.post("scene", {"split": split, "state": state})
             self.instruction = self._settings.instruction or str(scene["instruction"])
