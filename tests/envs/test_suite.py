@@ -75,6 +75,19 @@ def test_nothing_moves_before_the_arm_does(name: str) -> None:
         assert not task.success(world)
 
 
+@pytest.mark.parametrize("name", ["pick", "place"])
+def test_cube_and_target_are_seen_by_both_cameras_in_64_pixels(name: str) -> None:
+    task, world = make(name)
+    for split, state in EVERY_STATE[::4]:
+        task.begin(world, split, state)
+        world.advance(0.02)
+        for camera, least in (("front", 20), ("wrist", 40)):
+            red, green, blue = np.moveaxis(world.render(camera, 64, 64).astype(float), -1, 0)
+            assert np.sum((red > 90) & (red > 2 * green) & (red > 2 * blue)) >= least, (camera, split, state)
+            if name == "place":
+                assert np.sum((green > 60) & (green > 1.8 * red) & (green > 1.8 * blue)) >= least, (camera, split, state)
+
+
 def test_a_numbered_state_is_the_same_everywhere_and_after_anything() -> None:
     (task, world), (_, other) = make("pick"), make("pick")
     task.begin(world, "train", 0)

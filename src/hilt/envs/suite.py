@@ -141,12 +141,18 @@ def holds(world: World, point: Array, arm: int = 0) -> bool:
 
 # ---- the tasks -------------------------------------------------------------------------------------------------------------------
 
-SUITE: dict[str, TabletopTask] = {}
-"""Every task by its name."""
+SUITE: dict[str, TabletopTask] = {}  # every task by its name
 
 
 def add(name: str, instruction: str, step_limit: int, objects: str, place: Any, success: Any, **more: Any) -> None:
     SUITE[name] = TabletopTask(name, instruction, step_limit, objects, place, lambda world: bool(success(world)), **more)
+
+
+def place_ball(world: World, rng: np.random.Generator) -> None:
+    ball = world.pose()[:3]
+    while np.linalg.norm(ball - world.pose()[:3]) < 0.12:
+        ball = rng.uniform([0.35, -0.25, 0.06], [0.62, 0.25, 0.35])
+    world.place("ball", pose(ball, ball[2]))
 
 
 add(
@@ -154,7 +160,7 @@ add(
     "move the hand to the green ball",
     40,
     fixed("ball", geom("sphere", ".025", GREEN, more=GHOST)),
-    lambda world, rng: world.place("ball", pose(rng.uniform([0.35, -0.25], [0.62, 0.25]), rng.uniform(0.06, 0.35))),
+    place_ball,
     lambda world: np.linalg.norm(world.pose()[:3] - position(world, "ball")) < 0.01,
 )
 
@@ -395,15 +401,11 @@ def place_bottles(world: World, rng: np.random.Generator) -> None:
         world.place(name, pose(point, 0.06))
 
 
-def bottle(name: str, rgba: str) -> str:
-    return free(name, geom("cylinder", ".022 .06", rgba, more='density="400"'))
-
-
 add(
     "knock",
     "knock over the yellow bottle and leave the purple one standing",
     60,
-    bottle("yellow", YELLOW) + bottle("purple", PURPLE),
+    "".join(free(name, geom("cylinder", ".022 .06", hue, more='density="400"')) for name, hue in (("yellow", YELLOW), ("purple", PURPLE))),
     place_bottles,
     lambda world: uprightness(world, "yellow") < 0.3 and uprightness(world, "purple") > 0.95,
 )
