@@ -22,7 +22,8 @@ from hilt.envs.rotations import from_euler, to_euler
 from tests.envs.toy_robot import ToyRobot, scene
 
 STILL = np.zeros(7)
-FAST: dict[str, Any] = {"hz": 50.0, "reset_seconds": 0.1, "gripper_seconds": 0.0}
+FAST: dict[str, Any] = {"hz": 50.0, "gripper_seconds": 0.0}
+AWAY: dict[str, Any] = {"reset_pose": [0.5, 0.0, 0.3, np.pi - 1e-6, 0.0, 0.0], "reset_seconds": 0.1}
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def simulation():
 
 
 def env_of(robot: ToyRobot, **settings: Any) -> RobotEnv:
-    return RobotEnv(RobotConfig(url=robot.url, **{**FAST, **settings}))
+    """One that goes to a reset pose before each episode, but for a simulation's, which stays where its scene has it."""
+    return RobotEnv(RobotConfig(url=robot.url, **{**FAST, **({} if robot.scene else AWAY), **settings}))
 
 
 def act(**numbers: float) -> np.ndarray:
@@ -196,8 +198,10 @@ def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
     assert simulation.bodies("scene")[1] == {"split": "test", "state": 99}
     assert (env.instruction, env.step_limit) == ("pick it up", 7)
     assert "pose" not in simulation.routes and simulation.bodies("update_param") == [{"translational_Ki": 2.0}]
-    with pytest.raises(ConfigError, match="joint_reset is for a real arm"):
-        env.reset(options={"joint_reset": True})
+    env.reset(options={"joint_reset": True})
+    assert simulation.routes.count("jointreset") == 1
+    moved = env_of(simulation, **{**AWAY, "reset_pose": [0.45, 0.1, 0.2, np.pi, 0, 0]}).reset()[0]
+    np.testing.assert_allclose(moved["state"]["tcp_pose"][:3], [0.45, 0.1, 0.2], atol=1e-6)
     own = env_of(simulation, instruction="mine", step_limit=3)
     own.reset()
     assert (own.instruction, own.step_limit) == ("mine", 3)
@@ -379,6 +383,8 @@ def test_every_setting_says_what_it_means():
         ({"target_pose": [1.0] * 7}, "target_pose=.*: 6 finite numbers"),
         ({"limit_low": [0.9, 0, 0, 0, 0, 0]}, "low above high"),
         ({"reset_pose": [0.1, 0, 0.3, 3.14, 0, 0]}, "reset_pose=.* is outside"),
+        ({"random_reset": [0.1, 0]}, "random_reset is about the way to reset_pose, which is not given"),
+        ({"precision": {"translational_Ki": 1.0}}, "precision is about the way to reset_pose"),
         ({"gripper_at_reset": "ajar"}, "gripper_at_reset='ajar': open, close or leave"),
         ({"hz": 0.0}, "a rate of 0.0 Hz"),
     ],
@@ -415,7 +421,7 @@ def two():
 
 
 def dual_of(two: tuple[ToyRobot, ToyRobot], left: dict[str, Any] | None = None, right: dict[str, Any] | None = None) -> DualRobotEnv:
-    settings = [RobotConfig(url=robot.url, **{**FAST, **(own or {})}) for robot, own in zip(two, (left, right), strict=True)]
+    settings = [RobotConfig(url=robot.url, **{**FAST, **AWAY, **(own or {})}) for robot, own in zip(two, (left, right), strict=True)]
     return DualRobotEnv(settings[0], settings[1])
 
 
@@ -448,6 +454,13 @@ def test_the_reward_needs_both_arms_and_the_end_one(two: tuple[ToyRobot, ToyRobo
     one.reset()
     assert one.step(np.zeros(14))[1:3] == (0.0, False)
     assert one.step(np.concatenate([act(z=1), STILL]))[1:3] == (1.0, True)
+
+
+def test_what_belongs_to_both_arms_is_said_once_or_alike(two: tuple[ToyRobot, ToyRobot]):
+    with pytest.raises(ConfigError, match=r"hz is 50.0 for the left arm and 20.0 for the right one; it belongs to both"):
+        dual_of(two, right={"hz": 20.0})
+    assert dual_of(two, {"step_limit": 3}).step_limit == 3
+    assert dual_of(two, {"step_limit": 3}, {"step_limit": 3}).step_limit == 3
 
 
 def test_what_fails_at_one_arm_is_raised_when_both_have_ended(two: tuple[ToyRobot, ToyRobot]):

@@ -259,3 +259,13 @@ def test_unknown_names_are_told():
         TabletopEnv("pick", image_size=0)
     with pytest.raises(ConfigError, match="rgb_array"):
         TabletopEnv("pick", render_mode="human")
+
+
+def test_the_expert_knows_the_environments_rate():
+    env = TabletopEnv("peg", image_size=None, control_hz=30)
+    env.reset(options={"split": "train", "state": 0})
+    expert, over = env.expert(), False
+    while not over:
+        _, _, terminated, truncated, info = env.step(expert())
+        over = terminated or truncated
+    assert info["succeed"]

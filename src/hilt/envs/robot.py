@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -71,8 +71,8 @@ class RobotConfig:
     "Least time between two gripper commands"
     gripper_at_reset: str = "leave"
     "``open``, ``close`` or ``leave``"
-    reset_pose: list[float] = field(default_factory=lambda: [0.5, 0.0, 0.3, 3.14159, 0.0, 0.0])
-    "Where an episode begins; not used in simulation, whose scene has initial states of its own"
+    reset_pose: list[float] | None = None
+    "Where the arm goes before an episode; None: it stays where it is, which in simulation is its place in the initial state"
     reset_seconds: float = 1.0
     "How long the way there takes"
     reset_tolerance: float = 0.05
@@ -103,17 +103,25 @@ class RobotConfig:
     "Pixels of an observation's image, which is square"
 
     def __post_init__(self) -> None:
-        sizes = {"action_scale": 2, "lead": 2, "random_reset": 2, "limit_low": 6, "limit_high": 6, "reset_pose": 6, "reward_threshold": 6}
-        for key, size in {**sizes, **({"target_pose": 6} if self.target_pose is not None else {})}.items():
-            if len(value := getattr(self, key)) != size or not np.isfinite(value).all():
+        sizes = {"action_scale": 2, "lead": 2, "random_reset": 2, "limit_low": 6, "limit_high": 6, "reward_threshold": 6}
+        for key, size in {**sizes, "target_pose": 6, "reset_pose": 6}.items():
+            if (value := getattr(self, key)) is not None and (len(value) != size or not np.isfinite(value).all()):
                 raise ConfigError(f"{key}={list(value)}: {size} finite numbers were expected.")
         if any(low > high for low, high in zip(self.limit_low, self.limit_high, strict=True)) or self.limit_low[3] < 0:
             raise ConfigError(f"limit_low={self.limit_low}, limit_high={self.limit_high}: low above high, or a first angle below 0.")
-        begin = np.array([*self.reset_pose[:3], abs(self.reset_pose[3]), *self.reset_pose[4:]])
-        if (begin < self.limit_low).any() or (begin > self.limit_high).any():
-            raise ConfigError(f"reset_pose={self.reset_pose} is outside limit_low={self.limit_low} and limit_high={self.limit_high}.")
+        if self.reset_pose is not None:
+            begin = np.array([*self.reset_pose[:3], abs(self.reset_pose[3]), *self.reset_pose[4:]])
+            if (begin < self.limit_low).any() or (begin > self.limit_high).any():
+                raise ConfigError(f"reset_pose={self.reset_pose} is outside limit_low={self.limit_low} and limit_high={self.limit_high}.")
+        elif idle := [key for key in ("random_reset", "precision", "reset_seconds", "reset_tolerance") if self.given(key)]:
+            raise ConfigError(f"{idle[0]} is about the way to reset_pose, which is not given. Give reset_pose, or leave {idle[0]} out.")
         if self.gripper_at_reset not in ("open", "close", "leave"):
             raise ConfigError(f"gripper_at_reset={self.gripper_at_reset!r}: open, close or leave was expected.")
+
+    def given(self, key: str) -> bool:
+        """Whether a setting differs from what it is by itself."""
+        (own,) = (f for f in fields(self) if f.name == key)
+        return bool(getattr(self, key) != (own.default if own.default_factory is MISSING else own.default_factory()))
 
 
 class _Arms(gymnasium.Env[Any, Any]):
@@ -137,7 +145,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins in ``options={"split": "eval", "state": 7}``, or a random training state; ``"joint_reset": True`` is for real arms."""
+        """Begins in ``options={"split": "eval", "state": 7}``, or a random training state; ``"joint_reset": True`` resets the joints too."""
         super().reset(seed=seed)
         options = dict(options or {})
         if unknown := set(options) - {"split", "state", "joint_reset"}:
@@ -146,17 +154,13 @@ class _Arms(gymnasium.Env[Any, Any]):
         state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
         self._connect()
         self._episodes += 1
-        if self.simulation and options.get("joint_reset"):
-            raise ConfigError("joint_reset is for a real arm; a simulation's scene resets the joints at every reset. Leave it out.")
         if self.simulation:
             scene = self.arms[0].client.post("scene", {"split": split, "state": state})
             self.instruction = self._settings.instruction or str(scene["instruction"])
             self.step_limit = self._settings.step_limit or int(scene["step_limit"])
-            self._each(lambda arm: arm.begin())
-        else:
-            period, numbers = self._settings.joint_reset_period, (list(self.initial_states).index(split), state)
-            joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
-            self._each(lambda arm: arm.go_to_reset((*numbers, self.arms.index(arm)), joints))
+        period, numbers = self._settings.joint_reset_period, (list(self.initial_states).index(split), state)
+        joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
+        self._each(lambda arm: arm.begin((*numbers, self.arms.index(arm)), joints))
         self._steps = 0
         obs = self._observed()
         self._rate.restart()
@@ -236,11 +240,16 @@ class RobotEnv(_Arms):
 class DualRobotEnv(_Arms):
     """Two arms: 14 actions, left first, keys with ``left/`` and ``right/``. The reward needs both arms, the end of an episode one.
 
-    What belongs to the task (hz, step_limit, instruction, task, initial_states, image_size) is taken from `left`. `cameras` are those that
-    belong to no arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
+    What belongs to both (`TOGETHER`) is taken from `left`; `right` may say the same, or nothing. `cameras` are those that belong to no
+    arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
     """
 
+    TOGETHER = ("hz", "step_limit", "instruction", "task", "initial_states", "image_size", "joint_reset_period")
+
     def __init__(self, left: RobotConfig, right: RobotConfig, cameras: Mapping[str, CameraConfig] | None = None):
+        if other := [key for key in self.TOGETHER if right.given(key) and getattr(right, key) != getattr(left, key)]:
+            values = f"{getattr(left, other[0])!r} for the left arm and {getattr(right, other[0])!r} for the right one"
+            raise ConfigError(f"{other[0]} is {values}; it belongs to both. Give it for the left one, or alike for both.")
         own = [{side + name: camera for name, camera in arm.cameras.items()} for side, arm in (("left/", left), ("right/", right))]
         size = left.image_size
         super().__init__([Arm(left, "left/", {**(cameras or {}), **own[0]}, size), Arm(right, "right/", own[1], size)])
@@ -269,10 +278,22 @@ class Arm:
         if hasattr(self, "client"):
             self.client.close()
 
-    def begin(self, command: Array | None = None) -> None:
-        """An episode begins, with this last command; the gripper is as it is found."""
-        self._wanted, self._gripped, self._command = "leave", "leave", command
-        self._update(self.config.compliance)
+    def begin(self, numbers: tuple[int, ...], joints: bool) -> None:
+        """An episode begins; the arm goes to its reset pose, if it has one, always to the same place for the same numbers."""
+        config, goal = self.config, None
+        self.client.post("clearerr")
+        self._update(config.precision)
+        if joints:
+            self.client.post("jointreset", seconds=config.joint_reset_seconds)
+        if config.gripper_at_reset != "leave":
+            self._grip(config.gripper_at_reset)
+        if config.reset_pose is not None:
+            sway = np.random.default_rng(numbers).uniform(-1, 1, 3) * np.repeat(config.random_reset, [2, 1])
+            begin = np.add(config.reset_pose, [*sway[:2], 0, 0, 0, sway[2]])
+            goal = self.safe(np.concatenate([begin[:3], from_euler(begin[3:])]))
+            self._move(goal)
+        self._wanted, self._gripped, self._command = "leave", "leave", goal
+        self._update(config.compliance)
 
     def observed(self) -> tuple[dict[str, Array], dict[str, Array]]:
         reply = self._measured()
@@ -310,21 +331,6 @@ class Arm:
         """Upstream's test: position, and the angles of the rotation that is left, each within its threshold."""
         left = to_euler(multiply(inverse(self.pose[3:]), from_euler(target[3:])))
         return bool(np.all(np.abs([*(self.pose[:3] - target[:3]), *left]) < self.config.reward_threshold))
-
-    def go_to_reset(self, numbers: tuple[int, ...], joints: bool) -> None:
-        """Moves a real arm to where an episode begins, always the same for the same numbers."""
-        config = self.config
-        self.client.post("clearerr")
-        self._update(config.precision)
-        if joints:
-            self.client.post("jointreset", seconds=config.joint_reset_seconds)
-        if config.gripper_at_reset != "leave":
-            self._grip(config.gripper_at_reset)
-        sway = np.random.default_rng(numbers).uniform(-1, 1, 3) * np.repeat(config.random_reset, [2, 1])
-        begin = np.add(config.reset_pose, [*sway[:2], 0, 0, 0, sway[2]])
-        goal = self.safe(np.concatenate([begin[:3], from_euler(begin[3:])]))
-        self._move(goal)
-        self.begin(goal)
 
     def _move(self, goal: Array) -> None:
         """Goes straight to a pose, waits until the arm is there, and says so if it does not get there."""

@@ -116,7 +116,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         """A scripted expert for this episode: each call gives the next action, from the state as it is now."""
         from hilt.envs.experts import expert  # late: experts know the environment's scales
 
-        return expert(self.task, self.world)
+        return expert(self.task, self.world, self._scale)
 
     def succeeded(self) -> bool:
         return bool(self.task.success(self.world))
