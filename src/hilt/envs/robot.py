@@ -145,7 +145,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins in ``options={"split": "eval", "state": 7}``, or a random training state; ``"joint_reset": True`` resets the joints too."""
+        """Begins in ``options={"split": "eval", "state": 7}``, or a random state; ``"joint_reset": True`` resets the joints too."""
         super().reset(seed=seed)
         options = dict(options or {})
         if unknown := set(options) - {"split", "state", "joint_reset"}:
