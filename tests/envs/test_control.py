@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
+import time
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, RequestError
 from hilt.envs.backends import RobotState, TabletopBackend, slew
-from hilt.envs.control import Arm, Board, Limits, News, Periods
+from hilt.envs.control import Arm, Board, Limits, Loop, News, Periods
 from hilt.envs.rotations import from_euler, inverse, multiply, to_rotation_vector
 from tests.envs.toy_arm import HOME, ToyArm
 
@@ -96,6 +98,57 @@ def test_a_reset_that_never_ends_is_given_up() -> None:
     assert bench.arm.mode == "reset"
     bench.run(1.5)
     assert bench.arm.mode == "hold" and isinstance(bench.arm.outcome, DeadlineError)
+
+
+def test_a_wrench_pushes_only_inside_the_workspace_and_not_too_fast() -> None:
+    bench = Bench(TabletopBackend("reach"))
+    low, high = bench.backend.workspace(0)
+
+    def push(*wrench: float) -> bool:
+        bench.arm.heard = bench.now
+        bench.arm.wrench([*wrench, 0, 0, 0])
+        bench.run(0.1)
+        return bench.arm.mode == "wrench"
+
+    while push(0, 20, 0):
+        assert bench.now < 10
+    with pytest.raises(RefusedError, match=r"arm 0 is outside the workspace or faster than its limits: .* with /pose"):
+        push(0, 20, 0)
+    bench.run(0.5)
+    pose = bench.backend.state(0).pose
+    assert high[1] - 0.05 < pose[1] < high[1] + 0.05, "it was held at the edge"
+    bench.follow([*np.clip(pose[:3], low + 0.05, high - 0.05), *pose[3:]])  # and comes back
+    bench.run(0.3)
+    bench.backend.set_parameters({"translational_damping": 0.0}, 0)
+    bench.run(0.2)
+    while push(0, -30, 0):
+        assert np.linalg.norm(bench.backend.state(0).vel[:3]) < bench.limits.max_speed
+    assert low[1] + 0.05 < bench.backend.state(0).pose[1], "it was held for its speed, far from the other edge"
+
+
+def test_a_pushed_arm_keeps_the_stiffness_that_it_is_given_meanwhile() -> None:
+    backend = TabletopBackend("reach")
+    backend.wrench(np.zeros(6), 0)
+    backend.set_parameters({"translational_stiffness": 1234.0, "rotational_damping": 5.0}, 0)
+    assert backend._world.parameters[0]["translational_stiffness"] == 0, "a spring would hold it back"
+    backend.hold(0)
+    known = backend._world.parameters[0]
+    assert (known["translational_stiffness"], known["rotational_stiffness"], known["rotational_damping"]) == (1234, 150, 5)
+
+
+def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> None:
+    ours, theirs = socket.socketpair()
+    loop = Loop(ToyArm(), Limits(rate=1000), ours, Board(Board.create()))
+    waits: list[float] = []
+    clock = itertools.count()
+
+    def listen(until: float) -> None:
+        waits.append(until - time.monotonic())
+        loop.ended = next(clock) == 5
+
+    loop._listen, loop._backend.tick = listen, lambda seconds: time.sleep(0.003)  # type: ignore[method-assign]
+    loop.run()
+    assert min(waits) > 0 and theirs.close() is None
 
 
 def test_limits_are_numbers_above_zero() -> None:

@@ -18,8 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.core.errors import ConfigError, RequestError
+from hilt.core.errors import ConfigError, HiltError, RequestError
 from hilt.envs import robot_server
+from hilt.envs.control import Limits
 from hilt.envs.door import MAKE_TOKEN
 from hilt.envs.robot_server import RobotServer
 from hilt.envs.rotations import from_euler, to_euler
@@ -193,12 +194,16 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
         ("/update_param", '{"translational_stifness": 1}', 400, "did you mean 'translational_stiffness'?"),
         ("/update_param", '{"translational_stiffness": -1}', 400, "translational_stiffness: expected a number of 0 or more, got -1."),
         ("/update_param", '{"rotational_Ki": 1}', 400, "rotational_Ki: the toy has none."),
+        ("/pose", '{"arr": [0.5, 0, 0.3, 1, 0, 0, 0], "speed": 0.1}', 400, "'speed' is not known here. Expected arr."),
+        ("/status", '{"second": 1}', 400, "'second' is not known here; did you mean 'seconds'? Expected seconds."),
+        ("/status", '{"\\ud800\\n": 1}', 400, "'\\ud800\\n' is not known here"),
+        ("/p%0Aose", "", 404, "no route '/p\\nose'; did you mean '/pose'?"),
         ("/set_load", '{"mass": -1}', 400, "mass: expected kilograms, 0 or more, got -1.0."),
         ("/set_load", '{"mass": 1, "F_x_center_load": [0, 0, 0], "load_inertia": [0]}', 400, "load_inertia: expected a list of 9 numbers"),
         ("/status", '{"seconds": 0}', 400, "seconds: expected a number above 0"),
         ("/image", '{"camera": "front", "height": 64, "width": 64}', 404, "/image: this backend is no simulation"),
         ("/scene", "{}", 404, "/scene: this backend is no simulation"),
-        ("/psoe", "", 404, "no route /psoe; did you mean '/pose'?"),
+        ("/psoe", "", 404, "no route '/psoe'; did you mean '/pose'?"),
         ("/pose", "x" * 70000, 413, "expected a body of at most 65536 bytes."),
     ],
 )
@@ -301,8 +306,10 @@ def test_the_scene_and_its_pictures(tabletop: Client) -> None:
         ("/scene", {"split": "live", "state": 5}, "has no split 'live'"),
         ("/scene", {"split": "train", "state": "5"}, "expected split, a name, and state, a number"),
         ("/scene", {"task": "pick", "split": "train", "state": 5}, "this server has 'reach'; start another one with --task pick"),
-        ("/scene", {"seed": 5}, "seed: expected task, split and state"),
+        ("/scene", {"seed": 5}, "'seed' is not known here. Expected task, split, state."),
+        ("/scene", {"task": "\ud800"}, r"start another one with --task \ud800"),
         ("/image", {"camera": "top", "height": 64, "width": 64}, "no camera named 'top'. Known: front, wrist."),
+        ("/image", {"camera": "front", "height": 64, "width": 64, "quality": 5}, "'quality' is not known here"),
         ("/image", {"camera": "front", "height": 64, "width": 4096}, "expected a height and a width of 1 to 1024 pixels, got 64 and 4096."),
     ):
         assert sentence in refused(tabletop, path, body).sentence
@@ -333,11 +340,27 @@ def test_a_reset_whose_client_leaves_is_ended(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
 
 
-def test_two_arms_at_two_ports_share_a_world() -> None:
+def test_whoever_waits_keeps_the_arm_however_short_the_heartbeat_is() -> None:
+    with RobotServer(TOY, {"home_ticks": "1000000"}, port=0, limits=Limits(heartbeat=0.09)) as server:
+        one, two = Client(server.urls[0]), Client(server.urls[0], source="127.0.0.2")
+        one._connection.request("POST", "/jointreset")
+        deadline = time.monotonic() + 20
+        while two.post("/status")["mode"] != "reset":
+            assert time.monotonic() < deadline
+        refusals = [refused(two, "/open_gripper").status for _ in range(50) if time.sleep(0.01) is None]
+        assert refusals == [423] * 50
+        one.close()
+
+
+def test_a_server_at_a_taken_port_does_not_come_near_the_arm(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot serve at 127.0.0.1:{port}: .*Choose another --port"):
-            RobotServer(TOY, port=port)
+            RobotServer(TOY, {"journal": str(tmp_path / "journal")}, port=port)
+    assert not (tmp_path / "journal").exists()
+
+
+def test_two_arms_at_two_ports_share_a_world() -> None:
     with RobotServer("tabletop", {"task": DUAL}, port=two_free_ports()) as server:
         at = server.urls[0].removesuffix("/").rpartition(":")
         assert server.urls[1] == f"{at[0]}:{int(at[2]) + 1}/", "the second arm has the next port"
@@ -516,6 +539,34 @@ def test_a_control_process_that_is_killed_or_hangs_is_reported() -> None:
         process.kill()
         while "it was ended by signal 9" not in refused(client, "/getstate").sentence:
             assert time.monotonic() < deadline
+
+
+def test_what_was_asked_while_the_server_stood_still_and_by_a_client_that_left_is_not_done(tmp_path: Path) -> None:
+    command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", f"journal={tmp_path / 'journal'}"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        assert Client(url).post("/getstate")
+        server.send_signal(signal.SIGSTOP)
+        late = Client(url)
+        late._connection.request("POST", "/close_gripper", b"{}")
+        late.close()
+        server.send_signal(signal.SIGCONT)
+        assert Client(url).post("/open_gripper") == "Opened"
+        assert [line for line in (tmp_path / "journal").read_text().splitlines() if "grip" in line] == ["grip 1.0 False"]
+    finally:
+        server.kill()
+        server.wait(10)
+
+
+def test_a_picture_that_cannot_be_rendered_is_told(tabletop_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, *_: Any) -> bytes:
+        raise HiltError("no picture can be rendered.")
+
+    monkeypatch.setattr(robot_server.Pictures, "_take", broken)
+    problem = refused(Client(tabletop_url), "/image", {"camera": "front", "height": 8, "width": 8})
+    assert (problem.status, problem.sentence) == (500, "no picture can be rendered.")
 
 
 def test_a_backend_that_is_too_slow_for_its_rate_still_hears() -> None:

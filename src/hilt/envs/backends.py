@@ -94,7 +94,7 @@ class Backend:
         raise RequestError(f"{type(self).__name__} has no joint reset: move there with /pose.")
 
     def busy(self, arm: int) -> bool:
-        """Whether a motion that `reset_joints`, `start` or `stop` began is under way."""
+        """Whether the motion that `reset_joints` began is under way."""
         return False
 
     def start(self, arm: int) -> None:
@@ -123,7 +123,8 @@ class Backend:
             raise RequestError(f"{type(self).__name__} cannot make up for a load; expected mass 0, got {mass}.")
 
     def wrench(self, values: Array, arm: int) -> None:
-        """Pushes with a force and a torque, ``[6]``, instead of following poses; it must bound them. `hold` ends it."""
+        """Pushes with a force and a torque, ``[6]``, instead of following poses; it must bound them. `hold` ends it, and is called when
+        the arm leaves the workspace or is faster than its limits."""
         raise RequestError(f"{type(self).__name__} does not take a wrench: send poses to /pose.")
 
     def close(self) -> None:
@@ -237,7 +238,7 @@ class TabletopBackend(Backend):
         self._homing.discard(arm)
         if self._pushes.pop(arm, None) is not None:
             self._push(np.zeros(6), arm)
-            self._world.set_parameters(self._springs.pop(arm), arm)
+            self.set_parameters({}, arm)
         self._world.command(self._world.pose(arm), arm)
 
     def reset_joints(self, arm: int) -> None:
@@ -252,13 +253,19 @@ class TabletopBackend(Backend):
         return away > self.HOME_NEAR or float(np.abs(state.vel).max()) > self.HOME_STILL
 
     def set_parameters(self, values: Mapping[str, float], arm: int) -> None:
-        self._world.set_parameters(values, arm)
+        self._world.set_parameters({**self._springs.pop(arm, {}), **values}, arm)
+        if arm in self._pushes:
+            self._let_go(arm)
+
+    def _let_go(self, arm: int) -> None:
+        """The springs of a pushed arm; its dampers stay."""
+        names = ("translational_stiffness", "rotational_stiffness")
+        self._springs[arm] = {name: self._world.parameters[arm][name] for name in names}
+        self._world.set_parameters(dict.fromkeys(names, 0.0), arm)
 
     def wrench(self, values: Array, arm: int) -> None:
-        if arm not in self._pushes:  # the springs let go; the dampers stay
-            names = ("translational_stiffness", "rotational_stiffness")
-            self._springs[arm] = {name: self._world.parameters[arm][name] for name in names}
-            self._world.set_parameters(dict.fromkeys(names, 0.0), arm)
+        if arm not in self._pushes:
+            self._let_go(arm)
         most = np.repeat([self.MOST_FORCE, self.MOST_TORQUE], 3)
         self._pushes[arm] = np.clip(values, -most, most)
 

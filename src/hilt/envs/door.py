@@ -99,4 +99,7 @@ def _host_name(header: str) -> str:
 
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=256)
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot serve at {host}:{port}: {error}. Choose another --port or --host.") from error

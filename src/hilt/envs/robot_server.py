@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, DeadlineError, RequestError, optional_module, suggest
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.backends import Box, backend_class
 from hilt.envs.control import START_S, Board, Limits, News, receive_line, send_line
 from hilt.envs.door import Door, Lease, listen, read_tokens
@@ -63,12 +63,13 @@ class RobotServer:
     ):
         optional_module("uvicorn", "the robot server", "robot")
         self._door = Door(host, read_tokens(tokens))
-        self.control = Control(backend, options or {}, limits or Limits())
-        try:
-            self._sockets = [listen(host, port and port + arm) for arm in range(self.control.hello["arms"])]
-        except (OSError, OverflowError) as error:
-            self.control.close()
-            raise ConfigError(f"cannot serve at {host}:{port}: {error}. Choose another --port or --host.") from error
+        with contextlib.ExitStack() as undo:
+            # the port before the arm: a second server, begun by mistake, must not come near the arm of the first
+            self._sockets = [undo.enter_context(listen(host, port))]
+            self.control = Control(backend, options or {}, limits or Limits())
+            undo.callback(self.control.close)
+            self._sockets += [undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])]
+            undo.pop_all()
         self._pictures = Pictures(backend, options or {})
         self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{s.getsockname()[1]}/" for s in self._sockets]
         self._thread: threading.Thread | None = None
@@ -149,13 +150,13 @@ class App:
         kind, status = "text/plain; charset=utf-8", 200
         try:
             answer = await self._answer(scope, receive)
-        except Refusal as refusal:
-            answer, status = str(refusal), refusal.status
+        except HiltError as error:
+            answer, status = str(error), getattr(error, "status", 500)
         if isinstance(answer, dict):
             kind, answer = "application/json", json.dumps(answer)
         elif isinstance(answer, bytes):
             kind = "application/octet-stream"
-        data = answer if isinstance(answer, bytes) else answer.encode()
+        data = answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")  # JSON may have half a character
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(data)).encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": data})
@@ -163,7 +164,7 @@ class App:
     async def _answer(self, scope: dict[str, Any], receive: Any) -> Any:
         who, path = self._door.who(scope), scope["path"]
         if path not in READS and path not in COMMANDS and path not in OWN_ROUTES:
-            raise Refusal(404, f"no route {path}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.")
+            raise Refusal(404, f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.")
         if scope["method"] != "POST":
             raise Refusal(405, f"{path}: expected POST, got {scope['method']}.")
         data = await _body(scope, receive)
@@ -176,14 +177,18 @@ class App:
     async def _command(self, path: str, data: bytes, who: str, receive: Any) -> str:
         command = COMMANDS[path]
         values = command.read(parse(data, path), self._box) if command.read else command.values
+        gone = asyncio.ensure_future(_gone(receive))
+        await asyncio.sleep(0)  # lets it look
+        if gone.done():  # this process stood still meanwhile: what was wanted then is not wanted now
+            raise Refusal(408, f"{path}: its client left before it was done.")
         self._lease.take(who)
         asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
-        gone = asyncio.ensure_future(_gone(receive))
         try:
-            while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
-                self._lease.take(who)  # it waits: it is not silent
-                if gone.done():  # whoever wanted this motion is no longer there
+            while not (await asyncio.wait({asked}, timeout=min(LOOK_S, self._control.limits.heartbeat / 3)))[0]:
+                if gone.done() or self._lease.holder() not in (None, who):  # nobody who wanted this motion has the arm
                     await self._control.ask("release", self._arm)
+                else:
+                    self._lease.take(who)  # it waits: it is not silent
             await asked
         finally:
             gone.cancel()

@@ -65,7 +65,7 @@ class Command:
 
 
 def _pose(body: Any, box: Box) -> dict[str, Any]:
-    pose = _numbers(body, "arr", 7, "x y z and a quaternion x y z w")
+    pose = _numbers(_object(body, "arr"), "arr", 7, "x y z and a quaternion x y z w")
     length = math.hypot(*pose[3:])
     if not SHORTEST_QUATERNION <= length <= LONGEST_QUATERNION:
         raise Refusal(400, f"arr: expected a quaternion of length 1 in its last four numbers, got {pose[3:]} of length {length:.3g}.")
@@ -77,25 +77,24 @@ def _pose(body: Any, box: Box) -> dict[str, Any]:
 
 
 def _wrench(body: Any, box: Box) -> dict[str, Any]:
-    return {"wrench": _numbers(body, "arr", 6, "a force and a torque")}
+    return {"wrench": _numbers(_object(body, "arr"), "arr", 6, "a force and a torque")}
 
 
 def _gripper(body: Any, box: Box) -> dict[str, Any]:
-    position = _number(_field(body, "gripper_pos"), "gripper_pos")
+    position = _number(_field(_object(body, "gripper_pos"), "gripper_pos"), "gripper_pos")
     return {"opening": 1 - min(max(int(position), 0), 255) / 255, "slow": False}
 
 
 def _parameters(body: Any, box: Box) -> dict[str, Any]:
-    for name, value in _object(body).items():
-        if name not in PARAMETERS:
-            raise Refusal(400, f"no impedance parameter named {name!r}{suggest(name, PARAMETERS)} Known: {', '.join(PARAMETERS)}.")
-        if _number(value, name) < 0:
+    values = {name: _number(value, name) for name, value in _object(body, *PARAMETERS).items()}
+    for name, value in values.items():
+        if value < 0:
             raise Refusal(400, f"{name}: expected a number of 0 or more, got {value}.")
-    return {"values": body}
+    return {"values": values}
 
 
 def _load(body: Any, box: Box) -> dict[str, Any]:
-    mass = _number(_field(body, "mass"), "mass")
+    mass = _number(_field(_object(body, "mass", "F_x_center_load", "load_inertia"), "mass"), "mass")
     if mass < 0:
         raise Refusal(400, f"mass: expected kilograms, 0 or more, got {mass}.")
     centre = _numbers(body, "F_x_center_load", 3, "the load's centre")
@@ -129,28 +128,26 @@ COMMANDS: dict[str, Command] = {
 
 def read_scene(body: Any) -> dict[str, Any]:
     """``{}`` asks; with split and state, the scene is reset to that initial state."""
-    unknown = set(_object(body)) - {"task", "split", "state"}
-    if unknown:
-        raise Refusal(400, f"{min(unknown)}: expected task, split and state, or none of them.")
-    split, state = body.get("split"), body.get("state")
+    split, state = (_object(body, "task", "split", "state").get(name) for name in ("split", "state"))
     if (split is None) != (state is None):
         raise Refusal(400, 'expected split and state together, such as {"split": "train", "state": 7}, or neither.')
     if split is not None and not (isinstance(split, str) and isinstance(state, int) and not isinstance(state, bool)):
-        raise Refusal(400, f"expected split, a name, and state, a number; got {split!r} and {state!r}.")
+        raise Refusal(400, f"expected split, a name, and state, a number; got {_shown(split)} and {_shown(state)}.")
     return {"task": body.get("task"), "split": split, "state": state}
 
 
 def read_image(body: Any, cameras: list[str]) -> tuple[str, int, int]:
-    camera, sizes = _field(body, "camera"), [_field(body, name) for name in ("height", "width")]
+    names = ("camera", "height", "width")
+    camera, *sizes = (_field(_object(body, *names), name) for name in names)
     if camera not in cameras:
-        raise Refusal(400, f"no camera named {camera!r}. Known: {', '.join(cameras)}.")
+        raise Refusal(400, f"no camera named {_shown(camera)}. Known: {', '.join(cameras)}.")
     if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST_PIXELS for size in sizes):
-        raise Refusal(400, f"expected a height and a width of 1 to {MOST_PIXELS} pixels, got {sizes[0]} and {sizes[1]}.")
+        raise Refusal(400, f"expected a height and a width of 1 to {MOST_PIXELS} pixels, got {' and '.join(map(_shown, sizes))}.")
     return camera, sizes[0], sizes[1]
 
 
 def read_seconds(body: Any) -> float:
-    seconds = _number(_object(body).get("seconds", 120), "seconds")
+    seconds = _number(_object(body, "seconds").get("seconds", 120), "seconds")
     if seconds <= 0:
         raise Refusal(400, f"seconds: expected a number above 0, got {seconds}.")
     return seconds
@@ -166,19 +163,23 @@ def parse(data: bytes, path: str) -> Any:
         raise Refusal(400, f"{path}: the body is not JSON: {error}.") from None
 
 
-def _object(body: Any) -> dict[str, Any]:
+def _object(body: Any, *known: str) -> dict[str, Any]:
+    """A JSON object with no other names than these: one that does nothing would be thought to do something."""
     if not isinstance(body, dict):
         raise Refusal(400, f"expected a JSON object, got {_shown(body)}.")
+    for name in body:
+        if name not in known:
+            raise Refusal(400, f"{_shown(name)} is not known here{suggest(name, known)} Expected {', '.join(known)}.")
     return body
 
 
-def _field(body: Any, name: str) -> Any:
-    if name not in _object(body):
+def _field(body: dict[str, Any], name: str) -> Any:
+    if name not in body:
         raise Refusal(400, f"expected a JSON object with {name!r}, got {_shown(body)}.")
     return body[name]
 
 
-def _numbers(body: Any, name: str, count: int, what: str) -> list[float]:
+def _numbers(body: dict[str, Any], name: str, count: int, what: str) -> list[float]:
     given = _field(body, name)
     if not isinstance(given, list) or len(given) != count:
         length = f"{len(given)}" if isinstance(given, list) else _shown(given)
