@@ -318,6 +318,8 @@ def test_a_batch_of_one_is_a_task(mode: AutoresetMode):
         assert all(np.array_equal(seen[key], value) for key, value in wanted.items())
         assert [terminated, truncated] == ends and info["succeed"] == told["succeed"]
         over = terminated or truncated
+    with pytest.raises(ConfigError, match=r"the episode is over; call reset\(\) before the next step"):
+        env.step(action)
     env.close()
     with pytest.raises(ConfigError, match="a task is one environment, and this simulator runs 2: make it with one, or use Batched"):
         one_of(gymnasium.vector.SyncVectorEnv([Count] * 2))

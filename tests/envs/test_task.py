@@ -199,6 +199,29 @@ def test_a_fault_is_named(sentence: str, faulty: Callable[[], Any]):
     assert len(found) == 1 and sentence in found[0], found
 
 
+def test_actions_and_observations_may_be_nested_in_other_ways():
+    class Nested(Good):
+        action_space = spaces.Dict({"to": spaces.Box(-1, 1, (2,)), "grip": spaces.Discrete(2)})
+        observation_space = spaces.Tuple([Good.observation_space["state"]["place"], spaces.Discrete(9)])
+
+        def look(self) -> Any:
+            return self.place.copy(), self.t_or_0
+
+        def step(self, action: Any) -> Any:
+            return super().step(action["to"])
+
+    assert check_task(Nested()) == []
+    changed = type("Changed", (Nested,), {"step": lambda self, action: Nested.step(self, {"to": mutated(action)})})
+    assert "step changes the action" in check_task(changed())[0]
+    missing = type("Missing", (Nested,), {"look": lambda self: (self.place.copy(),)})
+    assert "observation is outside its space Tuple" in check_task(missing())[0]
+
+
+def mutated(action: Any) -> Any:
+    action["to"] *= 0.5
+    return action["to"]
+
+
 def test_something_else_than_an_environment_is_named():
     assert check_task(object()) == ["object is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
 
@@ -228,6 +251,8 @@ def test_success_is_read_in_order():
     assert success_of({"success": np.array([1.0])}) is True
     with pytest.raises(SchemaError, match=r"info\['success'\] is 'yes'; expected True or False"):
         success_of({"success": "yes"})
+    with pytest.raises(SchemaError, match=r"info\['succeed'\] is nan; expected True or False"):
+        success_of({"succeed": float("nan")})
 
 
 # ---- plain environments
@@ -258,6 +283,9 @@ def test_numbered_states_are_seeds_and_splits_are_disjoint():
         env.reset(options={"split": "tset"})
     with pytest.raises(ConfigError, match=r"state 30 of split 'train' was asked for; it has the states 0 to 29"):
         env.reset(options={"state": 30})
+    for state in (1.5, "3", True):
+        with pytest.raises(ConfigError, match=rf"state {state!r} of split 'train' was asked for; it has the states 0 to 29"):
+            env.reset(options={"state": state})
 
 
 def test_both_ends_are_kept_and_a_limit_can_be_shortened():

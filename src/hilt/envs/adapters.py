@@ -119,13 +119,14 @@ class Batched:
         """What to act on, ``[N, ...]``"""
         self.infos: list[dict[str, Any]] = []
         """Of the last step, or of reset, by environment; ``succeed`` is in it where success was told."""
+        self.over = np.zeros(self.num_envs, bool)
+        """Whose episode ended in the last step"""
         self._a_leaf: Any = None
-        self._over = np.zeros(self.num_envs, bool)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         raw, infos = self.env.reset(seed=seed, options=options)
         self._a_leaf = _a_leaf(raw)
-        self._over[:] = False
+        self.over[:] = False
         self.infos = [_info(infos, i, self.num_envs) for i in range(self.num_envs)]
         self.observation = to_numpy(raw)
         return self.observation
@@ -135,7 +136,7 @@ class Batched:
         before, actions = self.observation, to_numpy(actions)
         raw, rewards, terminated, truncated, infos = self.env.step(self._as_given(actions))
         after, rewards, terminated, truncated = (to_numpy(x) for x in (raw, rewards, terminated, truncated))
-        began = self._over if self.autoreset == "NextStep" else np.zeros(self.num_envs, bool)
+        began = self.over if self.autoreset == "NextStep" else np.zeros(self.num_envs, bool)
         over = np.logical_or(terminated, truncated) & ~began
         steps: list[Step | None] = []
         self.infos = []
@@ -148,7 +149,7 @@ class Batched:
             steps.append(None if began[i] else Step(_row(before, i), actions[i], float(rewards[i]), observation, *ends))
         if over.any() and self.autoreset == "Disabled":
             after = to_numpy(self.env.reset(options={"reset_mask": over.copy()})[0])
-        self.observation, self._over = after, over
+        self.observation, self.over = after, over
         return steps
 
     def episodes(self, act: Callable[[Any], Any], per_env: int, seed: int | None = None) -> Iterator[BatchedEpisode]:
@@ -209,9 +210,10 @@ class OneOf(gymnasium.Env):
         return _row(self._batch.reset(seed=seed, options=options), 0), self._batch.infos[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        (step,) = self._batch.step(np.asarray(action)[None])
-        if step is None:
+        if self._batch.over[0]:
             raise ConfigError("the episode is over; call reset() before the next step.")
+        (step,) = self._batch.step(np.asarray(action)[None])
+        assert step is not None
         return step.next_observation, step.reward, step.terminated, step.truncated, self._batch.infos[0]
 
     def close(self) -> None:

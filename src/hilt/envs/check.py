@@ -102,7 +102,7 @@ class _Check:
             if not isinstance(result, tuple) or len(result) != 5:
                 raise _Over("step does not give five things: return observation, reward, terminated, truncated, info.")
             observation, reward, terminated, truncated, info = result
-            if not np.array_equal(before, action):
+            if not _same(before, action):
                 yield "step changes the action that it is given: work on a copy, or another action is recorded than the one sent."
             succeeded = yield from self.seen(observation, info, "step")
             if np.size(reward) != 1 or not np.isfinite(reward):
@@ -177,7 +177,7 @@ def _unfit(path: tuple[str, ...], space: Any, observation: Any) -> Iterator[str]
             yield f"{_name(path)} is in the observation space and not in the observation."
             return
         value = value[key]
-    array = np.asarray(value)
+    array = np.asarray(value) if space.shape is not None else np.zeros(0)  # a Tuple of spaces is no array
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         yield f"{_name(path)} has values that are not finite."
     elif not space.contains(value):
@@ -199,6 +199,8 @@ def _same(a: Any, b: Any, tolerance: float = 0.0) -> bool:
     """Whether two observations are equal, to the last bit or as near as is asked; pictures are not compared by nearness."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_same(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
     a, b = np.asarray(a), np.asarray(b)
     if tolerance and a.dtype.kind == "f":
         return np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)

@@ -45,7 +45,7 @@ def success_of(info: Mapping[str, Any]) -> bool | None:
     for key in SUCCESS_KEYS:
         if (value := info.get(key)) is None:
             continue
-        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf" or np.isnan(value).any():
             raise SchemaError(f"info[{key!r}] is {value!r}; expected True or False, for one environment.")
         return bool(np.asarray(value).item())
     return None
@@ -166,8 +166,8 @@ def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: 
         raise UnknownNameError("split", str(split), states)
     if state is None:
         return int(rng.integers(states[split]))
-    if not 0 <= state < states[split]:
-        raise ConfigError(f"state {state} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}.")
+    if not isinstance(state, int | np.integer) or isinstance(state, bool) or not 0 <= state < states[split]:
+        raise ConfigError(f"state {state!r} of split {split!r} was asked for; it has the states 0 to {states[split] - 1}.")
     return int(state)
 
 
