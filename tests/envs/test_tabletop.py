@@ -162,7 +162,7 @@ def test_other_control_rates_keep_speed_and_time(hz):
         env.step(action(y=0.5))
     assert env.world.data.time - began == pytest.approx(1.0, abs=TIMESTEP)
     assert (env.world.commanded() - start)[1] == pytest.approx(0.15, abs=1e-3)
-    assert env.step_limit == SUITE["reach"].step_limit * hz // 10
+    assert env.step_limit == SUITE["reach"].step_limit * hz // 10 and env.metadata["render_fps"] == hz
     with pytest.raises(ConfigError, match="between 1 and 250"):
         TabletopEnv("reach", control_hz=0)
 
@@ -205,8 +205,9 @@ def test_a_numbered_state_is_one_state_and_a_seed_draws_among_them():
         env.reset(options={"split": "dev"})
     with pytest.raises(UnknownNameError, match="no reset option named 'stat'"):
         env.reset(options={"stat": 3})
-    with pytest.raises(ConfigError, match="not 50"):
-        env.reset(options={"state": 50})
+    for state in (50, 1.5):
+        with pytest.raises(ConfigError, match=rf"state {state} of split 'train' was asked for; it has the states 0 to 49"):
+            env.reset(options={"state": state})
 
 
 @pytest.mark.parametrize("task", ["stack", "lift_tray"])

@@ -15,7 +15,7 @@ Two arms share one world and one episode: the reward is 1 when both have done th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,6 +24,7 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
 from hilt.envs.suite import SPLITS, SUITE, TabletopTask
+from hilt.envs.task import choose_state
 from hilt.envs.world import DOWN, TIMESTEP, World
 
 ACTION_SCALE = (0.03, 0.15)  # metres, radians for each control step of 0.1 s
@@ -41,7 +42,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
     counts those; None takes the suite's, which are made for 10 steps a second, in proportion to ``control_hz``.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium has it so
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
                 raise ConfigError(f"{name}={value}: it must be at least 1.")
         if not 1 <= control_hz <= 1 / TIMESTEP:
             raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
+        self.metadata = {**self.metadata, "render_fps": control_hz}
         self.task, self.control_hz, self.image_size, self.render_mode = task, control_hz, image_size, render_mode
         self.instruction, self.initial_states = task.instruction, dict(SPLITS)
         slower = 10.0 / control_hz
@@ -88,10 +90,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         if unknown := set(options) - {"split", "state"}:
             raise UnknownNameError("reset option", min(unknown), ["split", "state"])
         split = options.get("split", "train")
-        if split not in SPLITS:
-            raise UnknownNameError("split", str(split), SPLITS)
-        state = options.get("state")
-        state = int(self.np_random.integers(SPLITS[split])) if state is None else int(state)
+        state = choose_state(SPLITS, split, options.get("state"), self.np_random)
         self.task.begin(self.world, split, state)
         self.world.advance(SETTLE_SECONDS)
         self._steps = 0
