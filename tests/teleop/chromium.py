@@ -53,11 +53,12 @@ def wait(browser: Any, script: str, seconds: float = 20) -> Any:
     return WebDriverWait(browser, seconds, 0.05).until(lambda it: it.execute_script(script), f"never true: {script}")
 
 
-def key(browser: Any, name: str, down: bool) -> None:
-    """A key of the keyboard, pressed or released, as the operating system would tell the browser."""
+def key(browser: Any, name: str, down: bool, text: str = "") -> None:
+    """A key of the keyboard, pressed or released, as the operating system would tell the browser; with the text that it types."""
     code = {"Enter": 13, "Escape": 27, "Backspace": 8, "Tab": 9}.get(name) or ord(name.upper())
-    event = {"key": name, "code": f"Key{name.upper()}" if len(name) == 1 else name, "windowsVirtualKeyCode": code}
-    browser.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "rawKeyDown" if down else "keyUp", **event})
+    event = {"key": name, "code": f"Key{name.upper()}" if len(name) == 1 else name, "windowsVirtualKeyCode": code, "text": text}
+    kind = ("keyDown" if text else "rawKeyDown") if down else "keyUp"
+    browser.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": kind, **event})
 
 
 def measure(folder: Path, pixels: int = 128, rate_hz: float = 20.0, presses: int = 40) -> dict[str, float]:

@@ -20,7 +20,7 @@ import pytest
 from hilt.core.errors import ConfigError, DeviceError
 from hilt.teleop import keyboard
 from hilt.teleop.devices import Reading, open_device
-from hilt.teleop.keyboard import ASK, KITTY_OFF, KITTY_ON, Keyboard
+from hilt.teleop.keyboard import ALIVE, ASK, KITTY_OFF, KITTY_ON, Keyboard
 from tests.teleop.played import Noting
 
 PLAIN, KITTY = b"\x1b[?62;22c", b"\x1b[?0u\x1b[?62;22c"
@@ -32,7 +32,7 @@ class Terminal:
     def __init__(self, answer: bytes = PLAIN):
         self.master, self.slave = pty.openpty()
         self.name = os.ttyname(self.slave)
-        self.seen = b""
+        self.seen, self.answers = b"", True
         self._answer, self._open = answer, True
         self._thread = threading.Thread(target=self._screen, daemon=True)
         self._thread.start()
@@ -41,8 +41,8 @@ class Terminal:
         while self._open:
             if select.select([self.master], [], [], 0.02)[0]:
                 self.seen += os.read(self.master, 1024)
-                if self.seen.endswith(ASK):
-                    os.write(self.master, self._answer)
+                if self.answers and self.seen.endswith(ALIVE):
+                    os.write(self.master, self._answer if self.seen.endswith(ASK) else PLAIN)
 
     def type(self, text: bytes) -> None:
         os.write(self.master, text)
@@ -108,6 +108,28 @@ def test_kitty_keys_are_held_until_they_are_released(kitty: Terminal):
         until(keys, lambda r: not r.engaged)
 
 
+def test_kitty_a_terminal_that_is_out_of_reach_while_a_key_is_held_is_lost(kitty: Terminal):
+    with Keyboard(terminal=kitty.name) as keys:
+        kitty.type(b"\x1b[119;1:1u")
+        until(keys, lambda r: r.engaged and kitty.seen.count(ALIVE) > 2)
+        assert not keys.read().lost
+        kitty.answers = False  # ssh, and the network is gone
+        assert until(keys, lambda r: r.lost).engaged
+        kitty.type(b"\x1b[119;1:3u")
+        until(keys, lambda r: not r.lost and not r.engaged)
+        asked = kitty.seen.count(ALIVE)
+        time.sleep(2 * keyboard.SILENT_SECONDS)
+        assert not keys.read().lost and kitty.seen.count(ALIVE) <= asked + 1  # nothing is held: nothing is asked
+
+
+def test_kitty_a_key_with_control_or_alt_is_not_for_the_arm(kitty: Terminal):
+    with Keyboard(terminal=kitty.name) as keys:
+        kitty.type(b"\x1b[119;5:1u\x1b[115;3:1u\x1b[1;5:1A\x1b[101;1:1u")  # control w, alt s, control up; e
+        assert until(keys, lambda r: r.engaged).motion.tolist() == [0, 0, 1, 0, 0, 0]
+        kitty.type(b"\x1b[57442;5:1u")  # control itself: what comes next is a command, and so are the releases
+        until(keys, lambda r: not r.engaged)
+
+
 def test_kitty_a_tap_between_two_readings_counts(kitty: Terminal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keyboard, "HELD_SECONDS", 0.5)
     with Keyboard(terminal=kitty.name) as keys:
@@ -125,10 +147,9 @@ def test_kitty_modes_are_on_while_it_is_open(kitty: Terminal):
 
 
 def test_kitty_ctrl_c_interrupts(kitty: Terminal):
-    with Keyboard(terminal=kitty.name):
+    with Keyboard(terminal=kitty.name), pytest.raises(KeyboardInterrupt):
         kitty.type(b"\x1b[99;5u")
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(10)
+        time.sleep(10)
 
 
 # --- a terminal that sends characters ---------------------------------------------------------------------------------------------

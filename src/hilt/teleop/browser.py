@@ -57,7 +57,7 @@ class Browser(Device):
         self._context: zmq.Context[Any] = zmq.Context()
         self._page: subprocess.Popen[bytes] | None = None
         self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
-        self._on = self._was_lost = False
+        self._on = False
         self._episode, self._arms = 0, 1
         try:
             self._frames, self._state, self._events = (self._bind(kind) for kind in ("frames", "held", "events"))
@@ -104,7 +104,7 @@ class Browser(Device):
         self._receive()
         super().reset()
         self._episode += 1
-        self._on = self._was_lost = False  # so does TakeOver begin, in toggle mode
+        self._on = False  # so does TakeOver begin, in toggle mode
 
     def read(self) -> Reading:
         self._check_page()
@@ -112,9 +112,9 @@ class Browser(Device):
         held = self._held
         lost = held["lost"] or (held["driving"] and time.monotonic() - held["at"] > STALE_SECONDS)
         engaged = held["driving"] or lost
-        if engaged != self._on and not self._was_lost:  # after a loss TakeOver lets go by itself
+        if engaged != self._on:
             self.press("toggle")
-        self._on, self._was_lost = engaged, lost
+        self._on = engaged
         if lost or not engaged:
             return Reading(engaged=engaged, lost=lost, events=self.take_events())
         return Reading(np.array(held["motion"]), held["gripper"], True, False, self.take_events(), min(held["arm"], self._arms - 1))

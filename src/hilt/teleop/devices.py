@@ -130,7 +130,8 @@ KEYS = {
     **dict(c="close", v="open", t="toggle", tab="arm"),
     **dict(enter="success", backspace="fail", r="reset", escape="stop"),
 }
-"""What each key does, on every keyboard: its name as a browser gives it (`KeyboardEvent.key`), in lower case."""
+"""What each key does: its name as a browser gives it (`KeyboardEvent.key`), in lower case. On the page a letter is its place on a
+QWERTY keyboard, whatever is printed there."""
 
 AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 

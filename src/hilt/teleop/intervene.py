@@ -133,8 +133,6 @@ class TakeOver(gymnasium.Wrapper):
 
     def _decide(self, reading: Reading) -> bool:
         """Whether the person acts now, and what of the device must be released first."""
-        if self._lost and not reading.lost and not reading.engaged:
-            self._toggled = False  # contact is back, the person is not
         self._toggled ^= bool(reading.events.count("toggle") % 2)
         human = (reading.engaged if self.mode == "hold" else self._toggled) or reading.lost
         held = np.append(np.abs(reading.motion) > DEFLECTED, reading.gripper != 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import re
 import select
@@ -26,10 +27,14 @@ HELD_SECONDS = 0.15
 """How long a key counts as held after its character, and a tapped key at least; keys repeat every 30 to 60 ms."""
 ANSWER_SECONDS = 0.5
 """How long a terminal has to answer whether it tells releases. All answer the second question, so this is not waited out."""
+SILENT_SECONDS = 0.5
+"""While a key is held, a terminal that tells releases is asked whether it is there. One that does not answer is out of reach, as over
+ssh when the network breaks: the release would not come either."""
 ESCAPE_SECONDS = 0.05
 """How long the rest of a sequence may take after its first byte; a lone escape is the escape key."""
 
-ASK = b"\x1b[?u\x1b[c"
+ALIVE = b"\x1b[c"  # every terminal answers that
+ASK = b"\x1b[?u" + ALIVE
 # 1: no ambiguous sequences, 2: tell repeats and releases, 8: of every key; 1004: tell when the window loses the keyboard
 KITTY_ON, KITTY_OFF = b"\x1b[>11u\x1b[?1004h", b"\x1b[?1004l\x1b[<u"
 SEQUENCE = re.compile(
@@ -38,7 +43,7 @@ SEQUENCE = re.compile(
 )
 NAMES = {9: "tab", 13: "enter", 27: "escape", 127: "backspace", 8: "backspace", 10: "enter"}
 ARROWS = {b"A": "arrowup", b"B": "arrowdown", b"C": "arrowright", b"D": "arrowleft"}
-CONTROL = 4  # bit of a modifier
+CONTROL, COMMANDS = 4, 2 | 4 | 8 | 32  # bits of modifiers: alt, control, super, meta
 
 
 class Keyboard(Device):
@@ -59,6 +64,7 @@ class Keyboard(Device):
             raise DeviceError(f"the keyboard needs a terminal, and here is none ({error}): use --device browser") from error
         self._closing = threading.Event()
         self._lost = False
+        self._asked: float | None = None  # since when the terminal owes an answer
         atexit.register(self.close)
         try:
             self._raw()
@@ -82,7 +88,8 @@ class Keyboard(Device):
         now = time.monotonic()
         motion, gripper = motion_of_keys([key for key, (_, until) in list(self._held.items()) if until > now])
         gripper *= self._gripper
-        return Reading(motion * self.speed, gripper, acting(motion, gripper), self._lost, self.take_events(), self._arm)
+        lost = self._lost or now - (self._asked or now) > SILENT_SECONDS
+        return Reading(motion * self.speed, gripper, acting(motion, gripper), lost, self.take_events(), self._arm)
 
     def close(self) -> None:
         """The terminal is as it was before."""
@@ -122,14 +129,19 @@ class Keyboard(Device):
         return known
 
     def _listen(self) -> None:
-        text = b""
+        text, next_question = b"", 0.0
         try:
             while not self._closing.is_set():
+                now = time.monotonic()
+                if self._asked is None and now > next_question and any(until == math.inf for _, until in self._held.values()):
+                    self._asked, next_question = now, now + SILENT_SECONDS / 4
+                    os.write(self._fd, ALIVE)
                 if ready := select.select([self._fd], [], [], ESCAPE_SECONDS)[0]:
                     new = os.read(self._fd, 1024)
                     if not new:
                         return  # hung up
                     text += new
+                    self._asked = None
                 text = self._take(text, whole=not ready)
         except OSError:
             return  # hung up, as Linux tells it
@@ -154,13 +166,14 @@ class Keyboard(Device):
         event = event or b"1" if self.tells_releases else b""
         if character:
             self._key(NAMES.get(character[0]) or chr(character[0]).lower())
-        elif (arrow or final) in ARROWS:
-            self._key(ARROWS[arrow or final], event)
         elif final == b"O" and not code:
             self._held.clear()  # the keyboard goes elsewhere, and with it the news of releases
-        elif final == b"u" and code == b"99" and (int(modifiers or 1) - 1) & CONTROL:
-            if event != b"3":  # Ctrl-C arrives as a key when all keys do
+        elif (command := (int(modifiers or 1) - 1) & COMMANDS) and event != b"3":  # not for the arm
+            self._held.clear()
+            if code == b"99" and command & CONTROL:  # Ctrl-C arrives as a key when all keys do
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        elif (arrow or final) in ARROWS:
+            self._key(ARROWS[arrow or final], event)
         elif final == b"u" and code:
             self._key(NAMES.get(int(code)) or chr(min(int(code), 0x10FFFF)).lower(), event)
 
@@ -177,7 +190,7 @@ class Keyboard(Device):
             if event == b"3":
                 self._held[key] = since, since + HELD_SECONDS  # a tap between two readings counts too
             else:
-                self._held[key] = since, float("inf") if event else now + HELD_SECONDS
+                self._held[key] = since, math.inf if event else now + HELD_SECONDS
         elif event in (b"1", b""):
             if meaning == "arm":
                 self._arm = (self._arm + 1) % self._arms

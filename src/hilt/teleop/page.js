@@ -3,6 +3,7 @@
 
 const PERIOD = 50; // ms between two states
 const SHORTEST = 150; // ms that a tapped key counts as held, so that a control step sees it
+const SILENT = 1000; // ms without a word of the page's process, which speaks every 100, after which contact is gone
 const FROZEN = 400; // ms without a turn after which nobody knows which keys are still held
 const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
 const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
@@ -23,7 +24,7 @@ const Stick = {
   emits: ["moved"],
   data: () => ({x: 0, y: 0, pointer: null}),
   template: `
-    <div class="stick" :class="{on: pointer !== null}" role="group" :aria-label="label" @contextmenu.prevent
+    <div class="stick" :class="{on: pointer !== null}" role="group" :aria-label="label"
         @pointerdown.prevent="grab" @pointermove="drag" @pointerup="drop" @pointercancel="drop" @lostpointercapture="drop">
       <i class="up">{{ up }}</i><i class="down">{{ down }}</i><i class="left">{{ left }}</i><i class="right">{{ right }}</i>
       <b :style="{transform: 'translate(' + 100 * x + '%,' + 100 * y + '%)'}"></b>
@@ -62,13 +63,13 @@ export default {
     <div class="hilt" :class="mood">
       <header>
         <b class="brand">Hilt</b>
-        <span class="instruction">{{ status.instruction || "No instruction" }}</span>
+        <span class="instruction" :title="status.instruction">{{ status.instruction || "No instruction" }}</span>
         <span class="link" :class="quality" title="Age of the newest picture">{{ linkText }}</span>
       </header>
       <section class="who" role="status" aria-live="assertive"><strong>{{ who[0] }}</strong><span>{{ who[1] }}</span></section>
-      <section class="cameras" :style="{'--count': Math.max(1, cameras.length)}">
+      <section class="cameras" :class="{stale: quality === 'bad'}" :style="{'--columns': cameras.length === 4 ? 2 : Math.min(3, cameras.length)}">
         <figure v-for="name in cameras" :key="name"><canvas :data-camera="name"></canvas><figcaption>{{ name }}</figcaption></figure>
-        <p v-if="!cameras.length">{{ online ? "Waiting for the first picture" : "Connecting" }}</p>
+        <p v-if="!cameras.length">{{ !online ? "Connecting" : age === null ? "Waiting for the first picture" : "This task has no pictures" }}</p>
       </section>
       <section class="facts">
         <dl>
@@ -87,27 +88,27 @@ export default {
         <button class="reset" :disabled="!mayMark" @click="press('reset')"><q-icon name="replay"/>Reset</button>
       </section>
       <section class="hands" :class="{idle: !view.driving}">
-        <div v-if="view.arms > 1" class="choice" role="radiogroup" aria-label="Which arm">
-          <button v-for="(name, index) in ['Left arm', 'Right arm']" :class="{on: arm === index}" @click="choose('arm', index)">{{ name }}</button>
+        <div v-if="view.arms > 1" class="choice" role="group" aria-label="Which arm">
+          <button v-for="(name, index) in ['Left arm', 'Right arm']" :aria-pressed="arm === index" @click="choose('arm', index)">{{ name }}</button>
         </div>
         <div class="sticks">
           <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(...to) => moved('move', to)"></stick>
           <div class="middle"><span>Gripper</span>
             <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="hold(name, name)" @pointerup="letGo(name)"
-                @pointercancel="letGo(name)" @pointerleave="letGo(name)" @contextmenu.prevent>{{ name }}</button>
+                @pointercancel="letGo(name)" @pointerleave="letGo(name)">{{ name }}</button>
           </div>
           <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? '' : 'down'"
               :left="tilt ? 'roll' : 'turn'" right="" @moved="(...to) => moved('lift', to)"></stick>
         </div>
         <div class="speed">
           <label>Speed <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
-          <span class="choice"><button v-for="on in [false, true]" :class="{on: tilt === on}" @click="choose('tilt', on)">{{ on ? "Tilt" : "Lift" }}</button></span>
+          <span class="choice" role="group" aria-label="What the right stick does"><button v-for="on in [false, true]" :aria-pressed="tilt === on" @click="choose('tilt', on)">{{ on ? "Tilt" : "Lift" }}</button></span>
         </div>
-        <div class="choice" title="Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot">
-          <button v-for="on in [false, true]" :class="{on: facing === on}" @click="choose('facing', on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
+        <div class="choice" role="group" title="Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot">
+          <button v-for="on in [false, true]" :aria-pressed="facing === on" @click="choose('facing', on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
         </div>
       </section>
-      <section class="legend">
+      <section class="legend" aria-label="Keys">
         <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
         <p>Arrow keys move too. {{ gamepad }}</p>
       </section>
@@ -119,7 +120,7 @@ export default {
       </footer>
     </div>`,
 
-  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", arm: 0, tilt: false, facing: false, speed: 1}),
+  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", layout: null, arm: 0, tilt: false, facing: false, speed: 1}),
 
   computed: {
     status() { return this.view.status || {}; },
@@ -142,25 +143,31 @@ export default {
     quality() { return !this.online || this.age === null || this.age > 1 ? "bad" : this.age > 0.2 ? "poor" : "good"; },
     linkText() {
       if (!this.online || this.age === null) return this.online ? "no picture" : "offline";
-      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms · ${Math.round(1 / this.period)} fps`;
+      return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms` + (this.period ? ` · ${Math.round(1 / this.period)} fps` : "");
     },
     legend() {
-      const shown = (meaning) => Object.keys(this.keys).filter((key) => this.keys[key] === meaning).slice(0, 1);
+      const shown = (meaning) => Object.keys(this.keys).find((key) => this.keys[key] === meaning);
+      const printed = (key) => NAMES[key] || (this.layout?.get(`Key${key.toUpperCase()}`) || key).toUpperCase();
       const rows = this.view.arms > 1 ? [...LEGEND, ["Other arm", "arm"]] : LEGEND;
-      return rows.map(([what, ...meanings]) => [what, ...meanings.flatMap(shown).map((key) => NAMES[key] || key.toUpperCase())]);
+      return rows.map(([what, ...meanings]) => [what, ...meanings.map((meaning) => printed(shown(meaning)))]);
     },
   },
 
   mounted() {
     // What changes with every message and is not shown stays out of Vue's sight.
-    Object.assign(this, {held: new Map(), sticks: {move: [0, 0], lift: [0, 0]}, before: {}, unsent: [], number: 0, seen: 0, drawn: 0, turned: 0});
+    Object.assign(this, {held: new Map(), sticks: {move: [0, 0], lift: [0, 0]}, padHeld: [], rested: new Set(), unsent: []});
+    Object.assign(this, {number: 0, seen: 0, drawn: 0, turned: 0, heard: 0});
     this.viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     this.ages = []; // of the pictures, in seconds, for whoever measures
     this.$el.cockpit = this;
     window.addEventListener("keydown", this.keyDown, true);
-    window.addEventListener("keyup", (event) => this.letGo(keyName(event)), true);
+    window.addEventListener("keyup", (event) => this.letGo(event.code), true);
     for (const event of ["blur", "pagehide"]) window.addEventListener(event, this.releaseAll);
+    for (const name of ["contextmenu", "dragstart"]) { // while a menu is open or something is dragged, nobody tells that a key is released
+      window.addEventListener(name, (event) => { event.preventDefault(); this.releaseAll(); }, true);
+    }
     document.addEventListener("visibilitychange", this.releaseAll);
+    navigator.keyboard?.getLayoutMap?.().then((layout) => { this.layout = layout; }, () => {}); // for the legend only
     setInterval(this.turnOver, PERIOD);
     this.connect();
   },
@@ -170,6 +177,7 @@ export default {
       const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/drive`);
       socket.binaryType = "arraybuffer";
       this.socket = socket;
+      this.heard = performance.now();
       socket.onopen = () => {
         this.seen = 0;
         socket.send(JSON.stringify({viewer: this.viewer}));
@@ -179,15 +187,21 @@ export default {
       };
       socket.onmessage = (event) => this.receive(event.data);
       socket.onclose = (event) => {
-        this.online = false;
+        if (socket !== this.socket) return;
         this.note = event.reason;
-        this.releaseAll();
+        this.gone();
         setTimeout(() => this.connect(), 500);
       };
     },
 
+    gone() {
+      this.online = false;
+      this.releaseAll();
+    },
+
     async receive(data) {
       const came = seconds();
+      this.heard = performance.now();
       const length = new DataView(data).getUint32(0, true);
       const view = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
       const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
@@ -199,7 +213,7 @@ export default {
       if (view.age !== null) this.age = view.age + trip / 2 + seconds() - came;
       if (view.pictures.length) {
         this.ages = [...this.ages.slice(-399), this.age];
-        this.period += (this.period ? 0.1 : 1) * (seconds() - this.drawn - this.period);
+        if (this.drawn) this.period += (this.period ? 0.1 : 1) * (seconds() - this.drawn - this.period);
         this.drawn = seconds();
       }
       this.sendState();
@@ -228,6 +242,11 @@ export default {
       const now = performance.now();
       if (now - this.turned > FROZEN && this.turned) this.releaseAll();
       this.turned = now;
+      if (this.online && now - this.heard > SILENT) this.gone();
+      if (this.socket.readyState < WebSocket.CLOSING && now - this.heard > 3 * SILENT) { // a dead network does not close it by itself
+        this.socket.close();
+        this.connect();
+      }
       for (const [key, held] of this.held) if (held.until && held.until <= now) this.held.delete(key);
       this.readGamepad();
       this.sendState();
@@ -243,7 +262,7 @@ export default {
       const motion = Object.fromEntries(AXES.map((axis) => [axis, 0]));
       let gripper = 0;
       if (performance.now() < this.quiet) return {motion: AXES.map(() => 0), gripper, arm: this.arm};
-      for (const {meaning, amount} of [...this.held.values(), ...this.padHeld()]) {
+      for (const {meaning, amount} of [...this.held.values(), ...this.padHeld]) {
         if (meaning === "open" || meaning === "close") gripper += meaning === "open" ? 1 : -1;
         else motion[meaning.slice(1)] += (meaning[0] === "+" ? 1 : -1) * amount;
       }
@@ -299,7 +318,8 @@ export default {
 
     releaseAll() {
       this.held.clear();
-      this.before = null; // a button of the gamepad that is held already is not pressed anew
+      this.padHeld = [];
+      this.rested.clear(); // what of the gamepad is held now must be let go before it counts
       this.$refs.move?.drop();
       this.$refs.lift?.drop();
       this.sendState();
@@ -307,39 +327,38 @@ export default {
 
     keyDown(event) {
       if (event.ctrlKey || event.altKey || event.metaKey) return this.releaseAll();
-      const meaning = this.keys[keyName(event)];
+      const name = keyName(event);
+      const meaning = this.keys[name];
+      if (meaning === "arm" && !(this.view.arms > 1)) return; // Tab goes from button to button, and
+      if (event.target.matches?.(":focus-visible") && /^(enter|arrow)/.test(name)) return; // what it has reached gets its own keys
       if (meaning) event.preventDefault();
       if (!meaning || event.repeat) return;
-      if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(keyName(event), meaning);
+      if ("+-".includes(meaning[0]) || meaning === "open" || meaning === "close") this.hold(event.code, meaning);
       else this.act(meaning);
     },
 
     // The browser keeps a gamepad's last values while the page is not in front: they do not count then. Beyond this machine it may
-    // show gamepads to https pages only.
-    pad() {
-      const pads = document.hasFocus() && !document.hidden ? navigator.getGamepads?.() : null;
-      return [...(pads || [])].find((pad) => pad?.connected);
-    },
-
-    padHeld() {
-      const pad = this.pad();
-      if (!pad || !this.before) return [];
-      const axis = (index) => (Math.abs(pad.axes[index] || 0) < 0.12 ? 0 : pad.axes[index]);
-      const button = (index) => pad.buttons[index]?.value || 0;
-      return [
+    // show gamepads to https pages only. A pad without the standard layout may have a trigger, at -1, where a stick should be.
+    readGamepad() {
+      const seen = document.hasFocus() && !document.hidden ? navigator.getGamepads?.() : null;
+      const pads = [...(seen || [])].filter((pad) => pad?.connected);
+      const pad = pads.find((pad) => pad.mapping === "standard");
+      const name = (pad || pads[0])?.id.split("(")[0];
+      this.gamepad = pad ? `Gamepad: ${name}` : pads.length ? `${name}: its layout is not known here.` : navigator.getGamepads ? "Gamepad: press a button." : "";
+      this.padHeld = [];
+      if (!pad) return this.rested.clear();
+      const counted = (part, value) => {
+        if (!value) this.rested.add(part);
+        return this.rested.has(part) ? value : 0;
+      };
+      const axis = (index) => counted(`axis ${index}`, Math.abs(pad.axes[index] || 0) < 0.12 ? 0 : pad.axes[index]);
+      const button = (index) => counted(`button ${index}`, pad.buttons[index]?.value || 0);
+      for (const index in BUTTONS) if (button(index) && this.rested.delete(`button ${index}`)) this.act(BUTTONS[index]);
+      this.padHeld = [
         {meaning: "-x", amount: axis(1)}, {meaning: "-y", amount: axis(0)}, {meaning: "-yaw", amount: axis(2)}, {meaning: "-z", amount: axis(3)},
         {meaning: "+pitch", amount: button(13) - button(12)}, {meaning: "+roll", amount: button(15) - button(14)},
         ...(button(6) > 0.5 ? [{meaning: "open"}] : []), ...(button(7) > 0.5 ? [{meaning: "close"}] : []),
       ];
-    },
-
-    readGamepad() {
-      const pad = this.pad();
-      this.gamepad = pad ? `Gamepad: ${pad.id.split("(")[0]}` : navigator.getGamepads ? "Gamepad: press a button." : "";
-      if (!pad) return;
-      const now = Object.fromEntries(Object.keys(BUTTONS).map((index) => [index, !!pad.buttons[index]?.pressed]));
-      for (const index in now) if (this.before && now[index] && !this.before[index]) this.act(BUTTONS[index]);
-      this.before = now;
     },
   },
 };

@@ -104,7 +104,12 @@ class Viewer:
     _offset: float = math.inf
 
     def connect(self, connection: Any) -> None:
-        self.connection, self.sent, self.seen, self.picture, self._offset = connection, 0, 0, 0, math.inf
+        self.connection, self.sent, self.seen, self.picture = connection, 0, 0, 0
+        self.compare_clocks()
+
+    def compare_clocks(self) -> None:
+        """Anew: those of a phone stand still while it sleeps."""
+        self._offset = math.inf
 
     def sent_at(self, theirs: float, now: float) -> float:
         """When a message was sent, in our clock, if the quickest of the last ones took no time: so a backlog shows as old."""
@@ -163,7 +168,7 @@ class Page:
                     sender = asyncio.create_task(self._send(viewer, connection))
                 elif viewer.connection is connection:  # else it has come back on another one, and this one is a ghost
                     await self._receive(viewer, message)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             await connection.close(1008, f"not a message of this page: {error}"[:120])
         finally:
             if sender is not None:
@@ -189,11 +194,12 @@ class Page:
             return
         viewer.done = number
         if event == "take":
+            viewer.compare_clocks()
             self.wheel.take(viewer.name, now)
         elif event == "give":
             self.wheel.give(viewer.name)
-        elif event not in EVENTS:
-            raise FormatError(f"event {event!r} is not one of take, give, {', '.join(EVENTS)}")
+        elif event not in EVENTS or event == "toggle":  # which is the device's word for take and give
+            raise FormatError(f"event {event!r} is not one that a page has")
         elif event == "stop" or self.wheel.driver in (None, viewer.name):  # anybody may stop; the rest is the driver's, if there is one
             await self._press(event, episode)
         self._tell()
