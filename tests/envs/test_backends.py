@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError
-from hilt.envs.backends import Backend, TabletopBackend, open_backend
+from hilt.envs.backends import Backend, RobotState, TabletopBackend, open_backend
 from tests.envs.test_control import Bench
 from tests.envs.toy_arm import ToyArm
 
@@ -48,6 +48,24 @@ def test_a_slow_grip_takes_longer() -> None:
         bench.run(0.4)
         opening.append(bench.backend.state(0).gripper_pos)
     assert opening[0] < 0.1 < 0.3 < opening[1]
+
+
+def test_a_state_of_the_wrong_shape_is_named_before_anybody_moves() -> None:
+    """The size alone would do for a Jacobian that is turned: its numbers would be mixed up."""
+    good = ToyArm().state(0)
+    for name, wrong in (("pose", np.zeros(6)), ("jacobian", np.zeros((7, 6))), ("gripper_pos", [1.0])):
+        with pytest.raises(ConfigError, match=rf"{name} of a RobotState has the shape \(.*\); expected \("):
+            RobotState(**{**good.__dict__, name: wrong})
+
+
+def test_a_stopped_arm_is_commanded_no_more() -> None:
+    bench = Bench(ToyArm())
+    holds: list[int] = []
+    bench.backend.hold = holds.append
+    bench.arm.stop()
+    bench.arm.stop()
+    bench.arm.release()
+    assert holds == [0], "before it was stopped, and not after"
 
 
 @pytest.mark.parametrize(

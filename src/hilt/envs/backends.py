@@ -40,6 +40,11 @@ class RobotState:
     jacobian: Array  # [6, 7]
     gripper_pos: float  # 0 is closed, 1 is open
 
+    def __post_init__(self) -> None:
+        for name, expected in SHAPES.items():
+            if (shape := np.shape(getattr(self, name))) != expected:
+                raise ConfigError(f"{name} of a RobotState has the shape {shape}; expected {expected}.")
+
     def to_vector(self) -> Array:
         return np.concatenate([np.ravel(getattr(self, name)) for name in SHAPES]).astype(np.float64)
 

@@ -104,12 +104,12 @@ class Arm:
         self.outcome = RefusedError(f"arm {self._arm}: the joint reset was ended by another command, or its client left.")
 
     def release(self) -> None:
-        """Ends whatever motion there is."""
+        """Ends whatever motion there is; an arm that is stopped is not told to stay, lest it begins to obey."""
         if self.mode != "stopped":
             self.hold()
 
     def stop(self) -> None:
-        self.hold()
+        self.release()
         self._backend.stop(self._arm)
         self.mode = "stopped"
 
@@ -359,7 +359,7 @@ def main() -> None:
             at_the_end.callback(backend.close)
             loop = Loop(backend, limits, line, board)
             for arm in loop.arms:
-                at_the_end.callback(arm.hold)
+                at_the_end.callback(arm.release)
             boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
             hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
             gc.freeze()
