@@ -223,6 +223,8 @@ def test_frames_for_a_classifier(tmp_path: Path):
         (["--classifier", "--keep", "all"], 2, "leave out --keep"),
         (["--successes-needed", "3"], 2, "--successes-needed is for --classifier"),
         (["--states", "1-x"], 2, "expected numbers and ranges"),
+        (["--states", "5-3"], 2, "expected numbers and ranges"),
+        (["--states", "1,,2"], 2, "expected numbers and ranges"),
         (["-o", "delay"], 2, "expected NAME=VALUE"),
         (["-o", "colour=red"], 1, "cannot be made with the options {'colour': 'red'}: Toy.__init__() got an unexpected keyword argument"),
         (["-d", "speed=2"], 1, "script cannot be made with the options {'speed': 2}"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
@@ -12,7 +15,7 @@ from gymnasium.spaces import Box
 from hilt.core.errors import ConfigError, HiltError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, Files, _path_of
 from hilt.core.tree import flatten
-from hilt.envs.task import make
+from hilt.envs.task import as_task, make
 from hilt.formats import open_dataset
 from hilt.formats.convert import convert
 from hilt.replay import Log
@@ -213,16 +216,19 @@ def test_a_person(tmp_path: Path):
 
 
 def test_an_episode_that_nobody_touched_goes(tmp_path: Path):
-    """Where the environment keeps its own rate, it is not made to wait; nor does an arm that waits for somebody."""
+    """Where the environment keeps its own rate, an episode begins with the reset; but an arm that nobody drives is not reset again."""
 
     class Paced(Toy):
         def timing(self) -> dict[str, float]:
             return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
 
-    person = Person(*[None] * 5, "success", None, 1.0, "success")  # the first word is a slip
+    person = Person(*[None] * 5, "success", None, 1.0, 1.0, "success")  # the first word is a slip
     watch = Seen()
-    summary = record(Paced(hz=0.01), person, tmp_path / "a", Settings(TOY, episodes=1, keep="all"), watch=watch, videos=False)
-    assert [r.dropped for r in watch.episodes] == ["nobody acted", ""] and summary.have == 1
+    summary = record(Paced(), person, tmp_path / "a", Settings(TOY, episodes=1, keep="all"), watch=watch, videos=False)
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("nobody acted", 6), ("", 2)] and summary.have == 1
+    assert any(status.message.endswith("Take over to begin.") for status in person.shown), "no reset until somebody is there"
+    summary = record(Paced(), Person(*[None] * 9, "stop"), tmp_path / "b", Settings(TOY), videos=False)
+    assert summary.stopped and summary.attempts == 1
     assert summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
 
 
@@ -244,6 +250,131 @@ def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
 def test_a_script_that_always_fails_is_told(tmp_path: Path):
     with pytest.raises(HiltError, match=f"device script failed {FAILURES_IN_A_ROW} times"):
         session(tmp_path / "a", toy={"hopeless": list(range(8))})
+
+
+def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its error comes at once, not after the videos; what was recorded before stays, and no half of an episode does."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["sleep", "60"], **options))  # videos take long
+    steps = []
+
+    class Fails(Toy):
+        def step(self, action: Any) -> Any:
+            steps.append(action)
+            if len(steps) == 6:
+                raise RuntimeError("the cable is loose")
+            return super().step(action)
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="the cable is loose"):
+        record(Fails(), Script(), tmp_path / "a", Settings(TOY, episodes=9))
+    assert time.monotonic() - began < 30
+    with opened(tmp_path / "a") as log:
+        assert all("task" in log.facts.about(number) for number in log.trajectories()) and log.trajectories()
+        assert len(log) == sum(log.facts.about(number)["steps"] for number in log.trajectories()) < 6
+
+
+def test_arrays_that_the_environment_uses_again_are_copied(tmp_path: Path):
+    class Reuses(Toy):
+        kept: Any = None
+
+        def _seen(self) -> Any:
+            fresh = super()._seen()
+            self.kept = self.kept or fresh
+            self.kept["state"]["left/point"][:] = fresh["state"]["left/point"]
+            self.kept["images"]["front"][:] = fresh["images"]["front"]
+            return self.kept
+
+    record(Reuses(), Script(), tmp_path / "a", Settings(TOY, episodes=1), videos=False)
+    with opened(tmp_path / "a") as log:
+        moved, steps = points(log, 0), log.read(log.trajectory_keys(0))
+        assert np.allclose(np.diff(moved, axis=0), 0.2 * steps["actions"], atol=1e-6) and (moved[0] == 0).all()
+        shown = [steps[name]["images"]["front"][:, 0, 0, 1] for name in ("observations", "next_observations")]
+        assert (shown[1] - shown[0] == 10).all()
+
+
+def test_the_clock_of_the_computer_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now = iter(np.linspace(2e9, 1e9, 100))
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    session(tmp_path / "a", episodes=2)
+    with opened(tmp_path / "a") as log:
+        times = log.read(log.all().keys(), ["times"])["times"]
+        assert (np.diff(np.stack([times[name] for name in ("observed", "sent", "applied")], 1).ravel()) >= 0).all()
+
+
+def test_no_seed_comes_twice(tmp_path: Path):
+    """A state whose first attempt failed was recorded with the seed of the second; a session that goes on must not repeat it."""
+
+    class Unlucky(Toy):
+        attempts = 0
+
+        def expert(self) -> Any:
+            Unlucky.attempts += 1
+            return (lambda: np.zeros(3)) if Unlucky.attempts == 1 else super().expert()
+
+    for episodes in (1, 2):
+        record(Unlucky(), Script(), tmp_path / "a", Settings(TOY, episodes=episodes, states=[3]), videos=False)
+    with opened(tmp_path / "a") as log:
+        assert len({log.facts.about(number)["seed"] for number in log.trajectories()}) == 2
+
+
+def test_the_seed_decides_the_order(tmp_path: Path):
+    orders = []
+    for number, seed in enumerate((0, 0, 1)):
+        session(tmp_path / str(number), episodes=5, seed=seed)
+        with opened(tmp_path / str(number)) as log:
+            orders.append([log.facts.about(trajectory)["state"] for trajectory in log.trajectories()])
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_an_environment_that_never_says_whether_it_succeeded(tmp_path: Path):
+    """With a script that is an error, or with all kept unknown; a person marks it."""
+
+    class Silent(Toy):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return *rest, {}
+
+    with pytest.raises(HiltError, match=r"does not say in info whether it succeeded.*--keep all"):
+        record(Silent(), Script(), tmp_path / "a", Settings(TOY), videos=False)
+    watch = Seen()
+    record(Silent(), Script(), tmp_path / "b", Settings(TOY, episodes=2, keep="all"), watch=watch)
+    assert [r.success for r in watch.episodes] == [None, None]
+    with opened(tmp_path / "b") as log:
+        assert "success" not in log.facts.about(0) and len(list((tmp_path / "b" / "videos").iterdir())) == 2
+    person = Person(1.0, 1.0, "success", *[1.0] * 6)
+    summary = record(Silent(), person, tmp_path / "c", Settings(TOY, episodes=2), videos=False)
+    assert (summary.have, summary.discarded) == (1, {"no success": 1, "stopped": 1})
+
+
+def test_a_plain_environment(tmp_path: Path):
+    """Numbered states, words and a limit come from `as_task`, in Python as in the command."""
+    env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
+    script = Script(expert=lambda env: lambda: np.array([0.5]))
+    record(env, script, tmp_path / "a", Settings("Pendulum-v1", episodes=2, keep="all", split="eval", states=[3, 4]), videos=False)
+    with opened(tmp_path / "a") as log:
+        assert [log.facts.about(number)["state"] for number in log.trajectories()] == [3, 4]
+        assert log.facts.about(0)["language_instruction"] == "pendulum" and log.facts.about(0)["split"] == "eval"
+        assert max(replay_open_loop(log, 0, as_task(env)).values()) == 0
+
+
+def test_two_sessions_in_one_folder(tmp_path: Path):
+    class Second(Seen):
+        def step(self, summary: Summary) -> None:
+            with pytest.raises(HiltError, match="is writing to this log"):
+                session(tmp_path / "a", episodes=9)
+
+    assert record(Toy(), Script(), tmp_path / "a", Settings(TOY, episodes=1), watch=Second(), videos=False).have == 1
+
+
+def test_a_penalty_that_comes_late_is_refused(tmp_path: Path):
+    class Late(Toy):
+        def step(self, action: Any) -> Any:
+            *rest, info = super().step(action)
+            return *rest, {**info, **({"grasp_penalty": -0.02} if self.steps > 1 else {})}
+
+    with pytest.raises(SchemaError, match=r"grasp_penalty is not in every info\. Give it in each step"):
+        record(Late(), Script(), tmp_path / "a", Settings(TOY), videos=False)
 
 
 def test_the_penalty_of_the_gripper_becomes_a_column(tmp_path: Path):
@@ -311,7 +442,7 @@ def test_observations_as_hil_serl_has_them(tmp_path: Path):
         shapes = {path: spec.shape for path, spec in log.schema.columns.items() if path.startswith("observations")}
         assert shapes == {"observations/state": (1, 19), "observations/front": (1, 64, 64, 3), "observations/wrist": (1, 64, 64, 3)}
         steps = log.read(log.trajectory_keys(0), ["actions", "grasp_penalty", "observations/state"])
-        assert np.allclose(np.unique(steps["grasp_penalty"]), [-0.05, 0]), "the gripper was told to close"
+        assert np.allclose(np.unique(steps["grasp_penalty"]), [-0.02, 0]), "the gripper was told to close"
         assert np.allclose(steps["observations"]["state"][0, 0, 4:10], 0, atol=1e-6), "poses are relative to the first"
         assert len(log.trajectory_keys(0)) == log.facts.about(0)["intervention_steps"]
         assert replay_open_loop(log, 0, as_hil_serl(env))["observations/state"] < 1e-2

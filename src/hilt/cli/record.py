@@ -139,7 +139,7 @@ class Terminal:
             self._live.update(Text(now))
 
     def episode(self, recorded: Recorded, s: Summary) -> None:
-        how = "success" if recorded.success else "no success"
+        how = {True: "success", False: "no success", None: "success unknown"}[recorded.success]
         what = f"dropped: {recorded.dropped}" if recorded.dropped else f"{how}, power-safe"
         typer.echo(f"episode {s.attempts}: {recorded.steps} steps, {what}; have {self._have(s)}")
 
@@ -192,8 +192,8 @@ def _pairs(given: list[str] | None) -> dict[str, Any]:
 def _numbers(text: str) -> list[int]:
     """``0-9,15``"""
     out: list[int] = []
-    for part in filter(None, text.split(",")):
-        if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())):
+    for part in text.split(",") if text else []:
+        if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())) or int(match[2] or match[1]) < int(match[1]):
             raise typer.BadParameter(f"--states {text!r}: expected numbers and ranges, such as 0-9,15.")
         out += range(int(match[1]), int(match[2] or match[1]) + 1)
     return out

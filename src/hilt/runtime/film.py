@@ -63,8 +63,10 @@ class Filmer:
             self._process.stdin.write(f"{trajectory}\n")
             self._process.stdin.flush()
 
-    def close(self, trajectories: list[int]) -> None:
+    def close(self, trajectories: list[int], wait: bool = True) -> None:
         """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories."""
+        if not wait:
+            self._process.kill()
         try:
             said, _ = self._process.communicate(timeout=DEADLINE_S)
             self.notes += said.splitlines()
@@ -103,7 +105,7 @@ def frames(log: Log, trajectory: int, hz: float) -> Iterator[Array]:
     """The pictures of an episode: what was seen before each action, and at last what came of the last one."""
     names, keys, facts = cameras(log), log.trajectory_keys(trajectory), log.facts.about(trajectory)
     small = log.read(keys, [name for name in ("source", "rewards", "labels") if name in log.schema.columns])
-    words, success = str(facts.get("language_instruction", "")), bool(facts.get("success"))
+    words = str(facts.get("language_instruction", ""))
     for step, key in enumerate(keys):
         seen = flatten(log.read([key], names))
         source = Source(int(small["source"][step]))
@@ -115,7 +117,7 @@ def frames(log: Log, trajectory: int, hz: float) -> Iterator[Array]:
         [after[f"next_{name}"][0] for name in names],
         COLOURS[source],
         [words, f"after {len(keys)} steps   reward {small['rewards'].sum():.2f} in all"],
-        ("SUCCESS", GREEN) if success else ("no success", RED),
+        {True: ("SUCCESS", GREEN), False: ("no success", RED), None: None}[facts.get("success")],
     )
     yield from [end] * max(1, round(hz * LAST_SECONDS))
 
@@ -155,7 +157,7 @@ def main(log_path: str, folder: str, hz: str) -> None:
         try:
             with Log.open(log_path, "r") as log:
                 film(log, int(line), video_of(Path(folder), int(line)), float(hz))
-        except HiltError as error:
+        except (HiltError, OSError, ValueError, RuntimeError) as error:  # an encoder's too: one video must not cost the others
             sys.stdout.write(f"no video of trajectory {int(line)}: {error}\n")
 
 

@@ -1,11 +1,13 @@
 """Recording: a person or a script drives a task, and a log keeps the episodes.
 
 An episode counts when its facts are written, in one line, after its last step: then it is power-safe. Whatever ends this process
-before leaves steps without facts, which the next session in the same folder drops before it goes on.
+before leaves steps without facts, which the next session in the same folder drops before it goes on. An error drops them at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
 import time
 from collections import Counter
@@ -17,10 +19,10 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, MissingPackageError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, MissingPackageError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source, Step
 from hilt.envs.rate import Rate
-from hilt.envs.task import success_of
+from hilt.envs.task import as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.replay import Log
 from hilt.replay.writer import Episode
@@ -34,6 +36,7 @@ RATE_HZ = 10.0
 """Control rate of a task that has none, when a person drives it."""
 FAILURES_IN_A_ROW = 20
 """So often a script may fail before recording ends with an error: it would never end otherwise."""
+NOBODY = "nobody acted"
 SUCCESS_FRAMES = 20
 """Labelled frames: so many steps a script goes on after success, for there are to be many of them."""
 
@@ -126,7 +129,8 @@ class Recorded:
     trajectory: int
     """Its number in the log"""
     steps: int
-    success: bool
+    success: bool | None
+    """None: the environment does not say, and nobody could mark it"""
     dropped: str
     """Why it did not stay, in words; empty when it did, and is power-safe"""
 
@@ -154,8 +158,10 @@ def record(
     try:
         recorder.begin(videos)
         recorder.run()
-    finally:
-        recorder.close()
+    except BaseException:
+        recorder.close(wait=False)  # the error is to be seen now; the next session makes the videos
+        raise
+    recorder.close()
     return recorder.summary
 
 
@@ -166,6 +172,7 @@ class Recorder:
         self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
         self._person = device.source == Source.HUMAN
         self._labels = settings.successes_needed > 0
+        env = as_task(env)
         if self._labels:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
         self._seat = Seat(device, marks=self._labels)
@@ -173,6 +180,8 @@ class Recorder:
         self._env: Any = as_hil_serl(self._control) if settings.observations == "hil-serl" else self._control
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
+        self._seeds: set[int] = set()
+        self._began = time.time() - time.perf_counter()  # one clock that never goes back, whatever happens to the computer's
         self._nothing = _nothing(env.action_space)
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
@@ -187,7 +196,8 @@ class Recorder:
             facts = self._log.facts.about(trajectory)
             if "task" in facts:
                 self._tries[facts.get("state", 0)] += facts.get("split", self._settings.split) == self._settings.split
-                self._count(trajectory, facts["success"])
+                self._seeds.add(facts["seed"])
+                self._count(trajectory, facts.get("success"))
             else:
                 self._log.delete(trajectory)
                 self.summary.unfinished += 1
@@ -208,18 +218,28 @@ class Recorder:
                 if self._watch is not None:
                     self._watch.episode(done, s)
                 failures = 0 if done.success else failures + 1
-                if failures == FAILURES_IN_A_ROW and not self._person and self._settings.keep == "successes":
-                    who = f"{self._settings.task}: the device {self._device.name}"
-                    raise HiltError(f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them.")
+                if not self._person and self._settings.keep == "successes":
+                    self._check_script(done, failures)
+                if self._timing is not None and done.dropped == NOBODY:
+                    self._await()  # an arm does not go on by itself from reset to reset
+                    s.stopped = self._seat.stops
 
-    def close(self) -> None:
+    def _check_script(self, done: Recorded, failures: int) -> None:
+        """It would go on for ever when nothing of it can stay."""
+        if done.success is None:
+            raise HiltError(f"{self._settings.task} does not say in info whether it succeeded, so nothing stays. Keep all with --keep all.")
+        if failures == FAILURES_IN_A_ROW:
+            who = f"{self._settings.task}: the device {self._device.name}"
+            raise HiltError(f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them.")
+
+    def close(self, wait: bool = True) -> None:
         """Everything is on the disk when this returns; a video that takes too long is made by the next session."""
         try:
             timing = self._timing if self._rate is None else self._rate.timing
             if timing is not None and self.summary.steps:
                 self.summary.timing = timing()
             if self._filmer is not None:
-                self._filmer.close(self._log.trajectories())
+                self._filmer.close(self._log.trajectories(), wait)
                 self.summary.videos = self._filmer.made
                 self.summary.notes += self._filmer.notes
         finally:
@@ -229,53 +249,80 @@ class Recorder:
 
     def _episode(self) -> Recorded | None:
         """Records one; None when it was stopped before its first step."""
-        s, marked, ended = self.summary, 0, False
-        running: Episode | None = None
+        s = self.summary
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
         self._control.message = f"{s.have} of {s.wanted} recorded"
-        observation, info = self._env.reset(seed=seed, options=start or None)
-        while self._rate is not None and not self._stop() and not self._seat.begins():
-            self._tell()  # an episode begins when somebody acts: until then its step limit does not run
-            time.sleep(1 / self._hz)
-        began = time.perf_counter()
+        observation, _ = self._env.reset(seed=seed, options=start)
         if self._rate is not None:
+            self._await()  # an episode begins when somebody acts: until then its step limit does not run
             self._rate.restart()
+        began = time.perf_counter()
+        running: list[Episode] = []
+        try:
+            info, marked, ended = self._steps(observation, running)
+        except Exception:
+            with contextlib.suppress(HiltError):  # a full disk; the next session drops it
+                for episode in running:
+                    episode.end()
+                    self._log.delete(episode.trajectory)
+            raise
+        s.seconds += time.perf_counter() - began
+        if not running:
+            return None
+        running[0].end()
+        success = bool(marked) if self._labels else success_of(info)
+        if success is None and self._person:
+            success = False  # they have a button for it
+        people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
+        return self._settle(running[0], success, ended, {**start, "seed": seed, "steps": s.step, **people})
+
+    def _steps(self, observation: Any, running: list[Episode]) -> tuple[dict[str, Any], int, bool]:
+        """Records steps into `running`, which the first one begins: the last info, how many were marked, whether the episode ended."""
+        s, info, marked, ended = self.summary, {}, 0, False
+        before = _own(observation)
         while not ended:
             if self._stop():
                 s.stopped = True
                 break
-            observed = time.time()
+            observed = self._now()
             if self._rate is not None:
                 self._rate.wait()
-            sent = time.time()
-            after, reward, terminated, truncated, info = self._env.step(self._nothing)
-            times = dict(zip(TIMES, (observed, sent, time.time()), strict=True))
-            running = running or self._begin_episode(info)
-            label, ended = self._label(info), bool(terminated or truncated)
+            sent = self._now()
+            observation, reward, terminated, truncated, info = self._env.step(self._nothing)
+            times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
+            after, label, ended = _own(observation), self._label(info), bool(terminated or truncated)
+            if not running:
+                running.append(self._begin_episode(info))
+            elif GRASP in info and GRASP not in self._log.schema.columns:
+                raise SchemaError(f"{self._settings.task}: {GRASP} is not in every info. Give it in each step, 0.0 where there is none.")
             extra = {LABELS: np.int32(label), GRASP: np.float32(info.get(GRASP, 0.0))}
             step = Step(
-                nested(observation),
-                np.asarray(info.get("intervene_action", self._nothing), self._log.schema.columns["actions"].dtype),
+                before,
+                np.asarray(info["executed_action"], self._log.schema.columns["actions"].dtype),
                 np.float32(reward),  # type: ignore[arg-type]
-                nested(after),
+                after,
                 bool(terminated),
                 bool(truncated),
                 Source(info["source"]),
                 times=times,
                 extra={name: value for name, value in extra.items() if name in self._log.schema.columns},
             )
-            running.append(step.columns())
-            observation, marked = after, marked + label
+            running[0].append(step.columns())
+            before, marked = after, marked + label
             s.step, s.steps, s.stopped = s.step + 1, s.steps + 1, bool(info.get("stop"))
             self._tell()
-        s.seconds += time.perf_counter() - began
-        if running is None:
-            return None
-        running.end()
-        success = bool(marked) if self._labels else bool(success_of(info))
-        people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
-        return self._settle(running, success, ended, {**start, "seed": seed, "steps": s.step, **people})
+        return info, marked, ended
+
+    def _await(self) -> None:
+        """Until somebody acts or presses something, or the session is stopped."""
+        while not self._stop() and not self._seat.begins():
+            self._tell()
+            time.sleep(1 / self._hz)
+
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return self._began + time.perf_counter()
 
     def _tell(self) -> None:
         if self._watch is not None:
@@ -289,20 +336,21 @@ class Recorder:
             self._log = Log.open(path, schema=schema)
         return self._log.episode(actor=self._device.name)
 
-    def _settle(self, running: Episode, success: bool, ended: bool, facts: dict[str, Any]) -> Recorded:
+    def _settle(self, running: Episode, success: bool | None, ended: bool, facts: dict[str, Any]) -> Recorded:
         """The episode stays, or goes."""
         reason = ""
         if not ended or (self.summary.stopped and not success):
             reason = "stopped"
         elif not facts["intervention_steps"] and not (self._labels and success):
-            reason = "nobody acted"
+            reason = NOBODY
         elif not success and not self._labels and self._settings.keep == "successes":
             reason = "no success"
         if reason:
             self._log.delete(running.trajectory)
             self.summary.discarded[reason] += 1
         else:
-            self._log.annotate(running.trajectory, success=success, **self._facts(), **facts)  # power-safe when it returns
+            known = {} if success is None else {"success": success}
+            self._log.annotate(running.trajectory, **known, **self._facts(), **facts)  # power-safe when it returns
             self._count(running.trajectory, success)
             if self._filmer is not None:
                 self._filmer.ask(running.trajectory)
@@ -323,20 +371,22 @@ class Recorder:
             "versions": {name: str(sys.modules[name].__version__) for name in packages if name in sys.modules},
         }
 
-    def _count(self, trajectory: int, success: bool) -> None:
+    def _count(self, trajectory: int, success: bool | None) -> None:
         s = self.summary
-        s.episodes, s.successes = s.episodes + 1, s.successes + success
+        s.episodes, s.successes = s.episodes + 1, s.successes + bool(success)
         if self._labels:
             s.have += int(self._log.read(self._log.trajectory_keys(trajectory), [LABELS])[LABELS].sum())
         else:
-            s.have += success or self._settings.keep == "all"
+            s.have += bool(success) or self._settings.keep == "all"
 
     def _next_start(self) -> tuple[dict[str, Any], int]:
         """An initial state that was tried least, and a seed for whatever else is random."""
-        state = min(self._states, key=lambda number: self._tries[number], default=0)
-        seed = np.random.SeedSequence([self._settings.seed, state, self._tries[state]]).generate_state(1)[0]
-        self._tries[state] += 1
-        return {"split": self._settings.split, "state": state} if self._states else {}, int(seed)
+        state = min(self._states, key=lambda number: self._tries[number])
+        while True:
+            seed = int(np.random.SeedSequence([self._settings.seed, state, self._tries[state]]).generate_state(1)[0])
+            self._tries[state] += 1
+            if seed not in self._seeds:  # an earlier session's, which would be the same episode once more
+                return {"split": self._settings.split, "state": state}, seed
 
     def _label(self, info: Mapping[str, Any]) -> int:
         """Whether this step is marked as success: by the person, or for a script by the environment."""
@@ -346,13 +396,18 @@ class Recorder:
 
 
 def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
-    """The initial states to begin from; none when the task has no numbered ones."""
-    if known and settings.split not in known:
+    """The initial states to begin from."""
+    if settings.split not in known:
         raise UnknownNameError("split", settings.split, known)
-    count = known.get(settings.split, 0)
+    count = known[settings.split]
     if wrong := [number for number in settings.states if not 0 <= number < count]:
         raise ConfigError(f"initial state {wrong[0]} of {settings.split}: {settings.task} has {count} there, counted from 0.")
     return list(settings.states) or np.random.default_rng(settings.seed).permutation(count).tolist()
+
+
+def _own(observation: Any) -> Any:
+    """As the log has it, and a copy: an environment may use its arrays again for the next one."""
+    return copy.deepcopy(nested(observation))
 
 
 def _nothing(space: Any) -> Any:

@@ -40,6 +40,11 @@ class Seat(Device):
         self._ahead = [*self._ahead[-1:], self._device.read()]
         return self._ahead[-1].engaged or bool(self._ahead[-1].events)
 
+    @property
+    def stops(self) -> bool:
+        """Whether *stop* was pressed while nobody had begun."""
+        return any("stop" in reading.events for reading in self._ahead)
+
     def read(self) -> Reading:
         reading = self._ahead.pop(0) if self._ahead else self._device.read()
         self.marked = self._marks and "success" in reading.events
@@ -69,4 +74,4 @@ def as_hil_serl(env: Any) -> Any:
     """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
     the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
-    return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env)
+    return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env, penalty=-0.02)  # as its tasks give it
