@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError
-from hilt.envs.backends import Backend, RobotState, TabletopBackend, open_backend
+from hilt.envs import world
+from hilt.envs.backends import PARAMETERS, Backend, RobotState, TabletopBackend, open_backend
 from tests.envs.test_control import Bench
 from tests.envs.toy_arm import ToyArm
 
@@ -27,6 +28,10 @@ def test_a_wrench_ends_with_silence() -> None:
     assert bench.backend.state(0).pose[0] == pytest.approx(low[0] + 0.05, abs=0.01), "and follows poses as before"
     with pytest.raises(RequestError, match="does not take a wrench: send poses"):
         Backend.wrench(ToyArm(), np.zeros(6), 0)
+
+
+def test_the_routes_and_the_simulation_know_the_same_parameters() -> None:
+    assert set(PARAMETERS) == set(world.PARAMETERS)
 
 
 def test_tabletop_turns_softer_when_it_is_told() -> None:

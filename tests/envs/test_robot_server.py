@@ -629,7 +629,8 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
     ("arguments", "text"),
     [
         (["--host", "0.0.0.0"], "error: host 0.0.0.0 is reached from other machines"),
-        (["--backend", TOY, "--set", "journal"], "error: --set 'journal': expected NAME=VALUE."),
+        (["--backend", TOY, "--set", "journal"], "error: --set 'journal': expected NAME=VALUE, once for each name."),
+        (["--task", "pick", "--set", "task=peg"], "error: --set 'task=peg': expected NAME=VALUE, once for each name."),
         (["--heartbeat", "-1"], "error: heartbeat=-1.0: expected a number above 0."),
         (["--rate", "2000"], "error: rate=2000.0: expected at most 1000 ticks per second."),
         (["--token", "no.token"], "error: no.token: "),

@@ -38,8 +38,8 @@ def serve_robot(
     options = {"task": task} if task is not None else {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting!r}: expected NAME=VALUE.")
+        if not equals or name in options:
+            raise ConfigError(f"--set {setting!r}: expected NAME=VALUE, once for each name.")
         options[name] = value
     limits = Limits(max_speed=max_speed, max_turn=max_turn, heartbeat=heartbeat, rate=rate)
     server = RobotServer(backend, options, host=host, port=port, tokens=tokens or [], limits=limits)
