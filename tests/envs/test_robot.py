@@ -248,6 +248,20 @@ def test_a_refused_pose_ends_the_step_with_the_servers_sentence(toy: ToyRobot):
             env.step(STILL)
 
 
+def test_a_server_that_dies_in_an_episode_is_told_and_one_that_comes_back_goes_on():
+    with ToyRobot() as toy:
+        env = env_of(toy)
+        env.reset()
+        toy.drop_after_reply, port = True, int(toy.url.rpartition(":")[2])
+        env.step(act(x=1))
+    with pytest.raises(RefusedError, match=r"no robot server answers .* Start one: hilt serve-robot"):
+        env.step(act(x=1))
+    with ToyRobot(port=port):
+        env.reset()
+        assert env.step(act(x=1))[0]["state"]["tcp_pose"][0] > 0.5
+    env.close()
+
+
 def test_truncated_at_the_limit_terminated_at_the_target(toy: ToyRobot):
     """Upstream says done at both."""
     env = env_of(toy, step_limit=3, target_pose=[0.5, 0.0, 0.35, -np.pi, 0, 0], reward_threshold=[0.01] * 3 + [0.1] * 3)
@@ -387,6 +401,9 @@ def test_every_setting_says_what_it_means():
         ({"precision": {"translational_Ki": 1.0}}, "precision is about the way to reset_pose"),
         ({"gripper_at_reset": "ajar"}, "gripper_at_reset='ajar': open, close or leave"),
         ({"hz": 0.0}, "a rate of 0.0 Hz"),
+        ({"step_limit": 0}, "step_limit=0: a number above 0"),
+        ({"request_seconds": float("nan")}, "request_seconds=nan: a number above 0"),
+        ({"joint_reset_period": -1}, "joint_reset_period=-1: a number of at least 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], sentence: str):

@@ -196,6 +196,15 @@ def test_what_a_person_did_done_by_a_policy_is_the_same_motion():
     replayed.close()
 
 
+def test_relative_frame_turns_whole_numbers_as_it_turns_others():
+    below = [ScriptedEnv(), ScriptedEnv()]
+    for env, action in zip(map(RelativeFrame, below), ([1, 0, -1, 0, 1, 0, 1], [1.0, 0, -1, 0, 1, 0, 1]), strict=True):
+        env.reset()
+        env.step(action)
+    np.testing.assert_array_equal(below[0].actions[0], below[1].actions[0])
+    assert np.abs(below[0].actions[0]).max() % 1 > 0
+
+
 def test_relative_frame_needs_a_reset_and_an_arm():
     """Upstream's matrix of zeros makes any action a zero action."""
     with pytest.raises(ConfigError, match="Call reset"):
@@ -267,6 +276,24 @@ def test_observations_are_stacked_oldest_first_and_the_first_is_repeated():
     env.step(np.zeros(7))
     obs, *_ = env.step(np.zeros(7))
     np.testing.assert_array_equal(obs["state"]["tcp_pose"], [o["state"]["tcp_pose"] for o in below.observations])
+
+
+def test_a_stack_remembers_what_the_environment_writes_over():
+    class Reuses(gymnasium.Env[Any, Any]):
+        observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Box(-1, 1, (1,), np.float32)
+        seen = np.zeros(1, np.float32)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return self.seen, {}
+
+        def step(self, action: Any) -> Any:
+            self.seen += 1
+            return self.seen, 0.0, False, False, {}
+
+    env = ChunkingWrapper(Reuses(), 3, None)
+    env.reset()
+    env.step(np.zeros(1))
+    assert env.step(np.zeros(1))[0].ravel().tolist() == [0, 1, 2]
 
 
 def test_a_chunk_sums_its_rewards():
@@ -427,11 +454,18 @@ def test_a_time_limit_stays_one(verdict: int):
     assert (reward, terminated, truncated) == (verdict, bool(verdict), True)
 
 
-def test_a_persons_word_counts_more_than_the_classifiers():
-    infos = {1: {"marked": True, "succeed": True}}
-    env = MultiCameraBinaryRewardClassifierWrapper(ScriptedEnv(infos=infos, rewards={1: 1.0}, ends={1: "terminated"}), lambda obs: 0)
+@pytest.mark.parametrize("word", [True, False])
+def test_a_persons_word_counts_more_than_the_classifiers(word: bool):
+    """Success and failure alike; `marked` is what ``TakeOver`` puts into info."""
+
+    class Person(Device):
+        def read(self) -> Reading:
+            return Reading(events=("success" if word else "fail",))
+
+    env = MultiCameraBinaryRewardClassifierWrapper(TakeOver(ScriptedEnv(), Person()), lambda obs: int(not word))
     env.reset()
-    assert env.step(np.zeros(7))[1:] == (1.0, True, False, {"marked": True, "succeed": True})
+    _, reward, terminated, truncated, info = env.step(np.zeros(7))
+    assert (reward, terminated, truncated, info["succeed"]) == (float(word), True, False, word)
 
 
 def test_what_is_no_classifier_is_told():

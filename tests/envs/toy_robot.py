@@ -16,7 +16,7 @@ DOWN = [1.0, 0.0, 0.0, 0.0]
 class ToyRobot:
     """`routes` and `bodies` are what was asked; `delays`, `refusals`, `blocked`, `sag` are what goes wrong; with a `scene` it simulates."""
 
-    def __init__(self, scene: dict[str, Any] | None = None):
+    def __init__(self, scene: dict[str, Any] | None = None, port: int = 0):
         self.pose, self.gripper = [0.5, 0.0, 0.2, *DOWN], 1.0
         self.scene, self.blocked, self.sag = scene, False, 0.0
         self.asked: list[tuple[str, Any, float, float]] = []  # route, body, began, ended
@@ -43,7 +43,7 @@ class ToyRobot:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

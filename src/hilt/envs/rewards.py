@@ -26,7 +26,7 @@ class _RewardWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if info.get("marked"):  # a person has said so, by ``TakeOver``'s device: their word counts
+        if "marked" in info:  # a person has said success or failure, by ``TakeOver``'s device: their word counts
             return obs, float(reward), bool(terminated), bool(truncated), info
         reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
         return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed}

@@ -115,6 +115,10 @@ class RobotConfig:
                 raise ConfigError(f"reset_pose={self.reset_pose} is outside limit_low={self.limit_low} and limit_high={self.limit_high}.")
         elif idle := [key for key in ("random_reset", "precision", "reset_seconds", "reset_tolerance") if self.given(key)]:
             raise ConfigError(f"{idle[0]} is about the way to reset_pose, which is not given. Give reset_pose, or leave {idle[0]} out.")
+        positive = ("request_seconds", "joint_reset_seconds", "reset_seconds", "reset_tolerance", "step_limit", "image_size")
+        for key in [*positive, "gripper_seconds", "joint_reset_period"]:
+            if (value := getattr(self, key)) is not None and not (value > 0 or (value == 0 and key not in positive)):
+                raise ConfigError(f"{key}={value}: a number {'above 0' if key in positive else 'of at least 0'} was expected.")
         if self.gripper_at_reset not in ("open", "close", "leave"):
             raise ConfigError(f"gripper_at_reset={self.gripper_at_reset!r}: open, close or leave was expected.")
 

@@ -16,6 +16,7 @@ array, a dictionary or a space of the environment below it; its own spaces are t
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ class RelativeFrame(gymnasium.Wrapper):
         return _with_state(obs, changed), {**info, "original_state_obs": original}
 
     def _turned(self, action: Any, adjoints: list[Array]) -> Array:
-        action = np.array(action)  # a copy: the caller keeps what was asked for
+        action = np.array(action, np.result_type(np.asarray(action), np.float32))  # a copy: the caller keeps what was asked for
         for start, matrix in zip(range(0, len(action), self._per_arm), adjoints, strict=True):
             action[start : start + 6] = matrix @ action[start : start + 6]
         return action
@@ -177,7 +178,7 @@ class ChunkingWrapper(gymnasium.Wrapper):
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**options)
-        self._recent.extend([obs] * self.obs_horizon)
+        self._recent.extend([copy.deepcopy(obs)] * self.obs_horizon)
         return _stacked(list(self._recent)), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -188,7 +189,7 @@ class ChunkingWrapper(gymnasium.Wrapper):
         total, infos = 0.0, []
         for one in asked[:horizon]:
             obs, reward, terminated, truncated, info = self.env.step(one)
-            self._recent.append(obs)
+            self._recent.append(copy.deepcopy(obs))  # an environment may use its arrays again for the next one
             total += float(reward)
             infos.append(info)
             if terminated or truncated:
