@@ -232,7 +232,10 @@ export default {
         const canvas = [...this.$el.querySelectorAll("canvas")].find((canvas) => canvas.dataset.camera === name);
         if (!canvas || canvas.number > number) return; // a newer one was quicker
         canvas.number = number;
-        if (canvas.width !== picture.width || canvas.height !== picture.height) [canvas.width, canvas.height] = [picture.width, picture.height];
+        if (canvas.width !== picture.width || canvas.height !== picture.height) {
+          [canvas.width, canvas.height] = [picture.width, picture.height];
+          canvas.parentElement.style.setProperty("--ratio", picture.width / picture.height);
+        }
         canvas.getContext("2d").drawImage(picture, 0, 0);
       }));
     },
