@@ -207,6 +207,18 @@ def test_knock_wants_the_other_bottle_standing() -> None:
     assert not task.success(world)
 
 
+def test_sweep_wants_both_on_the_mat() -> None:
+    """Not beside it, nor behind it."""
+    task, world = make("sweep")
+    task.begin(world, "train", 2)
+    down = from_euler([0, 0, 0])
+    world.place("one", np.array([0.6, 0.1, 0.018, *down]))
+    assert not task.success(world)
+    for x, y, done in ((0.6, -0.1, True), (0.56, 0.0, False), (0.75, 0.0, False), (0.6, 0.25, False)):
+        world.place("two", np.array([x, y, 0.018, *down]))
+        assert task.success(world) is done, (x, y)
+
+
 def test_slide_wants_the_knob_to_stop_at_the_mark() -> None:
     task, world = make("slide")
     task.begin(world, "train", 2)

@@ -410,22 +410,28 @@ add(
     lambda world: uprightness(world, "yellow") < 0.3 and uprightness(world, "purple") > 0.95,
 )
 
-SWEPT = 0.57  # where the tray begins, in x
+SWEPT, MAT = 0.57, (0.07, 0.22)  # where the mat begins, in x, and half of its length and width
 
 
 def place_crumbs(world: World, rng: np.random.Generator) -> None:
     for name, point in zip(("one", "two"), two_points(rng, 0.09, [0.40, -0.14], [0.48, 0.14]), strict=True):
         world.place(name, pose(point, 0.018, rng.uniform(-0.3, 0.3)))
-    world.place("tray", pose((SWEPT + 0.07, 0.0), 0.001))
+    world.place("mat", pose((SWEPT + MAT[0], 0.0), 0.001))
+
+
+def swept(world: World, name: str) -> bool:
+    """It lies on the mat, not beside or behind it."""
+    off = np.abs(position(world, name) - position(world, "mat"))[:2]
+    return bool((off < MAT).all()) and rests(world, name, 0.018)
 
 
 add(
     "sweep",
     "sweep both blocks onto the green mat",
     120,
-    cube("one", RED, 0.018) + cube("two", YELLOW, 0.018) + fixed("tray", geom("box", ".07 .22 .001", GREEN, more=GHOST)),
+    cube("one", RED, 0.018) + cube("two", YELLOW, 0.018) + fixed("mat", geom("box", f"{MAT[0]} {MAT[1]} .001", GREEN, more=GHOST)),
     place_crumbs,
-    lambda world: all(position(world, name)[0] > SWEPT and rests(world, name, 0.018) for name in ("one", "two")),
+    lambda world: all(swept(world, name) for name in ("one", "two")),
 )
 
 # ---- two arms: objects with a post on either side, gripped from above -----------------------------------------------------------
