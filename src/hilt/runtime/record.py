@@ -116,7 +116,7 @@ class Summary:
     def rate(self) -> str:
         """The control rate and its jitter, in words."""
         if self.timing is None:
-            return f"{self.steps / self.seconds:.0f} steps/s, as fast as it went" if self.seconds else "no step"
+            return f"{self.steps / self.seconds:.0f} steps/s, as fast as it went" if self.steps else "no step"
         p50, p99, most = (1000 * self.timing[name] for name in ("p50", "p99", "max"))
         nominal = 1000 * self.timing["nominal"]
         return f"period {nominal:.1f} ms: p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms; {self.timing['missed']:.0f} periods lost"
@@ -188,7 +188,7 @@ class Recorder:
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
         self.summary = Summary(folder, settings.successes_needed or settings.episodes)
-        self._log = open_recording(folder, settings.task, settings.options, self._env, self._labels)
+        self._log = open_recording(folder, settings.task, settings.options, settings.observations, self._env, self._labels)
 
     def begin(self, videos: bool) -> None:
         """Counts what the log has; what a killed session left in it goes. Starts the process that makes videos."""

@@ -1,6 +1,6 @@
 """A recording on the disk, and its episodes played again.
 
-- ``recording.json``: what is recorded here: the task, its options, demonstrations or labelled frames
+- ``recording.json``: what is recorded here: the task, its options, how observations look, demonstrations or labelled frames
 - ``log/``: the episodes, a log as docs/replay.md has it
 - ``videos/``: one mp4 for each (`hilt.runtime.film`)
 """
@@ -28,13 +28,15 @@ LABELS = "labels"
 """Of frames for a classifier: 1 success, 0 failure"""
 
 
-def open_recording(folder: Path, task: str, options: Mapping[str, Any], env: Any, labels: bool) -> Log:
+def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Any, labels: bool) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused."""
-    told = {"task": task, "options": json.loads(json.dumps(dict(options))), "what": LABELLED if labels else DEMONSTRATIONS}
+    what = LABELLED if labels else DEMONSTRATIONS
+    told = {"task": task, "options": json.loads(json.dumps(dict(options))), "observations": observations, "what": what}
     card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
     if card.exists():
         if (found := read_json(card)) != told:
-            there, asked = (f"{it['what']} of {it['task']} with the options {it['options']}" for it in (found, told))
+            words = "{what} of {task} with the options {options} and {observations} observations"
+            there, asked = (words.format(**it) for it in (found, told))
             raise ConfigError(f"{folder} has {there}, and {asked} were to be added. Choose another folder with --out.")
     else:
         DISK.make_folders(folder)
