@@ -118,6 +118,25 @@ def test_a_camera_of_ones_own(monkeypatch: pytest.MonkeyPatch):
     camera.close()
 
 
+def test_a_frame_stays_as_it_is_when_the_source_uses_its_memory_again(monkeypatch: pytest.MonkeyPatch):
+    memory = np.zeros((4, 4, 3), np.uint8)
+
+    def grab() -> np.ndarray:
+        time.sleep(0.001)
+        memory[:] += 1
+        return memory
+
+    source = SimpleNamespace(label="my camera", cure="", grab=grab, close=lambda: None)
+    monkeypatch.setitem(KINDS, "mine", lambda name, config: source)
+    camera = opened(CameraConfig(kind="mine"))
+    first = camera.read()
+    before = first.image.copy()
+    while camera.read().time < first.time + 0.02:
+        time.sleep(0.001)
+    assert (first.image == before).all()
+    camera.close()
+
+
 def test_an_unknown_kind_lists_the_known():
     with pytest.raises(UnknownNameError, match=r"no kind of camera .* named 'webcam'. Known: opencv, realsense, simulation"):
         opened(CameraConfig(kind="webcam"))

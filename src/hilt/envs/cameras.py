@@ -141,7 +141,7 @@ class NewestFrame:
                 time.sleep(0.02)  # a source that fails at once must not keep a core busy
                 continue
             with self._changed:
-                self._newest = Frame(image, time.monotonic())
+                self._newest = Frame(np.array(image), time.monotonic())  # a copy: a source may use its memory again
                 self._changed.notify_all()
 
 
@@ -168,7 +168,7 @@ class _OpenCV:
         got, image = self._capture.read()
         if self._rate:
             self._rate.wait()
-        return np.ascontiguousarray(image[..., ::-1]) if got else None
+        return image[..., ::-1] if got else None
 
     def close(self) -> None:
         self._capture.release()
