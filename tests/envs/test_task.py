@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -242,6 +243,10 @@ def test_a_real_arm_begins_nearly_alike():
     assert "begin differently" in finding
     assert check_task(broken(begin=begin), tolerance=0.01) == []
     assert "begin differently" in check_task(broken(begin=begin), tolerance=1e-5)[0]
+    flickers = itertools.count()
+    noisy = {"front": lambda env: np.full((6, 8, 3), next(flickers) % 7, np.uint8)}
+    assert "begin differently" in check_task(seen(**noisy))[0]
+    assert check_task(seen(**noisy), tolerance=0.01) == [], "a picture is never twice the same"
 
 
 def test_success_is_read_in_order():
@@ -314,6 +319,14 @@ def test_what_a_task_has_is_its_own():
 def test_a_simulator_of_one_environment_is_a_task_and_of_more_is_not():
     env = as_task(gymnasium.make_vec("CartPole-v1", num_envs=1, vectorization_mode="sync"), step_limit=100)
     assert env.reset()[0].shape == (4,) and env.step(np.int64(0))[0].shape == (4,)
+    assert as_task(gymnasium.make_vec("CartPole-v1", num_envs=1)).step_limit == 500, "as its spec says"
+    isaac = gymnasium.make_vec("CartPole-v1", num_envs=1, vectorization_mode="sync")
+    isaac.max_episode_length = 30
+    closed = []
+    isaac.close = lambda: closed.append(True)
+    env = as_task(isaac)
+    env.close()
+    assert env.step_limit == 30 and closed
     with pytest.raises(ConfigError, match="a task is one environment, and this simulator runs 2"):
         as_task(gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"))
 
