@@ -118,7 +118,7 @@ def test_kitty_a_terminal_that_is_out_of_reach_while_a_key_is_held_is_lost(kitty
         kitty.type(b"\x1b[119;1:3u")
         until(keys, lambda r: not r.lost and not r.engaged)
         asked = kitty.seen.count(ALIVE)
-        time.sleep(2 * keyboard.SILENT_SECONDS)
+        time.sleep(1.2 * keyboard.SILENT_SECONDS)
         assert not keys.read().lost and kitty.seen.count(ALIVE) <= asked + 1  # nothing is held: nothing is asked
 
 

@@ -275,6 +275,14 @@ def test_a_page_whose_process_is_silent_says_so(page: Any, device: Any):
 
 
 @needs_chromium
+def test_nothing_is_loaded_from_elsewhere(page: Any):
+    loaded = page.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert len(loaded) > 5 and {urlsplit(name).netloc for name in loaded if not name.startswith("data:")} == {
+        urlsplit(page.current_url).netloc
+    }
+
+
+@needs_chromium
 def test_a_task_without_pictures_is_no_wait(page: Any, device: Any):
     device.show({}, Status("policy", "balance the pole"))
     page.refresh()
