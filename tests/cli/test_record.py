@@ -77,27 +77,26 @@ def test_a_script_records_tabletop(tmp_path: Path):
 def test_killed_at_random_moments(tmp_path: Path, counted: Callable[[str], None]):
     """Only the running episode is lost; the same command goes on, and nobody is left behind."""
     rng, out, places, promised = np.random.default_rng(5), tmp_path / "a", {}, 0
-    arguments = [TOY, "--device", "script", "--episodes", 12, "--out", out, "-o", "delay=0.02", "-o", "hz=10"]
+    arguments = [TOY, "--device", "script", "--episodes", 8, "--out", out, "-o", "delay=0.02", "-o", "hz=10"]
     for _ in range(3):
         process = start(*arguments, "--no-video")
         said = read_until(process, "recording into")
-        began = int(re.findall(r"have (\d+) of 12", said)[0])
+        began = int(re.findall(r"have (\d+) of 8", said)[0])
         assert began >= promised, f"{promised} were promised, {began} are there"
-        time.sleep(rng.uniform(0, 0.3))
+        time.sleep(rng.uniform(0, 0.2))
         process.kill()
         assert process.stdout is not None
         said += process.stdout.read()
         process.wait(DEADLINE_S)
-        promised = max(promised, *map(int, re.findall(r"power-safe; have (\d+) of 12", said)), began)
+        promised = max(promised, *map(int, re.findall(r"power-safe; have (\d+) of 8", said)), began)
         dropped = "after an unfinished one" if "unfinished" in said else "after whole ones"
         places[dropped] = places.get(dropped, 0) + 1
     done = run("record", *arguments)
-    assert "in the log    12 episodes, 12 of them succeeded" in done.stdout
-    assert len(list((out / "videos").glob("episode-*.mp4"))) == 12 and not list((out / "videos").glob(".*")), (
-        "also those of killed sessions"
-    )
+    assert "in the log    8 episodes, 8 of them succeeded" in done.stdout
+    assert len(list((out / "videos").glob("episode-*.mp4"))) == 8, "also those of killed sessions"
+    assert not list((out / "videos").glob(".*"))
     with Log.open(out / "log", "r") as log:
-        assert len(log.trajectories()) == 12 and all(log.facts.about(number)["success"] for number in log.trajectories())
+        assert len(log.trajectories()) == 8 and all(log.facts.about(number)["success"] for number in log.trajectories())
     assert not others_of(out), "a process was left behind"
     counted(f"3 kills, sessions began {places}; {promised} episodes promised before the last kill, 0 lost")
 
@@ -121,10 +120,10 @@ def others_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code: int):
     out = tmp_path / "a"
-    slow = ["-o", "delay=0.2", "-o", "hz=10", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 1.2 s
+    slow = ["-o", "delay=0.1", "-o", "hz=10", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 0.6 s
     process = start(TOY, "--device", "script", "--out", out, *slow)
     said = read_until(process, "have 1 of 20 episodes")
-    time.sleep(0.5)
+    time.sleep(0.2)
     process.send_signal(number)
     assert process.stdout is not None
     said += process.stdout.read()
@@ -139,20 +138,8 @@ def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code:
 def test_a_person_at_a_keyboard(tmp_path: Path):
     """Over a real terminal: keys move the arm, Enter marks success, Escape stops; the log has it as human."""
     out, said = tmp_path / "a", b""
-    arguments = [
-        "tabletop/reach",
-        "--device",
-        "keyboard",
-        "--episodes",
-        5,
-        "--out",
-        out,
-        "--no-video",
-        "-o",
-        "image_size=16",
-        "-o",
-        "step_limit=300",
-    ]
+    arguments = ["tabletop/reach", "--device", "keyboard", "--episodes", 5, "--out", out, "--no-video"]
+    arguments += ["-o", "image_size=16", "-o", "step_limit=300"]
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(ENV)
@@ -205,6 +192,13 @@ def test_all_episodes_and_chosen_states(tmp_path: Path):
     with Log.open(out / "log", "r") as log:
         found = [(log.facts.about(n)["state"], log.facts.about(n)["success"]) for n in log.trajectories()]
     assert found == [(0, True), (1, False), (5, False), (0, True)]
+
+
+def test_observations_of_hil_serl_and_the_mode(tmp_path: Path):
+    small = ["-o", "image_size=16", "--no-video", "--observations", "hil-serl", "--mode", "toggle"]
+    run("record", "tabletop/reach", "--device", "script", "--episodes", 1, "--out", tmp_path / "a", *small)
+    with Log.open(tmp_path / "a" / "log", "r") as log:
+        assert log.schema.columns["observations/state"].shape == (1, 19) and log.facts.about(0)["mode"] == "toggle"
 
 
 def test_frames_for_a_classifier(tmp_path: Path):
