@@ -65,6 +65,10 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     said = run("inspect", tmp_path / "junk")
     assert said.exit_code == 1 and said.output.count("\n") == 1
     assert "none of the known formats (log, rlds, lerobot, " in said.output and "--from" in said.output
+    (tmp_path / "recorded" / "log").mkdir(parents=True)
+    (tmp_path / "recorded" / "log" / "log.json").write_text("{}")
+    said = run("inspect", tmp_path / "recorded")
+    assert f"a recording of `hilt record`, whose experience is in a folder of it. Give {tmp_path / 'recorded' / 'log'}." in said.output
     assert "no such file or folder" in run("inspect", tmp_path / "nowhere").output
 
 

@@ -55,6 +55,8 @@ def detect(path: Path) -> str:
     for name in FORMATS:
         if _module(name).matches(path):
             return name
+    if (path / "log" / "log.json").is_file():
+        raise FormatError(f"{path}: a recording of `hilt record`, whose experience is in a folder of it. Give {path / 'log'}.")
     raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS)}). If it is one of them, say which with --from.")
 
 
