@@ -338,6 +338,8 @@ def test_an_environment_that_never_says_whether_it_succeeded(tmp_path: Path):
 
     with pytest.raises(HiltError, match=r"does not say in info whether it succeeded.*--keep all"):
         record(Silent(), Script(), tmp_path / "a", Settings(TOY), videos=False)
+    asked = iter([False, False, True, True])  # stopped after its first step
+    assert record(Silent(), Script(), tmp_path / "a", Settings(TOY), stop=lambda: next(asked), videos=False).stopped
     watch = Seen()
     record(Silent(), Script(), tmp_path / "b", Settings(TOY, episodes=2, keep="all"), watch=watch, videos=False)
     assert [r.success for r in watch.episodes] == [None, None]

@@ -218,7 +218,7 @@ class Recorder:
                 if self._watch is not None:
                     self._watch.episode(done, s)
                 failures = 0 if done.success else failures + 1
-                if not self._person and self._settings.keep == "successes":
+                if not (self._person or s.stopped) and self._settings.keep == "successes":
                     self._check_script(done, failures)
                 if self._timing is not None and done.dropped == NOBODY:
                     self._await()  # an arm does not go on by itself from reset to reset
