@@ -20,6 +20,7 @@ def test_a_wrench_ends_with_silence() -> None:
     assert bench.backend.state(0).pose[2] < high - 0.01, "pushed down"
     bench.run(0.2)
     assert bench.arm.mode == "hold"
+    assert not bench.backend._world.data.xfrc_applied.any(), "nothing pushes any more"
     low = bench.backend.state(0).pose
     bench.run(1.0)
     assert bench.backend.state(0).pose[:3] == pytest.approx(low[:3], abs=0.01)
@@ -61,6 +62,12 @@ def test_a_state_of_the_wrong_shape_is_named_before_anybody_moves() -> None:
     for name, wrong in (("pose", np.zeros(6)), ("jacobian", np.zeros((7, 6))), ("gripper_pos", [1.0])):
         with pytest.raises(ConfigError, match=rf"{name} of a RobotState has the shape \(.*\); expected \("):
             RobotState(**{**good.__dict__, name: wrong})
+
+
+def test_an_arm_that_knows_no_hold_is_commanded_the_pose_that_it_has() -> None:
+    toy = ToyArm()
+    Backend.hold(toy, 0)
+    assert len(toy.commands) == 1 and toy.commands[0] is toy.state(0).pose
 
 
 def test_a_stopped_arm_is_commanded_no_more() -> None:
