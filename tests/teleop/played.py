@@ -1,8 +1,9 @@
-"""A device that plays given readings, and an environment that notes what it got."""
+"""A device that plays given readings, an environment that notes what it got, and the first reading that is as wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium
@@ -60,3 +61,13 @@ class Noting(gymnasium.Env):
 def push(x: float = 0, y: float = 0, z: float = 0, *turn: float, **rest: Any) -> Reading:
     """Somebody pushes the stick."""
     return Reading(np.array([x, y, z, *turn, *[0.0] * (3 - len(turn))]), **{"engaged": True, **rest})
+
+
+def until(device: Device, wanted: Callable[[Reading], bool], seconds: float = 10, each: Callable[[], None] = lambda: None) -> Reading:
+    """The first reading that is as wanted."""
+    deadline = time.monotonic() + seconds
+    while not wanted(reading := device.read()):
+        assert time.monotonic() < deadline, reading
+        each()
+        time.sleep(0.005)
+    return reading

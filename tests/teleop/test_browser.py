@@ -26,9 +26,10 @@ from websockets.sync.client import connect
 
 from hilt.core.errors import ConfigError, DeviceError, SchemaError
 from hilt.teleop.browser import STALE_SECONDS, Browser
-from hilt.teleop.devices import Reading, Status, open_device
+from hilt.teleop.devices import Status, open_device
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.page import IN_FLIGHT, SEAT_SECONDS
+from tests.teleop.played import until
 
 PICTURE = np.arange(48 * 64 * 3, dtype=np.uint8).reshape(48, 64, 3)
 
@@ -89,16 +90,6 @@ def viewer(device: Browser) -> Iterator[Callable[[str], Client]]:
     last = Client(device, f"last {test}")
     until(device, lambda reading: not reading.engaged, SEAT_SECONDS + 5, lambda: last.press("give", time.monotonic_ns(), 0))
     last.close()
-
-
-def until(device: Browser, wanted: Callable[[Reading], bool], seconds: float = 5, each: Callable[[], None] = lambda: None) -> Reading:
-    """The first reading that is as wanted."""
-    deadline = time.monotonic() + seconds
-    while not wanted(reading := device.read()):
-        assert time.monotonic() < deadline, reading
-        each()
-        time.sleep(0.01)
-    return reading
 
 
 def events(device: Browser, seconds: float = 0.5) -> list[str]:

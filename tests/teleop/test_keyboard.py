@@ -13,15 +13,15 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from hilt.core.errors import ConfigError, DeviceError
 from hilt.teleop import keyboard
-from hilt.teleop.devices import Reading, open_device
+from hilt.teleop.devices import open_device
 from hilt.teleop.keyboard import ALIVE, ASK, KITTY_OFF, KITTY_ON, Keyboard
-from tests.teleop.played import Noting
+from tests.teleop.played import Noting, until
 
 PLAIN, KITTY = b"\x1b[?62;22c", b"\x1b[?0u\x1b[?62;22c"
 
@@ -80,15 +80,6 @@ def kitty() -> Iterator[Terminal]:
     terminal = Terminal(KITTY)
     yield terminal
     terminal.close()
-
-
-def until(keys: Keyboard, fits: Callable[[Reading], bool]) -> Reading:
-    """The first reading that fits."""
-    deadline = time.monotonic() + 10
-    while not fits(reading := keys.read()):
-        assert time.monotonic() < deadline, reading
-        time.sleep(0.005)
-    return reading
 
 
 # --- a terminal that tells releases -----------------------------------------------------------------------------------------------

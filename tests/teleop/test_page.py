@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +21,10 @@ import pytest
 
 from hilt.core.trajectory import Source, Step
 from hilt.replay import Log
-from hilt.teleop.devices import Reading, Status
+from hilt.teleop.devices import Status
 from hilt.teleop.page import DRIFT, SEAT_SECONDS, Viewer, Wheel
 from tests.teleop import chromium
+from tests.teleop.played import until
 
 # Without a browser
 
@@ -140,14 +141,6 @@ def banner(browser: Any) -> str:
 
 def click(browser: Any, where: str) -> None:
     browser.find_element("css selector", where).click()
-
-
-def until(device: Any, wanted: Callable[[Reading], bool], seconds: float = 10) -> Reading:
-    deadline = time.monotonic() + seconds
-    while not wanted(reading := device.read()):
-        assert time.monotonic() < deadline, reading
-        time.sleep(0.005)
-    return reading
 
 
 def take_over(browser: Any, device: Any) -> None:

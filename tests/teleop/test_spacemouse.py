@@ -6,7 +6,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ import pytest
 
 from hilt.core.errors import DeviceError, MissingPackageError
 from hilt.teleop import spacemouse
-from hilt.teleop.devices import Reading, open_device
+from hilt.teleop.devices import open_device
 from hilt.teleop.spacemouse import SpaceMouse
-from tests.teleop.played import Noting
+from tests.teleop.played import Noting, until
 
 pytest.importorskip("pyspacemouse")
 import easyhid.easyhid
@@ -97,14 +97,6 @@ def mouse(hidapi: Hidapi) -> Iterator[SpaceMouse]:
     with open_device("spacemouse") as device:
         device.attach(Noting(7))
         yield device  # type: ignore[misc]
-
-
-def until(mouse: SpaceMouse, fits: Callable[[Reading], bool]) -> Reading:
-    deadline = time.monotonic() + 10
-    while not fits(reading := mouse.read()):
-        assert time.monotonic() < deadline, reading
-        time.sleep(0.002)
-    return reading
 
 
 def test_axes_are_those_of_hil_serl(mouse: SpaceMouse, hidapi: Hidapi):
