@@ -401,6 +401,7 @@ def test_every_setting_says_what_it_means():
         ({"precision": {"translational_Ki": 1.0}}, "precision is about the way to reset_pose"),
         ({"gripper_at_reset": "ajar"}, "gripper_at_reset='ajar': open, close or leave"),
         ({"hz": 0.0}, "a rate of 0.0 Hz"),
+        ({"image_size": 64}, "image_size=64 is of pictures, and there are no cameras"),
         ({"step_limit": 0}, "step_limit=0: a number above 0"),
         ({"request_seconds": float("nan")}, "request_seconds=nan: a number above 0"),
         ({"joint_reset_period": -1}, "joint_reset_period=-1: a number of at least 0"),

@@ -145,6 +145,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Box(-1.0, 1.0, (7 * len(arms),), np.float32)
         state = {arm.prefix + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for arm in arms for key, (_, size) in STATE.items()}
         images = {name: spaces.Box(0, 255, (arm.image_size, arm.image_size, 3), np.uint8) for arm in arms for name in arm.camera_configs}
+        if first.given("image_size") and not images:
+            raise ConfigError(f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out.")
         parts: dict[str, Any] = {"state": spaces.Dict(state), **({"images": spaces.Dict(images)} if images else {})}
         self.observation_space = spaces.Dict(parts)
 
