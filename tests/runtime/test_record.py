@@ -216,6 +216,13 @@ def test_a_person(tmp_path: Path):
         assert (facts["intervention_count"], facts["intervention_steps"], facts["success"]) == (2, 2, True)
 
 
+def test_with_toggle_an_episode_begins_at_the_toggle(tmp_path: Path):
+    """What is held before moves nothing, so no step limit runs either."""
+    person = Person(*[1.0] * 9, "toggle", 1.0, 1.0, "success")
+    _, watch = session(tmp_path / "a", person, episodes=1, mode="toggle")
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 5)]
+
+
 def test_an_episode_that_nobody_touched_goes(tmp_path: Path):
     """Where the environment keeps its own rate, an episode begins with the reset; but an arm that nobody drives is not reset again."""
 

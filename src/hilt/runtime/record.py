@@ -175,7 +175,7 @@ class Recorder:
         env = as_task(env)
         if self._labels:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
-        self._seat = Seat(device, marks=self._labels)
+        self._seat = Seat(device, marks=self._labels, toggles=settings.mode == "toggle")
         self._control = TakeOver(env, self._seat, mode=settings.mode, policy=False)  # type: ignore[arg-type]
         self._env: Any = as_hil_serl(self._control) if settings.observations == "hil-serl" else self._control
         self._states = _states(settings, attribute(env, "initial_states", {}))

@@ -16,11 +16,11 @@ from hilt.teleop.devices import Device, Reading, Status
 class Seat(Device):
     """A device that one may look at before an episode begins, and whose *success* may mark a step instead of ending the episode."""
 
-    def __init__(self, device: Device, marks: bool):
+    def __init__(self, device: Device, marks: bool, toggles: bool):
         super().__init__()
         for name in ("name", "source", "gives_actions", "screen", "attach", "watch", "close"):
             setattr(self, name, getattr(device, name))
-        self._device, self._marks, self.marked = device, marks, False
+        self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False
         self._ahead: list[Reading] = []
         self._shown: tuple[Mapping[str, Any], Status] = ({}, Status())
 
@@ -38,7 +38,7 @@ class Seat(Device):
         images, status = self._shown
         self._device.show(images, replace(status, message=f"{status.message}. Take over to begin."))
         self._ahead = [*self._ahead[-1:], self._device.read()]
-        return self._ahead[-1].engaged or bool(self._ahead[-1].events)
+        return bool(self._ahead[-1].events) or (self._ahead[-1].engaged and not self._toggles)
 
     @property
     def stops(self) -> bool:
