@@ -13,7 +13,7 @@ import pytest
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.envs.rotations import from_euler, from_rotation_vector, inverse, multiply, to_matrix, to_rotation_vector
-from hilt.envs.world import DOWN, HIGHEST, HOME_JOINTS, PARAMETERS, World
+from hilt.envs.world import DOWN, HIGHEST, HOME_JOINTS, PARAMETERS, TIMESTEP, World
 
 BOX = 'type="box" size=".025 .025 .025"'
 
@@ -144,6 +144,22 @@ def test_it_is_stable_with_the_highest_parameters_in_every_corner():
     world.command(down(0.5, 0, 0.2))
     world.advance(2.0)
     assert np.abs(world.arm().vel).max() < 1e-3
+
+
+def test_as_much_time_passes_with_an_integral():
+    world = World()
+    world.set_parameters({"translational_Ki": 5.0})
+    world.advance(5 * TIMESTEP)  # the integral's period is two steps
+    assert world.data.time == pytest.approx(5 * TIMESTEP)
+
+
+def test_worlds_are_rendered_in_turns():
+    worlds = [World(f'<geom type="box" size=".05 .05 .05" pos=".5 0 .05" rgba="{colour} 1"/>') for colour in ("1 0 0", "0 0 1")]
+    alone = [world.render() for world in worlds]
+    for _ in range(2):
+        for world, picture in zip(worlds, alone, strict=True):
+            np.testing.assert_array_equal(world.render(), picture)
+    assert (alone[0] != alone[1]).any()
 
 
 def test_a_simulation_that_ran_away_says_so(tmp_path, monkeypatch):
