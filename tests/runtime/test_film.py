@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from gymnasium.spaces import Dict
 
 from hilt.core.tree import Array
 from hilt.replay import Log
+from hilt.runtime import film as film_module
 from hilt.runtime.film import BAR, CAPTION, COLOURS, GREEN, RED, film, frames, picture, video_of
 from hilt.runtime.record import Settings, record
 from hilt.teleop.operator import Script
@@ -99,6 +101,22 @@ def test_a_video_that_cannot_be_made_is_told_and_leaves_nothing(tmp_path: Path):
     done = subprocess.run(command, input="7\n0\n", capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 and "no video of trajectory 7: no trajectory named '7'" in done.stdout
     assert [p.name for p in (tmp_path / "v").iterdir()] == ["episode-000000.mp4"]
+
+
+def test_an_encoder_that_fails_costs_one_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=2), videos=False)
+    made = []
+
+    def fails(log: Log, trajectory: int, path: Path, hz: float) -> None:
+        if trajectory == 0:
+            raise ValueError("no such codec")
+        made.append(trajectory)
+
+    monkeypatch.setattr(film_module, "film", fails)
+    monkeypatch.setattr(os, "nice", lambda more: 0)
+    monkeypatch.setattr(sys, "stdin", ["0", "1"])
+    film_module.main(str(tmp_path / "a" / "log"), str(tmp_path / "v"), "10")
+    assert made == [1] and capsys.readouterr().out == "no video of trajectory 0: no such codec\n"
 
 
 def test_the_recorder_itself_never_loads_an_encoder(tmp_path: Path):
