@@ -282,6 +282,18 @@ def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeyp
         assert len(log) == sum(log.facts.about(number)["steps"] for number in log.trajectories()) < 6
 
 
+def test_a_success_that_is_no_answer_leaves_nothing_behind(tmp_path: Path):
+    class Vague(Toy):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return *rest, {"success": "perhaps"}
+
+    with pytest.raises(SchemaError, match="expected True or False"):
+        record(Vague(), Script(), tmp_path / "a", Settings(TOY), videos=False)
+    with opened(tmp_path / "a") as log:
+        assert not log.trajectories()
+
+
 def test_arrays_that_the_environment_uses_again_are_copied(tmp_path: Path):
     class Reuses(Toy):
         kept: Any = None

@@ -261,6 +261,7 @@ class Recorder:
         running: list[Episode] = []
         try:
             info, marked, ended = self._steps(observation, running)
+            success = bool(marked) if self._labels else success_of(info)
         except Exception:
             with contextlib.suppress(HiltError):  # a full disk; the next session drops it
                 for episode in running:
@@ -271,7 +272,6 @@ class Recorder:
         if not running:
             return None
         running[0].end()
-        success = bool(marked) if self._labels else success_of(info)
         if success is None and self._person:
             success = False  # they have a button for it
         people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
