@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -313,7 +314,7 @@ def test_an_image_that_is_none_is_refused_before_it_is_sent(device: Browser):
 # Who gets in
 
 
-def get(device: Browser, path: str = "/", **headers: str) -> http.client.HTTPResponse:
+def get(device: Any, path: str = "/", **headers: str) -> http.client.HTTPResponse:
     place = urlsplit(device.url)
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=10)
     connection.request("GET", path, headers={"Host": f"127.0.0.1:{place.port}", **headers})
@@ -323,7 +324,7 @@ def get(device: Browser, path: str = "/", **headers: str) -> http.client.HTTPRes
 SOCKETS = ["/drive", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"]
 
 
-def upgrade(device: Browser, path: str, origin: str | None = "", **headers: str) -> int:
+def upgrade(device: Any, path: str, origin: str | None = "", **headers: str) -> int:
     """The status of a websocket's handshake, 101 when it was let in."""
     host = headers.pop("Host", f"127.0.0.1:{urlsplit(device.url).port}")
     place = urlsplit(device.url)
@@ -365,28 +366,45 @@ def test_on_loopback_only_this_machine_and_this_page_get_in(device: Browser):
         pass
 
 
-def test_beyond_loopback_the_token_is_needed():
-    with Browser("0.0.0.0") as device:
-        assert len(device.token) >= 20 and device.url.endswith(f"/?token={device.token}")
-        command = Path(f"/proc/{device._page.pid}/cmdline").read_bytes()
-        assert device.token.encode() not in command
-        refused = get(device)
-        assert refused.status == 403 and b"needs its token" in refused.read()
-        assert get(device, "/?token=wrong").status == 403
-        assert get(device, Cookie=f"hilt-{device.token[:6]}=wrong").status == 403
-        assert get(device, "/_nicegui/anything").status == 403
-        entered = get(device, f"/?token={device.token}")
-        cookie = entered.headers["Set-Cookie"]
-        assert entered.status == 200 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower() and b"url=/" in entered.read()
-        cookie = cookie.partition(";")[0]
-        assert get(device, Cookie=cookie).status == 200
-        assert get(device, Cookie=f"other=1; {cookie}", Host="192.168.1.5:80").status == 200
-        assert get(device, Cookie=cookie, Host="evil.example").status == 403
-        for path in SOCKETS:
-            assert upgrade(device, path) == 403
-            assert upgrade(device, path, Cookie=f"hilt-{device.token[:6]}=wrong") == 403
-            assert upgrade(device, path, Cookie=cookie) == 101
-            assert upgrade(device, path, Cookie=cookie, origin="http://evil.example") == 403
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Any]:
+    """A device beyond loopback, in a process of its own that may be killed."""
+    program = """
+import json
+from hilt.teleop.browser import Browser
+device = Browser("0.0.0.0")
+print(json.dumps({"url": device.url, "token": device.token, "page": device._page.pid, "folder": str(device._folder)}), flush=True)
+input()
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    yield SimpleNamespace(**json.loads(owner.stdout.readline()), owner=owner)
+    owner.kill()
+    owner.communicate(timeout=10)
+
+
+def test_beyond_loopback_the_token_is_needed(elsewhere: Any):
+    device = elsewhere
+    assert len(device.token) >= 20 and device.url.endswith(f"/?token={device.token}")
+    command = Path(f"/proc/{device.page}/cmdline").read_bytes()
+    assert device.token.encode() not in command
+    refused = get(device)
+    assert refused.status == 403 and b"needs its token" in refused.read()
+    assert get(device, "/?token=wrong").status == 403
+    assert get(device, Cookie=f"hilt-{device.token[:6]}=wrong").status == 403
+    assert get(device, "/_nicegui/anything").status == 403
+    entered = get(device, f"/?token={device.token}")
+    cookie = entered.headers["Set-Cookie"]
+    assert entered.status == 200 and "HttpOnly" in cookie and "samesite=strict" in cookie.lower() and b"url=/" in entered.read()
+    cookie = cookie.partition(";")[0]
+    assert get(device, Cookie=cookie).status == 200
+    assert get(device, Cookie=f"other=1; {cookie}", Host="192.168.1.5:80").status == 200
+    assert get(device, Cookie=cookie, Host="evil.example").status == 403
+    for path in SOCKETS:
+        assert upgrade(device, path) == 403
+        assert upgrade(device, path, Cookie=f"hilt-{device.token[:6]}=wrong") == 403
+        assert upgrade(device, path, Cookie=cookie) == 101
+        assert upgrade(device, path, Cookie=cookie, origin="http://evil.example") == 403
 
 
 # The process
@@ -414,18 +432,15 @@ def test_a_page_that_cannot_start_is_told_with_its_traceback(monkeypatch: pytest
     assert "Traceback" in str(error.value)
 
 
-def test_the_page_ends_with_its_parent_and_leaves_nothing():
-    program = "from hilt.teleop.browser import Browser; b = Browser(); print(b._page.pid, b._folder, flush=True); input()"
-    parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid, folder = parent.stdout.readline().split()
-    assert Path(folder).exists()
-    parent.kill()
-    parent.communicate(timeout=10)
+def test_the_page_ends_with_its_parent_and_leaves_nothing(elsewhere: Any):
+    folder = Path(elsewhere.folder)
+    assert folder.exists() and running(elsewhere.page)
+    elsewhere.owner.kill()
+    elsewhere.owner.wait(10)
     deadline = time.monotonic() + 15
-    while (Path(folder).exists() or running(int(pid))) and time.monotonic() < deadline:
+    while (folder.exists() or running(elsewhere.page)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(folder).exists() and not running(int(pid))
+    assert not folder.exists() and not running(elsewhere.page)
 
 
 def running(pid: int) -> bool:
