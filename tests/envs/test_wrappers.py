@@ -380,7 +380,7 @@ def test_changing_the_grippers_mind_costs(wrap: Any):
     env.reset()
     told = [1.0, -1.0, -1.0, 0.3, -1.0]  # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
     paid = [env.step(np.array([0, 0, 0, 0, 0, 0, grip], np.float32))[4]["grasp_penalty"] for grip in told]
-    assert paid == [0.0, -0.02, 0.0, 0.0, -0.02]
+    assert [*map(str, paid)] == ["0.0", "-0.02", "0.0", "0.0", "-0.02"], "and no -0.0"
 
 
 def test_the_penalty_knows_the_right_arms_gripper():

@@ -259,7 +259,7 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
         told, were = np.asarray(info.get("intervene_action", action))[6::7], np.array(self._were)
         changes = np.count_nonzero(((told < -0.5) & (were > self.open_above)) | ((told > 0.5) & (were < self.open_above)))
         self._were = self._openings(obs)
-        return obs, reward, terminated, truncated, {**info, "grasp_penalty": float(changes * self.penalty)}
+        return obs, reward, terminated, truncated, {**info, "grasp_penalty": float(changes * self.penalty if changes else 0)}
 
     def _openings(self, obs: Any) -> list[float]:
         state = obs["state"]
