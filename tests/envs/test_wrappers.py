@@ -376,7 +376,7 @@ class Opening(ScriptedEnv):
 @pytest.mark.parametrize("wrap", [lambda env: env, stacked_up], ids=["by-name", "flat"])
 def test_changing_the_grippers_mind_costs(wrap: Any):
     person = np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
-    env = GripperPenaltyWrapper(wrap(Opening(1.0, 1.0, 0.2, 0.2, 0.2, 0.2, infos={5: {"intervene_action": person}})), penalty=-0.02)
+    env = GripperPenaltyWrapper(wrap(Opening(1.0, 1.0, 0.2, 0.2, 0.2, 0.2, infos={5: {"intervene_action": person}})))
     env.reset()
     told = [1.0, -1.0, -1.0, 0.3, -1.0]  # open: nothing; close: costs; again: nothing; leave: nothing; the person opens: costs
     paid = [env.step(np.array([0, 0, 0, 0, 0, 0, grip], np.float32))[4]["grasp_penalty"] for grip in told]

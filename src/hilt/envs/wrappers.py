@@ -236,7 +236,7 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
     gripper is found by name in whatever ``SERLObsWrapper`` chose, and in the newest observation of a stack.
     """
 
-    def __init__(self, env: gymnasium.Env, penalty: float = -0.05, open_above: float = 0.9):
+    def __init__(self, env: gymnasium.Env, penalty: float = -0.02, open_above: float = 0.9):
         super().__init__(env)
         self.penalty, self.open_above = penalty, open_above
         state: Any = env.observation_space["state"]
