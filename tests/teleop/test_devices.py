@@ -20,8 +20,19 @@ def test_a_device_of_ones_own(monkeypatch: pytest.MonkeyPatch):
     assert open_device("mine", readings=[]).name == "played"
     assert open_device("tests.teleop.played:Played", readings=[]).name == "played"
     for wrong in ("tests.teleop.played:Absent", "no_such_module:Played"):
-        with pytest.raises(ConfigError, match=f"the device '{wrong}' cannot be imported .*: give a module on PYTHONPATH"):
+        with pytest.raises(ConfigError, match=f"the device '{wrong}' cannot be imported .*: give module:name, of a module on PYTHONPATH"):
             open_device(wrong)
+
+
+def test_what_is_no_device_and_options_that_cannot_work_are_a_sentence():
+    with pytest.raises(ConfigError, match=r"the device 'builtins:dict' is {}: expected a hilt.teleop.devices.Device"):
+        open_device("builtins:dict")
+    with pytest.raises(
+        ConfigError, match=r"the device keyboard cannot be made with the options {'speed': 'abc'}: .* Check what you gave with -d"
+    ):
+        open_device("keyboard", speed="abc")
+    with pytest.raises(ConfigError, match="operator is 'yes': expected true"):
+        open_device("script", operator="yes")
 
 
 def test_keys():

@@ -120,12 +120,25 @@ def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
 
 
 def test_without_an_expert_it_says_what_to_provide():
-    with pytest.raises(ConfigError, match=r"has no expert\(\) for the device script: give it a method expert\(\)"):
+    with pytest.raises(
+        ConfigError, match=r"has no expert\(\) for the device script: give it a method expert\(\).*-d expert=module:function"
+    ):
         TakeOver(Noting(), Script())
-    env = TakeOver(Noting(action_space=spaces.Discrete(3)), Script(expert=lambda env: lambda: 2))
+    env = TakeOver(Noting(action_space=spaces.Discrete(3)), Script(expert=f"{__name__}:always_two"))
     env.reset()
     env.step(0)
     assert env.unwrapped.got == [2]
+
+
+def always_two(env: Any) -> Any:
+    return lambda: 2
+
+
+def test_an_expert_that_makes_no_function_is_refused():
+    env = TakeOver(Noting(), Script(expert=lambda env: WISH))
+    env.reset()
+    with pytest.raises(ConfigError, match="expected a function that gives the next action"):
+        env.step(np.zeros(7))
 
 
 def test_an_operator_judges_boxes_only():

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.trajectory import Source
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
@@ -72,6 +72,8 @@ class Device:
     """Whether its readings carry whole actions, so that it works with any action space."""
     screen = False
     """Whether it shows images. Where it does not, `show` gets none."""
+    action_of: Callable[[Reading, Any], Any] | None = None
+    """A person's action from a reading and the action space, where that is none that `TakeOver` knows. `open_device` sets it."""
 
     def __init__(self) -> None:
         self._pressed: deque[str] = deque()  # appended to by any thread
@@ -153,18 +155,32 @@ DEVICES: dict[str, str | Callable[..., Device]] = {
 """Name to factory, or to "module:name" of one that is imported on use. Add your own: ``DEVICES["mine"] = Mine``."""
 
 
-def open_device(name: str, **options: Any) -> Device:
-    """The device of that name, or of a class of yours as "module:Class", ready to be read."""
-    factory = DEVICES.get(name, name)
-    if isinstance(factory, str):
-        module, _, attribute = factory.partition(":")
-        if not attribute:
-            raise UnknownNameError("device", name, DEVICES)
-        try:
-            factory = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
-            if name in DEVICES:
-                raise
-            raise ConfigError(f"the device {name!r} cannot be imported ({error}): give a module on PYTHONPATH and a class in it") from error
-    device: Device = factory(**options)
+def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
+    """The device of that name, or of a class of yours as "module:Class", ready to be read. `action_of`: see `Device`."""
+    if name not in DEVICES and ":" not in name:
+        raise UnknownNameError("device", name, DEVICES)
+    factory = function(DEVICES.get(name, name), "the device")
+    try:
+        device: Device = factory(**options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, HiltError) or not options:
+            raise
+        raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Check what you gave with -d.") from error
+    if not isinstance(device, Device):
+        raise ConfigError(f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md")
+    device.action_of = None if action_of is None else function(action_of, "action_of")
     return device
+
+
+def function(given: Any, what: str) -> Callable[..., Any]:
+    """A function or class: itself, or "module:name" of it, which is what a command line can give."""
+    found = given
+    if isinstance(given, str):
+        module, _, name = given.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"{what} {given!r} cannot be imported ({error}): give module:name, of a module on PYTHONPATH") from error
+    if not callable(found):
+        raise ConfigError(f"{what} is {found!r}: expected a function, or module:name of one")
+    return found

@@ -22,7 +22,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
-from hilt.teleop.devices import Device, Reading
+from hilt.teleop.devices import Device, Reading, function
 
 PATIENCE = 15
 TURN = 30
@@ -34,17 +34,19 @@ Expert = Callable[[], Any]
 
 class Script(Device):
     """`operator=False` demonstrates: acts from the first step to the last, as source *demo*. `operator=True` takes over by the rule
-    above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given: a function without arguments
-    that gives the next action, a new one for each plan."""
+    above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given (or "module:name" of it): a
+    function without arguments that gives the next action, a new one for each plan."""
 
     name = "script"
     gives_actions = True
 
-    def __init__(self, operator: bool = False, expert: Callable[[Any], Expert] | None = None):
+    def __init__(self, operator: bool = False, expert: Callable[[Any], Expert] | str | None = None):
         super().__init__()
+        if not isinstance(operator, bool):
+            raise ConfigError(f"operator is {operator!r}: expected true (takes over from a policy) or false (demonstrates)")
         self.operator = operator
         self.source = Source.HUMAN if operator else Source.DEMO
-        self._make = expert
+        self._make = None if expert is None else function(expert, "expert")
         self._env: Any = None
         self._limit = 0
         self._seen: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # (made, possible) of the policy's last steps
@@ -55,7 +57,7 @@ class Script(Device):
             if not env.has_wrapper_attr("expert"):
                 raise ConfigError(
                     f"{env} has no expert() for the device script: give it a method expert() that returns a function for the next "
-                    f"action, or open the device with expert=, a function that makes one for an environment"
+                    f"action, or open the device with expert= (-d expert=module:function), a function that makes one for an environment"
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
         if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
@@ -104,6 +106,8 @@ class Script(Device):
         if self._plan is None:
             assert self._make is not None, "attach comes first"
             self._plan = self._make(self._env)
+        if not callable(self._plan):
+            raise ConfigError(f"the expert made {self._plan!r} for the environment: expected a function that gives the next action")
         action, expected = np.asarray(self._plan()), self._env.action_space.shape
         if action.ndim == 1 and action.shape != expected and (len(action) // 7 * 6,) == expected:
             action = action[~gripper_dimensions(len(action))]
