@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -12,8 +13,8 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.envs.tabletop import TabletopEnv
-from hilt.teleop.devices import Reading
-from hilt.teleop.intervene import TakeOver, images_of
+from hilt.teleop.devices import Reading, open_device
+from hilt.teleop.intervene import LET_GO, TakeOver, images_of
 from tests.teleop.played import Noting, Played, push
 
 POLICY = np.full(7, 0.5)
@@ -54,6 +55,16 @@ def test_what_is_told_is_what_was_executed():
     np.testing.assert_array_equal(env.unwrapped.got[:2], np.float32([[1, -1, 0, 0, 0, 0, 0.3], [1, 0.1, 0, 0, 0, 0, -1]]))
 
 
+def test_an_environment_that_changes_its_action_does_not_change_what_is_told():
+    class Halving(Noting):
+        def step(self, action: Any) -> Any:
+            action *= 0.5
+            return super().step(action)
+
+    env = played(Reading(), push(1), env=Halving())
+    assert [info["executed_action"][0] for info in infos(env, 2)] == [0.5, 1] and env.unwrapped.got[1][0] == 0.5
+
+
 def test_a_toggle_switches_whatever_is_held():
     toggle = Reading(events=("toggle",))
     env = played(push(1), toggle, Reading(), push(0, 1), toggle, push(1), push(1, events=("toggle", "toggle")), mode="toggle")
@@ -83,6 +94,7 @@ def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
     env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1))
     infos(env, 6)
     assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0, 0, 1]
+    assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO, "", ""]
 
 
 def test_a_toggle_outlasts_lost_contact():
@@ -161,9 +173,30 @@ def test_another_action_space_needs_a_function():
     for space in (spaces.Discrete(2), spaces.Box(-1, 1, (5,)), spaces.Box(0, 1, (7,)), spaces.Box(-1, 1, (7, 1))):
         with pytest.raises(ConfigError, match=r"the action space is .*: a device drives .* give TakeOver\(action_of="):
             TakeOver(Noting(action_space=space), Played())
-    env = played(Reading(), push(-1), push(1), env=cart, action_of=lambda reading, space: int(reading.motion[0] > 0))
+    env = played(Reading(), push(-1), push(1), env=cart, action_of=steer)
     infos(env, 3, 1)
     assert cart.got == [1, 0, 1]
+    named = TakeOver(cart, open_device("tests.teleop.played:Played", readings=[push(0), push(1)], action_of=f"{__name__}:steer"))
+    named.reset()
+    infos(named, 2, 1)
+    assert cart.got == [0, 1]
+    with pytest.raises(ConfigError, match=r"action_of is 3: expected a function, or module:name of one"):
+        open_device("tests.teleop.played:Played", action_of=3)
+
+
+def steer(reading: Reading, space: Any) -> int:
+    return int(reading.motion[0] > 0)
+
+
+def test_a_number_stays_one_that_can_be_a_key():
+    env = played(replace(push(1), action=np.array(3)), env=Noting(action_space=spaces.Discrete(4)), action_of=steer)
+    assert {0: "left", 3: "up"}[infos(env, 1, 0)[0]["executed_action"]] == "up"
+
+
+@pytest.mark.parametrize("reading", [None, Reading(np.zeros(3)), Reading(gripper=2)])
+def test_a_reading_that_is_none_is_named(reading: Any):
+    with pytest.raises(SchemaError, match=r"the device played gave .*: expected a Reading with a motion of six numbers and a gripper"):
+        played(reading).step(POLICY)
 
 
 def test_a_plain_gymnasium_environment_is_driven_and_shown():

@@ -15,6 +15,7 @@ The hand-over does not make the arm jump:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -29,6 +30,9 @@ from hilt.teleop.devices import Device, Reading, Status
 
 DEFLECTED = 0.05
 """From here on an axis counts as held at a hand-over; less is the drift of a stick at rest."""
+
+LET_GO = "Let go, then press again: what was held before you took over moves nothing."
+"""What a person is told meanwhile."""
 
 ActionOf = Callable[[Reading, Any], Any]
 
@@ -63,6 +67,7 @@ class TakeOver(gymnasium.Wrapper):
         super().__init__(env)
         if mode not in ("hold", "toggle"):
             raise ConfigError(f"mode is {mode!r}: it is 'hold' (acts while the device is held) or 'toggle' (an event switches)")
+        action_of = action_of or device.action_of
         if action_of is None and not device.gives_actions:
             check_space(env.action_space)
         self.device, self.mode, self.policy = device, mode, policy
@@ -92,7 +97,7 @@ class TakeOver(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.device.watch(action)
-        reading = self.device.read()
+        reading = checked(self.device.read(), self.device)
         before = self._human
         human = self._decide(reading)
         if human:
@@ -100,7 +105,8 @@ class TakeOver(gymnasium.Wrapper):
             self._steps += 1
             self._count += not before
         executed = executable(action, self.env.action_space)
-        observation, reward, terminated, truncated, info = self.env.step(executed)
+        given = copy.deepcopy(executed)  # an environment may change it in place, and what is told is what was asked of it
+        observation, reward, terminated, truncated, info = self.env.step(given)
 
         info = dict(info)
         info["source"] = int(self.device.source if human or not self.policy else Source.POLICY)
@@ -162,7 +168,7 @@ class TakeOver(gymnasium.Wrapper):
             step=self._step,
             step_limit=int(attribute(self.env, "step_limit", 0) or 0),
             reward=self._return,
-            message=self.message,
+            message=LET_GO if who == "human" and self._muted.any() else self.message,
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:
@@ -171,6 +177,15 @@ class TakeOver(gymnasium.Wrapper):
             if not images and self.env.render_mode == "rgb_array":
                 images = {"view": np.asarray(self.env.render())}
         self.device.show(images, status)
+
+
+def checked(reading: Any, device: Device) -> Reading:
+    """The reading, if it is one."""
+    if not isinstance(reading, Reading) or np.shape(reading.motion) != (6,) or reading.gripper not in (-1, 0, 1):
+        raise SchemaError(
+            f"the device {device.name} gave {reading!r}: expected a Reading with a motion of six numbers and a gripper of -1, 0 or 1"
+        )
+    return reading
 
 
 def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
@@ -196,7 +211,7 @@ def check_space(space: Any) -> None:
     if not box or space.shape not in [(n,) for n in (3, 4, 6, 7, 12, 14)] or (space.low > -1).any() or (space.high < 1).any():
         raise ConfigError(
             f"the action space is {space}: a device drives a Box of 3, 4, 6, 7, 12 or 14 numbers in [-1, 1]; for another one give "
-            f"TakeOver(action_of=lambda reading, space: ...)"
+            f"TakeOver(action_of=lambda reading, space: ...), or -d action_of=module:function"
         )
 
 
@@ -210,7 +225,7 @@ def kept_dimensions(indices: Sequence[int], space: Any) -> np.ndarray:
 def executable(action: Any, space: Any) -> Any:
     """The action as the environment gets it: in the space's dtype and, in a Box, inside it."""
     if not isinstance(space, gymnasium.spaces.Box):
-        return action
+        return action[()] if isinstance(action, np.ndarray) and action.ndim == 0 else action  # a number can be a key, an array not
     given = np.asarray(action, np.float64)
     if given.shape != space.shape or not np.isfinite(given).all():
         raise SchemaError(f"the action is {np.asarray(action).tolist()}: expected {space.shape[0] if space.shape else 1} finite numbers")
