@@ -62,6 +62,8 @@ def test_a_state_of_the_wrong_shape_is_named_before_anybody_moves() -> None:
     for name, wrong in (("pose", np.zeros(6)), ("jacobian", np.zeros((7, 6))), ("gripper_pos", [1.0])):
         with pytest.raises(ConfigError, match=rf"{name} of a RobotState has the shape \(.*\); expected \("):
             RobotState(**{**good.__dict__, name: wrong})
+    with pytest.raises(ConfigError, match=r"vel of a RobotState is \[nan .*\]; expected finite numbers"):
+        RobotState(**{**good.__dict__, "vel": np.full(6, np.nan)})
 
 
 def test_an_arm_that_knows_no_hold_is_commanded_the_pose_that_it_has() -> None:
@@ -80,6 +82,10 @@ def test_a_stopped_arm_is_commanded_no_more() -> None:
     assert holds == [0], "before it was stopped, and not after"
 
 
+class HalfArm(Backend):
+    state, command = ToyArm.state, ToyArm.command
+
+
 @pytest.mark.parametrize(
     ("backend", "options", "text"),
     [
@@ -87,6 +93,7 @@ def test_a_stopped_arm_is_commanded_no_more() -> None:
         ("tabletop", {"task": "pik"}, r"no tabletop task named 'pik'; did you mean 'pick'\?"),
         ("tabletop", {"robot_ip": "1"}, r"unexpected keyword argument 'robot_ip'; it takes \(task"),
         ("no.such:Arm", {}, r"backend 'no.such:Arm': No module named 'no'.*Expected package.module:Class"),
+        (f"{__name__}:HalfArm", {}, r"HalfArm has no workspace, no grip: write them, see 'An arm of your own' in docs/robot.md"),
         ("json:dumps", {}, r"expected a subclass of hilt.envs.backends.Backend"),
     ],
 )

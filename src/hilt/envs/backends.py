@@ -44,6 +44,8 @@ class RobotState:
         for name, expected in SHAPES.items():
             if (shape := np.shape(getattr(self, name))) != expected:
                 raise ConfigError(f"{name} of a RobotState has the shape {shape}; expected {expected}.")
+            if not np.isfinite(getattr(self, name)).all():
+                raise ConfigError(f"{name} of a RobotState is {getattr(self, name)}; expected finite numbers.")
 
     def to_vector(self) -> Array:
         return np.concatenate([np.ravel(getattr(self, name)) for name in SHAPES]).astype(np.float64)
@@ -173,6 +175,9 @@ def open_backend(name: str, options: Mapping[str, Any]) -> Backend:
         inspect.signature(kind).bind(**options)
     except TypeError as error:
         raise ConfigError(f"backend {name!r}: {error}; it takes {inspect.signature(kind)}.") from None
+    needed = ("workspace", "state", "command", "grip", *(("scene", "renderer") if kind.simulation else ()))
+    if missing := [method for method in needed if next(c for c in kind.__mro__ if method in vars(c)) is Backend]:
+        raise ConfigError(f"{kind.__name__} has no {', no '.join(missing)}: write them, see 'An arm of your own' in docs/robot.md.")
     return kind(**options)
 
 
