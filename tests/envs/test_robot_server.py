@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core.errors import ConfigError, HiltError, RequestError
 from hilt.envs import robot_server
-from hilt.envs.control import Limits
+from hilt.envs.control import STOP_S, Limits
 from hilt.envs.door import MAKE_TOKEN
 from hilt.envs.robot_server import RobotServer
 from hilt.envs.rotations import from_euler, to_euler
@@ -577,14 +577,28 @@ def test_a_backend_that_is_too_slow_for_its_rate_still_hears() -> None:
         period = client.post("/status")["period"]
         assert period["p50"] > period["nominal"] and period["late"] > 0
         began = time.monotonic()
-    assert time.monotonic() - began < robot_server.STOP_S, "it noticed the end by itself"
+    assert time.monotonic() - began < STOP_S, "it noticed the end by itself"
 
 
 def test_a_backend_that_does_not_open_is_told_at_once() -> None:
     with pytest.raises(ConfigError, match=r"^no tabletop task named 'pik'; did you mean 'pick'\?"):
         RobotServer("tabletop", {"task": "pik"}, port=0)
-    with pytest.raises(RequestError, match=r"(?s)Traceback.*toy_arm.py.*ValueError: invalid literal"):
-        RobotServer(TOY, {"home_ticks": "x"}, port=0)
+    with pytest.raises(RequestError, match=rf"^the backend '{TOY}' did not start: OSError: no route to 192.0.2.10$") as caught:
+        RobotServer(TOY, {"fails": "open"}, port=0)
+    assert "Traceback" in str(caught.value.__cause__) and "toy_arm.py" in str(caught.value.__cause__), "all of it, for --debug"
+
+
+def test_when_the_server_ends_a_backend_that_hangs_goes_too() -> None:
+    command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", "fails=state"]
+    servers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    controls = []
+    for server, how in zip(servers, (signal.SIGINT, signal.SIGKILL), strict=True):
+        assert server.stderr is not None
+        assert server.stderr.readline() == f"waiting for the backend {TOY!r} to tell its first state, for 60 s at most\n"
+        controls += children(server.pid)
+        server.send_signal(how)
+    assert [server.wait(20) for server in servers] == [130, -signal.SIGKILL] and len(controls) == 2
+    wait_for(lambda: all(map(gone, controls)))
 
 
 def children(pid: int) -> list[int]:
@@ -596,6 +610,13 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 LIMITS = ["--max-speed", "0.2", "--max-turn", "1", "--heartbeat", "0.25", "--rate", "50"]
@@ -617,10 +638,7 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
     journal.write_text("")
     server.send_signal(how)
     assert server.wait(20) == (-how if how == signal.SIGKILL else 0)
-    deadline = time.monotonic() + 20
-    while not gone(control):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: gone(control))
     assert journal.read_text().splitlines()[-2:] == ["hold", "close"]
     assert server.stderr.read() == ""
 

@@ -17,9 +17,12 @@ HOME = np.array([0.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 
 class ToyArm(Backend):
     """`journal` is a file that gets a line for each call but `state`, `command` and `tick`; `home_ticks` is how long a reset takes, and
-    `tick_s` how long a tick does."""
+    `tick_s` how long a tick does; `fails` is how it does: "open" is an error, "state" never comes."""
 
-    def __init__(self, journal: str = "", home_ticks: str = "3", tick_s: str = "0"):
+    def __init__(self, journal: str = "", home_ticks: str = "3", tick_s: str = "0", fails: str = ""):
+        if fails == "open":
+            raise OSError("no route to 192.0.2.10")
+        self._fails = fails
         self._journal, self._home_ticks, self._tick_s = journal, int(home_ticks), float(tick_s)
         self._pose, self._gripper, self._left = HOME.copy(), 1.0, 0
         self.commands: list[Array] = []
@@ -34,6 +37,8 @@ class ToyArm(Backend):
         return np.array([0.2, -0.4, 0.0]), np.array([0.8, 0.4, 0.6])
 
     def state(self, arm: int) -> RobotState:
+        if self._fails == "state":
+            time.sleep(600)
         return RobotState(
             self._pose, np.zeros(6), self.pushing[:3], self.pushing[3:], np.arange(7.0), np.zeros(7), np.eye(6, 7), self._gripper
         )

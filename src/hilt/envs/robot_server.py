@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.backends import Box, backend_class
-from hilt.envs.control import START_S, Board, Limits, News, receive_line, send_line
+from hilt.envs.control import START_S, STOP_S, Board, Limits, News, receive_line, send_line
 from hilt.envs.door import Door, Lease, listen, read_tokens
 from hilt.envs.rotations import Array
 from hilt.envs.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
@@ -42,7 +43,7 @@ MOST_PICTURES = 32  # asked for and not yet rendered
 IDLE_S = 30.0
 BODY_S = 5.0
 ANSWER_S = 60.0
-STOP_S = 5.0
+PATIENCE_S = 2.0  # until it is told for what the server waits
 STALE_S = 1.0
 LOOK_S = 0.1  # how often a long request is checked for a client that has gone
 OWN_ROUTES = ("/scene", "/image", "/status")
@@ -243,13 +244,20 @@ class Control:
         os.close(file)
         try:
             send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
+            if not select.select([self._line], [], [], PATIENCE_S)[0]:
+                _log.warning("waiting for the backend %r to tell its first state, for %.0f s at most", backend, START_S)
             self.hello = receive_line(self._line, START_S)
-        except (EOFError, OSError) as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, (EOFError, OSError)):
+                raise  # Ctrl-C
             raise RequestError(f"the control process did not come up ({error!r}): {self._ended()}.") from error
         if "failed" in self.hello:
             self.close()
-            raise ConfigError(self.hello["failed"]) if self.hello["failed"] else RequestError(self.hello["traceback"])
+            if self.hello["failed"]:
+                raise ConfigError(self.hello["failed"])
+            whole = self.hello["traceback"].strip()
+            raise RequestError(f"the backend {backend!r} did not start: {whole.splitlines()[-1]}") from RequestError(whole)
 
     async def connect(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self._line)
