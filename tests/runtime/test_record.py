@@ -31,11 +31,11 @@ TOY = "tests.runtime.toy:Toy"
 
 
 class Person(Device):
-    """Acts as it was told, step by step: an axis' motion, or what it presses; None does nothing."""
+    """Acts as it was told, step by step: an axis' motion, what it presses, or a whole reading; None does nothing."""
 
     name = "person"
 
-    def __init__(self, *steps: float | str | None):
+    def __init__(self, *steps: float | str | Reading | None):
         super().__init__()
         self._steps = list(steps)
         self.shown: list[Status] = []
@@ -47,6 +47,8 @@ class Person(Device):
         what = self._steps.pop(0) if self._steps else "stop"
         if isinstance(what, str):
             return Reading(events=(what,))
+        if isinstance(what, Reading):
+            return what
         return Reading(np.array([what or 0, 0, 0, 0, 0, 0]), engaged=what is not None)
 
 
@@ -199,14 +201,14 @@ def test_a_person(tmp_path: Path):
     """Drives at the control rate; an episode begins when they act; who lets go still demonstrates; what was given up goes."""
     waiting, given_up = [None] * 9, [1.0, 1.0, "reset"]  # longer than the step limit
     marked = [None, 1.0, None, 0.5, "success"]
-    person = Person(*waiting, *given_up, *marked, 1.0, "stop")
+    person = Person(*waiting, *given_up, *marked, None, 1.0, "stop")
     summary, watch = session(tmp_path / "a", person, episodes=2)
-    assert [(r.dropped, r.steps) for r in watch.episodes] == [("no success", 4), ("", 5), ("stopped", 2)]
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("no success", 4), ("", 5), ("stopped", 3)]
     assert summary.stopped and not summary.complete and summary.have == 1
     assert summary.timing is not None and summary.timing["steps"] == summary.steps and summary.timing["nominal"] == 1 / 200
     assert "p99" in summary.rate()
     assert [status.message for status in person.shown[:2]] == ["0 of 2 recorded", "0 of 2 recorded. Take over to begin."]
-    assert person.shown[-1].message == "1 of 2 recorded" and {status.instruction for status in person.shown} == {"reach the goal"}
+    assert {status.instruction for status in person.shown} == {"reach the goal"}
     with opened(tmp_path / "a") as log:
         (number,) = log.trajectories()
         steps = log.read(log.trajectory_keys(number), ["actions", "source", "terminated", "rewards"])
@@ -223,21 +225,88 @@ def test_with_toggle_an_episode_begins_at_the_toggle(tmp_path: Path):
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 5)]
 
 
-def test_an_episode_that_nobody_touched_goes(tmp_path: Path):
-    """Where the environment keeps its own rate, an episode begins with the reset; but an arm that nobody drives is not reset again."""
+REST = Reading(engaged=True)  # as on the page, where one has taken over and presses nothing
+LOST = Reading(engaged=True, lost=True)
+
+
+def held(x: float = 0.0, z: float = 0.0) -> Reading:
+    return Reading(np.array([x, 0, z, 0, 0, 0]), engaged=True)
+
+
+@pytest.mark.parametrize("mode", ["hold", "toggle"])
+def test_who_has_taken_over_and_rests_has_not_begun(tmp_path: Path, mode: str):
+    """The page says *toggle* once more at each reset, for its seat is still taken."""
+    again = Reading(engaged=True, events=("toggle",))
+    first = [None, again, 1.0, "success"]
+    person = Person(*first, again, *[REST] * 9, 1.0, 1.0, "success")
+    _, watch = session(tmp_path / "a", person, episodes=2, mode=mode)
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 4), ("", 4)]
+    with opened(tmp_path / "a") as log:
+        assert log.read(log.trajectory_keys(1), ["actions"])["actions"][:, 0].tolist() == [0, 1, 1, 0]
+
+
+def test_what_is_held_since_before_begins_nothing(tmp_path: Path):
+    """A key held over the reset, a stick that never rests: all that moves nothing. The person is told to let go."""
+    person = Person(*[held(1)] * 9, REST, held(1), "success", *[held(z=-0.5)] * 9, held(1, -0.5), "success")
+    _, watch = session(tmp_path / "a", person, episodes=2)
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 3), ("", 3)]
+    told = {status.message for status in person.shown}
+    assert {f"{how}. Let go, then press again to begin." for how in ("0 of 2 recorded", "Recorded: 1 of 2")} <= told
+    with opened(tmp_path / "a") as log:
+        actions = log.read(log.all().keys(), ["actions"])["actions"]
+        assert actions[:, 0].tolist() == [0, 1, 0, 0, 1, 0] and not actions[:, 2].any()
+
+
+def test_lost_contact_begins_nothing_and_does_not_stay(tmp_path: Path):
+    """The page is closed in an episode: that one goes, and no other begins by itself."""
+    person = Person(None, held(1), *[LOST] * 30, None, held(1), held(1), LOST, "success")
+    _, watch = session(tmp_path / "a", person, episodes=1, keep="all")
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("contact lost", 6), ("", 5)]
+
+
+def test_the_person_is_told_how_each_episode_ended_and_that_it_is_over(tmp_path: Path):
+    person = Person(None, 1.0, "fail", None, 1.0, "success", None, 1.0, "stop")
+    session(tmp_path / "a", person, episodes=3)
+    told = [status.message for status in person.shown if "begin" not in status.message]
+    assert [text for text, before in zip(told, ["", *told], strict=False) if text != before] == [
+        *("0 of 3 recorded", "Dropped, no success: 0 of 3."),
+        *("0 of 3 recorded", "Recorded: 1 of 3."),
+        *("1 of 3 recorded", "Dropped, stopped: 1 of 3.", "Recording has ended: 1 of 3."),
+    ]
+
+
+def test_an_arm_that_keeps_its_own_rate_waits_too(tmp_path: Path):
+    """Meanwhile the scene is put in order: pictures go on, and the episode begins with what is seen when somebody acts."""
 
     class Paced(Toy):
+        looks = 0
+
         def timing(self) -> dict[str, float]:
             return {"nominal": 0.1, "p50": 0.1, "p99": 0.11, "max": 0.2, "steps": 3, "missed": 0}
 
-    person = Person(*[None] * 5, "success", None, 1.0, 1.0, "success")  # the first word is a slip
+        def look(self) -> Any:
+            Paced.looks += 1
+            seen = self._seen()
+            seen["images"]["front"][:] = Paced.looks
+            return seen
+
+    class Looks(Person):
+        screen = True
+
+        def show(self, images: Any, status: Status) -> None:
+            pictures.add(int(images["front"][0, 0, 0]))
+
+    pictures: set[int] = set()
+    person = Looks(*[None] * 9, 1.0, 1.0, "success")
     watch = Seen()
     summary = record(Paced(), person, tmp_path / "a", Settings(TOY, episodes=1, keep="all"), watch=watch, videos=False)
-    assert [(r.dropped, r.steps) for r in watch.episodes] == [("nobody acted", 6), ("", 2)] and summary.have == 1
-    assert any(status.message.endswith("Take over to begin.") for status in person.shown), "no reset until somebody is there"
-    summary = record(Paced(), Person(*[None] * 9, "stop"), tmp_path / "b", Settings(TOY), videos=False)
-    assert summary.stopped and summary.attempts == 1
+    assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 4)] and Paced.looks == 9
+    assert set(range(1, 9)) <= pictures
     assert summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
+    with opened(tmp_path / "a") as log:
+        assert (log.read(log.trajectory_keys(0)[:1], ["observations"])["observations"]["images"]["front"] == 9).all()
+    summary = record(Paced(), Person(*[None] * 9, "stop"), tmp_path / "b", Settings(TOY), videos=False)
+    assert summary.stopped and summary.discarded == {"stopped": 1}
 
 
 def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
@@ -364,7 +433,7 @@ def test_an_environment_that_never_says_whether_it_succeeded(tmp_path: Path):
     assert [r.success for r in watch.episodes] == [None, None]
     with opened(tmp_path / "b") as log:
         assert "success" not in log.facts.about(0) and list(frames(log, 0, 1)), "the video's end says neither"
-    person = Person(1.0, 1.0, "success", *[1.0] * 6)
+    person = Person(None, 1.0, "success", None, *[1.0] * 5)
     summary = record(Silent(), person, tmp_path / "c", Settings(TOY, episodes=2), videos=False)
     assert (summary.have, summary.discarded) == (1, {"no success": 1, "stopped": 1})
 
@@ -428,12 +497,14 @@ def test_frames_for_a_classifier_from_a_script(tmp_path: Path):
 
 
 def test_frames_for_a_classifier_from_a_person(tmp_path: Path):
-    person = Person(1.0, "success", "success", None, 1.0, 1.0, 1.0, "success", None, None, None, None)
+    person = Person(None, 1.0, "success", "success", None, 1.0, None, 1.0, "success", None, None, None)
     summary, watch = session(tmp_path / "a", person, successes_needed=3)
     assert summary.have == 3 and [r.steps for r in watch.episodes] == [6, 6]
+    counted = [status.message for status in person.shown if status.step]
+    assert counted[:6] == [f"{n} of 3 frames marked" for n in (0, 0, 0, 1, 2, 2)], "live"
     with opened(tmp_path / "a") as log:
         labels = [log.read(log.trajectory_keys(number), ["labels"])["labels"].tolist() for number in log.trajectories()]
-        assert labels == [[0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
+        assert labels == [[0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
 
 
 def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
@@ -485,7 +556,7 @@ def test_demonstrations_become_hil_serl_files(tmp_path: Path, device: Device | N
 
 
 def test_labelled_frames_become_hil_serl_files(tmp_path: Path):
-    person = Person(1.0, "success", "success", None, 1.0, 1.0, 1.0, "success", *[None] * 4)
+    person = Person(None, 1.0, "success", "success", None, 1.0, None, 1.0, "success", *[None] * 3)
     session(tmp_path / "a", person, successes_needed=3)
     convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")
     good, bad = (sorted((tmp_path / "out" / "classifier_data").glob(f"toy_{name}_images_*.pkl")) for name in ("3_success", "failure"))

@@ -28,7 +28,7 @@ from hilt.replay import Log
 from hilt.replay.writer import Episode
 from hilt.runtime.film import Filmer
 from hilt.runtime.recording import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
-from hilt.runtime.seat import GoesOn, Seat, as_hil_serl
+from hilt.runtime.seat import GoesOn, Seat, Waits, as_hil_serl
 from hilt.teleop.devices import Device
 from hilt.teleop.intervene import TakeOver, attribute
 
@@ -36,7 +36,6 @@ RATE_HZ = 10.0
 """Control rate of a task that has none, when a person drives it."""
 FAILURES_IN_A_ROW = 20
 """So often a script may fail before recording ends with an error: it would never end otherwise."""
-NOBODY = "nobody acted"
 SUCCESS_FRAMES = 20
 """Labelled frames: so many steps a script goes on after success, for there are to be many of them."""
 
@@ -177,13 +176,15 @@ class Recorder:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
         self._seat = Seat(device, marks=self._labels, toggles=settings.mode == "toggle")
         self._control = TakeOver(env, self._seat, mode=settings.mode, policy=False)  # type: ignore[arg-type]
-        self._env: Any = as_hil_serl(self._control) if settings.observations == "hil-serl" else self._control
+        self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
+        self._env: Any = Waits(self._control, self._seat, self._begun, self._hz) if self._person else self._control
+        if settings.observations == "hil-serl":
+            self._env = as_hil_serl(self._env)
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
         self._seeds: set[int] = set()
         self._began = time.time() - time.perf_counter()  # one clock that never goes back, whatever happens to the computer's
         self._nothing = _nothing(env.action_space)
-        self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
@@ -209,6 +210,7 @@ class Recorder:
 
     def run(self) -> None:
         s, failures = self.summary, 0
+        self._control.message = self._progress()
         if self._watch is not None:
             self._watch.begin(s)
         while not s.complete and not s.stopped:
@@ -220,9 +222,7 @@ class Recorder:
                 failures = 0 if done.success else failures + 1
                 if not (self._person or s.stopped) and self._settings.keep == "successes":
                     self._check_script(done, failures)
-                if self._timing is not None and done.dropped == NOBODY:
-                    self._await()  # an arm does not go on by itself from reset to reset
-                    s.stopped = self._seat.stops
+        self._seat.tell(f"Recording has ended: {s.have} of {s.wanted}.")
 
     def _check_script(self, done: Recorded, failures: int) -> None:
         """It would go on for ever when nothing of it can stay."""
@@ -252,15 +252,13 @@ class Recorder:
         s = self.summary
         start, seed = self._next_start()
         s.attempts, s.step = s.attempts + 1, 0
-        self._control.message = f"{s.have} of {s.wanted} recorded"
-        observation, _ = self._env.reset(seed=seed, options=start)
+        observation, _ = self._env.reset(seed=seed, options=start)  # of a person it ends when they act: until then no step limit runs
         if self._rate is not None:
-            self._await()  # an episode begins when somebody acts: until then its step limit does not run
             self._rate.restart()
         began = time.perf_counter()
         running: list[Episode] = []
         try:
-            info, marked, ended = self._steps(observation, running)
+            info, marked, lost, ended = self._steps(observation, running)
             success = bool(marked) if self._labels else success_of(info)
         except Exception:
             with contextlib.suppress(HiltError):  # a full disk; the next session drops it
@@ -275,11 +273,15 @@ class Recorder:
         if success is None and self._person:
             success = False  # they have a button for it
         people = {name: int(info[name]) for name in ("intervention_count", "intervention_steps")}
-        return self._settle(running[0], success, ended, {**start, "seed": seed, "steps": s.step, **people})
+        settled = self._settle(running[0], success, ended, lost, {**start, "seed": seed, "steps": s.step, **people})
+        self._control.message = f"{f'Dropped, {settled.dropped}' if settled.dropped else 'Recorded'}: {s.have} of {s.wanted}."
+        self._seat.tell(self._control.message)
+        return settled
 
-    def _steps(self, observation: Any, running: list[Episode]) -> tuple[dict[str, Any], int, bool]:
-        """Records steps into `running`, which the first one begins: the last info, how many were marked, whether the episode ended."""
-        s, info, marked, ended = self.summary, {}, 0, False
+    def _steps(self, observation: Any, running: list[Episode]) -> tuple[dict[str, Any], int, int, bool]:
+        """Records steps into `running`, which the first one begins: the last info, how many were marked, how many without contact, and
+        whether the episode ended."""
+        s, info, marked, lost, ended = self.summary, {}, 0, 0, False
         before = _own(observation)
         while not ended:
             if self._stop():
@@ -289,6 +291,7 @@ class Recorder:
             if self._rate is not None:
                 self._rate.wait()
             sent = self._now()
+            self._control.message = self._progress(marked)
             observation, reward, terminated, truncated, info = self._env.step(self._nothing)
             times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
             after, label, ended = _own(observation), self._label(info), bool(terminated or truncated)
@@ -309,16 +312,20 @@ class Recorder:
                 extra={name: value for name, value in extra.items() if name in self._log.schema.columns},
             )
             running[0].append(step.columns())
-            before, marked = after, marked + label
+            before, marked, lost = after, marked + label, lost + bool(info.get("lost"))
             s.step, s.steps, s.stopped = s.step + 1, s.steps + 1, bool(info.get("stop"))
             self._tell()
-        return info, marked, ended
+        return info, marked, lost, ended
 
-    def _await(self) -> None:
-        """Until somebody acts or presses something, or the session is stopped."""
-        while not self._stop() and not self._seat.begins():
+    def _progress(self, marked: int = 0) -> str:
+        return f"{self.summary.have + marked} of {self.summary.wanted} {'frames marked' if self._labels else 'recorded'}"
+
+    def _begun(self) -> bool:
+        """Whether somebody acts or presses something, or the session is stopped."""
+        begun = self._stop() or self._seat.begins()
+        if not begun:
             self._tell()
-            time.sleep(1 / self._hz)
+        return begun
 
     def _now(self) -> float:
         """Seconds since 1970."""
@@ -336,13 +343,15 @@ class Recorder:
             self._log = Log.open(path, schema=schema)
         return self._log.episode(actor=self._device.name)
 
-    def _settle(self, running: Episode, success: bool | None, ended: bool, facts: dict[str, Any]) -> Recorded:
+    def _settle(self, running: Episode, success: bool | None, ended: bool, lost: int, facts: dict[str, Any]) -> Recorded:
         """The episode stays, or goes."""
         reason = ""
         if not ended or (self.summary.stopped and not success):
             reason = "stopped"
+        elif lost > facts["steps"] / 2:
+            reason = "contact lost"
         elif not facts["intervention_steps"] and not (self._labels and success):
-            reason = NOBODY
+            reason = "nobody acted"
         elif not success and not self._labels and self._settings.keep == "successes":
             reason = "no success"
         if reason:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from hilt.envs.task import success_of
 from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
+from hilt.teleop.intervene import DEFLECTED, attribute, images_of
 
 
 class Seat(Device):
@@ -22,33 +25,77 @@ class Seat(Device):
             setattr(self, name, getattr(device, name))
         self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False
         self._ahead: list[Reading] = []
+        self._on = False  # somebody has taken over
         self._shown: tuple[Mapping[str, Any], Status] = ({}, Status())
 
     def reset(self) -> None:
-        self._ahead = []
+        self._ahead, self._on = [], False
         self._device.reset()
 
     def show(self, images: Mapping[str, Any], status: Status) -> None:
         self._shown = images, status
         self._device.show(images, status)
 
-    def begins(self) -> bool:
-        """Whether somebody acts now, or presses something. The first steps get this reading, after the one before: `TakeOver` tells by
-        that one what was held all the time."""
+    def tell(self, message: str) -> None:
+        """The same once more, with another message."""
         images, status = self._shown
-        self._device.show(images, replace(status, message=f"{status.message}. Take over to begin."))
-        self._ahead = [*self._ahead[-1:], self._device.read()]
-        return bool(self._ahead[-1].events) or (self._ahead[-1].engaged and not self._toggles)
+        self._device.show(images, replace(status, message=message))
 
-    @property
-    def stops(self) -> bool:
-        """Whether *stop* was pressed while nobody had begun."""
-        return any("stop" in reading.events for reading in self._ahead)
+    def see(self, images: Mapping[str, Any]) -> None:
+        """Newer images, to be shown from now on."""
+        self._shown = images, self._shown[1]
+
+    def begins(self) -> bool:
+        """Whether somebody takes over, moves or presses something. What was held all the time does not count, for `TakeOver` lets it move
+        nothing, nor does who is out of reach. The first steps get this reading and the one before, by which `TakeOver` tells the same."""
+        reading, first = self._device.read(), not self._ahead
+        before = reading if first else self._ahead[-1]
+        if len(self._ahead) == 2:  # what is forgotten must not turn a toggle around
+            toggles = [event for event in self._ahead[0].events if event == "toggle"]
+            before = replace(before, events=(*toggles, *before.events))
+        self._ahead = [reading] if first else [before, reading]
+        was = self._on
+        self._on = was ^ bool(reading.events.count("toggle") % 2) if self._toggles else reading.engaged
+        now, earlier = _held(reading), _held(before)
+        new = now & ~earlier & (not before.lost and before.arm == reading.arm)
+        takes_over = self._on and not was and not first and not now.any()
+        acts = self._on and not reading.lost and (takes_over or new.any() or reading.action is not None)
+        presses = {*reading.events} & {"stop"} if reading.lost else {*reading.events} - {"toggle"}
+        if acts or presses:
+            return True
+        wait = "Let go, then press again" if self._on and now.any() else "Take over"
+        self.tell(f"{self._shown[1].message.removesuffix('.')}. {wait} to begin.")
+        return False
 
     def read(self) -> Reading:
         reading = self._ahead.pop(0) if self._ahead else self._device.read()
         self.marked = self._marks and "success" in reading.events
         return replace(reading, events=tuple(event for event in reading.events if event != "success")) if self._marks else reading
+
+
+def _held(reading: Reading) -> np.ndarray:
+    """[6 axes, gripper]"""
+    return np.append(np.abs(reading.motion) > DEFLECTED, reading.gripper != 0)
+
+
+class Waits(gymnasium.Wrapper):
+    """A reset ends when somebody begins to act. An arm's environment has `look()`, what is seen now: the episode begins with that."""
+
+    def __init__(self, env: Any, seat: Seat, begun: Callable[[], bool], hz: float):
+        super().__init__(env)
+        self._seat, self._begun, self._seconds = seat, begun, 1 / hz
+
+    def reset(self, **given: Any) -> Any:
+        observation, info = self.env.reset(**given)
+        look = attribute(self.env, "look", None)
+        plain = self.env.observation_space == self.env.unwrapped.observation_space  # no wrapper has changed it
+        while not self._begun():
+            time.sleep(self._seconds)
+            if look is not None:
+                seen = look()
+                observation = seen if plain else observation
+                self._seat.see(images_of(seen))
+        return observation, info
 
 
 class GoesOn(gymnasium.Wrapper):
