@@ -569,13 +569,15 @@ def test_a_picture_that_cannot_be_rendered_is_told(tabletop_url: str, monkeypatc
     assert (problem.status, problem.sentence) == (500, "no picture can be rendered.")
 
 
-def test_a_backend_that_is_too_slow_for_its_rate_still_hears() -> None:
-    with RobotServer(TOY, {"tick_s": "0.03"}, port=0) as server:
+def test_a_backend_that_is_too_slow_for_its_rate_still_hears_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with RobotServer(TOY, {"tick_s": "0.03"}, port=0) as server, caplog.at_level(logging.WARNING, "hilt.envs"):
         client = Client(server.urls[0])
         for _ in range(10):
             assert client.post("/pose", {"arr": HOME.tolist()}) == "Moved"
         period = client.post("/status")["period"]
         assert period["p50"] > period["nominal"] and period["late"] > 0
+        (told,) = [text for text in caplog.messages if "tick() took" in text]
+        assert "a tick of the control loop is 0.01 s" in told
         began = time.monotonic()
     assert time.monotonic() - began < STOP_S, "it noticed the end by itself"
 
@@ -640,7 +642,7 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
     assert server.wait(20) == (-how if how == signal.SIGKILL else 0)
     wait_for(lambda: gone(control))
     assert journal.read_text().splitlines()[-2:] == ["hold", "close"]
-    assert server.stderr.read() == ""
+    assert not [line for line in server.stderr if "a tick of the control loop is" not in line], "on a busy machine it may be late"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,6 +40,7 @@ CURES = {
     "follow": "ask again when poses have ceased for a heartbeat",
 }
 PERIOD_WINDOW_S = 120
+SLOW, TELL_S = 2, 10.0  # periods that a call of the backend may take, and how often one that took more is told
 SPARE = 0.1  # of each period, for others on this core: with real-time priority they would else have nothing when a backend is too slow
 MOST_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
@@ -145,6 +146,28 @@ class Arm:
             raise RefusedError(f"arm {self._arm} is in mode {self.mode!r}: {CURES[self.mode]}.")
 
 
+class Timed:
+    """A backend, and which of its calls took longest."""
+
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self.slowest = (0.0, "")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if not callable(found) or name == "scene":  # a simulation may take its time to begin anew
+            return found
+
+        def call(*values: Any, **named: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return found(*values, **named)
+            finally:
+                self.slowest = max(self.slowest, (time.monotonic() - began, name))
+
+        return call
+
+
 class Periods:
     """How long the last ticks really took, from beginning to beginning."""
 
@@ -232,8 +255,10 @@ class Loop:
     """Commands, then motion, then the news, at each tick."""
 
     def __init__(self, backend: Backend, limits: Limits, line: socket.socket, board: Board):
-        self._backend, self._limits, self._line, self._board = backend, limits, line, board
-        self.arms = [Arm(backend, number, limits) for number in range(backend.arms)]
+        self._backend = cast(Any, Timed(backend))
+        self._limits, self._line, self._board = limits, line, board
+        self.arms = [Arm(self._backend, number, limits) for number in range(backend.arms)]
+        self._told = -TELL_S
         self._periods = Periods(1 / limits.rate)
         self._received = b""
         self.ended = False
@@ -242,6 +267,7 @@ class Loop:
     def run(self) -> None:
         period = 1 / self._limits.rate
         self._publish()
+        self._backend.slowest = (0.0, "")
         due = began = time.monotonic()
         while not self.ended:
             # after a late tick: go on from here, and do not hurry after the lost ones
@@ -253,6 +279,15 @@ class Loop:
             self._move(now, period)
             self._backend.tick(period)
             self._publish()
+            self._tell(now, period)
+
+    def _tell(self, now: float, period: float) -> None:
+        (seconds, name), self._backend.slowest = self._backend.slowest, (0.0, "")
+        if seconds > SLOW * period and now - self._told > TELL_S:
+            self._told = now
+            told = f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is {period:g} s: no method may wait."
+            with contextlib.suppress(OSError):
+                send_line(self._line, {"warning": told})
 
     def _move(self, now: float, period: float) -> None:
         for arm in self.arms:

@@ -309,6 +309,8 @@ class Control:
             while line := await reader.readline():
                 message = json.loads(line)
                 traceback = message.get("traceback", traceback)
+                if "warning" in message:
+                    _log.warning("%s", message["warning"])
                 asked = self._asked.get(message.get("id"))
                 if asked is not None and not asked.done():
                     if "error" in message:
