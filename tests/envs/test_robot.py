@@ -97,6 +97,9 @@ def test_a_refusal_raises_with_the_servers_sentence(toy: ToyRobot):
     toy.refusals["pose"] = (423, "arm 0 is controlled by 10.0.0.2.")
     with pytest.raises(RefusedError, match="controlled by 10"):
         client.post("pose", {"arr": [0] * 7})
+    toy.refusals["pose"] = (401, "expected the header 'Authorization: Bearer TOKEN'.")
+    with pytest.raises(RefusedError, match=r"TOKEN'\. Set token_file in the arm's settings"):
+        client.post("pose", {"arr": [0] * 7})
     toy.refusals["pose"] = (422, '{"detail": "no such arm"}')
     with pytest.raises(RequestError, match="422: no such arm"):
         client.post("pose")
@@ -179,6 +182,24 @@ def test_joints_are_reset_every_so_often_and_when_asked(toy: ToyRobot):
         env.reset(options=options)
         counts.append(toy.routes.count("jointreset"))
     assert counts == [0, 1, 1, 2]
+
+
+def test_who_waits_after_a_reset_sees_what_is_there_now(toy: ToyRobot):
+    env = env_of(toy)
+    obs, _ = env.reset()
+    time.sleep(0.5)  # the scene is put in order
+    toy.gripper, toy.asked = 0.25, []
+    now = env.look()
+    assert (obs["state"]["gripper_pose"][0], now["state"]["gripper_pose"][0]) == (1.0, 0.25) and toy.routes == ["getstate"]
+    assert env.step(STILL)[4]["period_seconds"] < 0.45, "the wait is no period"
+
+
+def test_its_settings_are_known_without_where_it_is(toy: ToyRobot):
+    settings = env_of(toy, action_scale=[0.02, 0.1], cameras={"front": CameraConfig()}).settings
+    assert settings["action_scale"] == [0.02, 0.1] and settings["hz"] == 50.0 and settings["cameras"]["front"]["kind"] == "simulation"
+    assert not {"url", "token_file", "request_seconds"} & settings.keys()
+    dual = robot_task("a:1,b:2", cameras={"front": {}, "left/wrist": {}}).settings
+    assert set(dual["left/cameras"]) == {"front", "left/wrist"} and dual["right/cameras"] == {} and dual["right/hz"] == 10.0
 
 
 def test_an_arm_that_does_not_get_there_is_told(toy: ToyRobot):
@@ -427,6 +448,8 @@ def test_tasks_by_name(tmp_path: Path):
         robot_task("a:1", hzz=3)
     with pytest.raises(ConfigError, match="3 arms were given"):
         robot_task("a:1,b:2,c:3")
+    with pytest.raises(ConfigError, match="http://a:1 is given for both arms"):
+        robot_task("a:1,a:1/")
 
 
 # --- two arms ---
@@ -490,6 +513,9 @@ def test_what_fails_at_one_arm_is_raised_when_both_have_ended(two: tuple[ToyRobo
         env.step(np.zeros(14))
     assert two[1].routes == ["clearerr", "pose"]
     env.close()
+    two[0].refusals.clear()
+    assert env.reset()[1]["split"] == "train", "closed, it may be used again"
+    env.close()
 
 
 # --- the real server ---
@@ -507,14 +533,19 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
         expected, *_ = bench.step(move)
     with RobotServer("tabletop", {"task": "pick"}, port=0) as server:
         env = make(f"robot/{server.urls[0]}", cameras={"front": {"deadline_seconds": 60}, "wrist": {"deadline_seconds": 60}}, image_size=16)
-        obs, info = env.reset(options={"split": "eval", "state": 3})
-        assert info == {"succeed": False, "split": "eval", "state": 3}
+        for _ in range(5):  # until no period was late: an arm that is measured before it moved is given less motion, by `lead`
+            obs, info = env.reset(options={"split": "eval", "state": 3})
+            assert info == {"succeed": False, "split": "eval", "state": 3}
+            np.testing.assert_allclose(obs["state"]["tcp_pose"], begun["state"]["tcp_pose"], atol=2e-3)
+            periods = []
+            for move in moves:
+                obs, reward, terminated, truncated, info = env.step(move)
+                assert env.observation_space.contains(obs)
+                periods.append(info["period_seconds"])
+            if max(periods) < 0.12:
+                break
         assert (env.instruction, env.step_limit) == (bench.instruction, bench.step_limit)
         assert env.observation_space == bench.observation_space and env.action_space == bench.action_space
-        np.testing.assert_allclose(obs["state"]["tcp_pose"], begun["state"]["tcp_pose"], atol=2e-3)
-        for move in moves:
-            obs, reward, terminated, truncated, info = env.step(move)
-            assert env.observation_space.contains(obs)
         np.testing.assert_allclose(obs["state"]["tcp_pose"], expected["state"]["tcp_pose"], atol=0.01)
         assert obs["state"]["gripper_pose"][0] < 0.5 and (reward, terminated, truncated) == (0.0, False, False)
         assert np.abs(obs["images"]["wrist"].astype(int) - expected["images"]["wrist"]).mean() < 20

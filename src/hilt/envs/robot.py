@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -43,6 +43,8 @@ STATE = {
 }
 """Our names, the server's, and how many numbers each has."""
 STEP_LIMIT = 100  # upstream's
+CONNECTION = ("url", "token_file", "request_seconds", "joint_reset_seconds")
+"""Settings that an episode does not depend on"""
 
 
 @dataclass
@@ -140,7 +142,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         self.simulation: bool | None = None
         """Whether the server simulates; None until it was reached."""
         self._settings, self._rate = first, Rate(first.hz)
-        self._pool = ThreadPoolExecutor(len(arms), "arm") if len(arms) > 1 else None
+        self._pool: ThreadPoolExecutor | None = None
         self._steps = self._episodes = 0
         self.action_space = spaces.Box(-1.0, 1.0, (7 * len(arms),), np.float32)
         state = {arm.prefix + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for arm in arms for key, (_, size) in STATE.items()}
@@ -158,7 +160,7 @@ class _Arms(gymnasium.Env[Any, Any]):
             raise UnknownNameError("reset option", min(unknown), ["split", "state", "joint_reset"])
         split = str(options.get("split", next(iter(self.initial_states))))
         state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
-        self._connect()
+        self.connect()
         self._episodes += 1
         if self.simulation:
             scene = self.arms[0].client.post("scene", {"split": split, "state": state})
@@ -168,9 +170,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
         self._each(lambda arm: arm.begin((*numbers, self.arms.index(arm)), joints))
         self._steps = 0
-        obs = self._observed()
-        self._rate.restart()
-        return obs, {"succeed": all(self._successes()), "split": split, "state": state}
+        return self.look(), {"succeed": all(self._successes()), "split": split, "state": state}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.simulation is None:
@@ -187,6 +187,18 @@ class _Arms(gymnasium.Env[Any, Any]):
         info = {"succeed": all(successes), "period_seconds": period}
         return obs, float(all(successes)), any(successes), self._steps >= self.step_limit, info
 
+    def look(self) -> dict[str, Any]:
+        """What is seen now; the next period begins now. For whoever waits between a reset and the first step."""
+        obs = self._observed()
+        self._rate.restart()
+        return obs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What an episode depends on, of each arm: all settings but those of the connection. A recording has them."""
+        parts = [(arm.prefix, asdict(arm.config) | {"cameras": {n: asdict(c) for n, c in arm.camera_configs.items()}}) for arm in self.arms]
+        return {prefix + key: value for prefix, part in parts for key, value in part.items() if key not in CONNECTION}
+
     def timing(self) -> dict[str, float]:
         """How well the rate was kept: the period's p50, p99 and maximum in seconds, and how many were lost."""
         return self._rate.timing()
@@ -197,11 +209,14 @@ class _Arms(gymnasium.Env[Any, Any]):
             arm.close()
         if self._pool:
             self._pool.shutdown()
+            self._pool = None
 
-    def _connect(self) -> None:
-        """Reaches the servers and cameras, the first time."""
+    def connect(self) -> None:
+        """Reaches the servers and cameras; nothing moves. The first reset does it too."""
         if self.simulation is not None:
             return
+        if len(self.arms) > 1 and self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self.arms), "arm")
         try:
             self._each(lambda arm: arm.connect())
             scene, task = self.arms[0].client.post("scene", {}, missing_ok=True), self._settings.task
@@ -256,6 +271,8 @@ class DualRobotEnv(_Arms):
         if other := [key for key in self.TOGETHER if right.given(key) and getattr(right, key) != getattr(left, key)]:
             values = f"{getattr(left, other[0])!r} for the left arm and {getattr(right, other[0])!r} for the right one"
             raise ConfigError(f"{other[0]} is {values}; it belongs to both. Give it for the left one, or alike for both.")
+        if left.url.rstrip("/") == right.url.rstrip("/"):
+            raise ConfigError(f"{left.url} is given for both arms; each arm has a server, or a port, of its own. Correct one of them.")
         own = [{side + name: camera for name, camera in arm.cameras.items()} for side, arm in (("left/", left), ("right/", right))]
         size = left.image_size
         super().__init__([Arm(left, "left/", {**(cameras or {}), **own[0]}, size), Arm(right, "right/", own[1], size)])

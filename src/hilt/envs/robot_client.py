@@ -46,7 +46,7 @@ class RobotClient:
         if status == 404 and missing_ok:
             return None
         if status != 200:
-            sentence = _sentence(reply)
+            sentence = _sentence(reply) + (" Set token_file in the arm's settings." if status == 401 else "")
             raise (RefusedError if status in _REFUSED else RequestError)(f"{where}: refused with status {status}: {sentence}")
         try:
             return json.loads(reply) if kind == "application/json" else reply.decode() if kind.startswith("text/") else reply
