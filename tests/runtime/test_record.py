@@ -185,6 +185,43 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], er
     assert session(tmp_path / "a", episodes=2)[0].have == 2, "nothing holds the log"
 
 
+def test_an_arm_whose_settings_changed_is_refused_in_one_log(tmp_path: Path):
+    class Arm(Toy):
+        def __init__(self, **changes: Any):
+            super().__init__()
+            camera = {"kind": "opencv", "source": "0", "deadline_seconds": 5.0}
+            self.settings = {"hz": 10.0, "action_scale": [0.03, 0.15], "limit_low": [0.0], "cameras": {"front": camera}, **changes}
+
+    def recorded(episodes: int, **changes: Any) -> None:
+        record(Arm(**changes), Script(), tmp_path / "a", Settings("robot/arm.yaml", episodes=episodes), videos=False)
+
+    recorded(1)
+    recorded(2, limit_low=[0.1], cameras={"front": {"kind": "opencv", "source": "0", "deadline_seconds": 9.0}})
+    with pytest.raises(ConfigError, match=r"action_scale was \[0\.03, 0\.15\] .* and is \[0\.02, 0\.1\] now.*--out"):
+        recorded(3, action_scale=[0.02, 0.1])
+    with pytest.raises(ConfigError, match=r"cameras was .*'source': '0'.* and is \{\} now"):
+        recorded(3, cameras={})
+    with opened(tmp_path / "a") as log:
+        assert [log.facts.about(n)["settings"]["limit_low"] for n in log.trajectories()] == [[0.0], [0.1]], "each episode knows them all"
+
+
+def test_where_nothing_was_recorded_anything_may_be(tmp_path: Path):
+    """A session that got nowhere does not decide; nor does one leave a folder whose arm does not answer."""
+
+    class Absent(Toy):
+        def connect(self) -> None:
+            raise HiltError("no robot server answers")
+
+    with pytest.raises(HiltError, match="no robot server"):
+        record(Absent(), Script(), tmp_path / "a", Settings(TOY), videos=False)
+    assert not (tmp_path / "a").exists()
+    assert session(tmp_path / "a", Person("stop"))[0].episodes == 0
+    other = Toy(step_limit=7)
+    other.observation_space["images"].spaces["side"] = Box(0, 255, (8, 8, 3), np.uint8)
+    assert not record(other, Script(), tmp_path / "a", Settings(TOY, {"step_limit": 7}), stop=lambda: True, videos=False).episodes
+    assert session(tmp_path / "a", toy={"step_limit": 8}, episodes=1)[0].have == 1
+
+
 def test_a_log_with_another_schema_and_a_folder_of_somebody_else_are_refused(tmp_path: Path):
     session(tmp_path / "a", episodes=1)
     with pytest.raises(SchemaError, match="another schema: observations/images/front"):

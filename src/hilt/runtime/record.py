@@ -189,6 +189,7 @@ class Recorder:
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
         self.summary = Summary(folder, settings.successes_needed or settings.episodes)
+        attribute(env, "connect", lambda: None)()  # an arm that is not there leaves no folder behind
         self._log = open_recording(folder, settings.task, settings.options, settings.observations, self._env, self._labels)
 
     def begin(self, videos: bool) -> None:
@@ -372,6 +373,7 @@ class Recorder:
             "recorded_as": LABELLED if self._labels else DEMONSTRATIONS,
             "task": self._settings.task,
             "options": dict(self._settings.options),
+            **({"settings": dict(settings)} if (settings := attribute(self._env, "settings", None)) else {}),
             INSTRUCTION: str(attribute(self._env, "instruction", "")),
             "fps": self._hz,  # of a video of it, as LeRobot's files want to know
             "device": self._device.name,

@@ -1,6 +1,6 @@
 """A recording on the disk, and its episodes played again.
 
-- ``recording.json``: what is recorded here: the task, its options, how observations look, demonstrations or labelled frames
+- ``recording.json``: what is recorded here: the task, its options, an arm's settings, how observations look, and what is recorded
 - ``log/``: the episodes, a log as docs/replay.md has it
 - ``videos/``: one mp4 for each (`hilt.runtime.film`)
 """
@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,31 +29,65 @@ LABELS = "labels"
 """Of frames for a classifier: 1 success, 0 failure"""
 
 
+FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_threshold", "cameras")
+"""Of an arm's settings, those that must be the same in all of a recording: what an action does, what is seen, and what is success"""
+
+
 def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Any, labels: bool) -> Log:
-    """The log of a recording, new or to go on with; one of something else is refused."""
+    """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
     what = LABELLED if labels else DEMONSTRATIONS
-    told = {"task": task, "options": json.loads(json.dumps(dict(options))), "observations": observations, "what": what}
+    told = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
+    told = json.loads(json.dumps(told))
     card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
-    if card.exists():
-        if (found := read_json(card)) != told:
-            words = "{what} of {task} with the options {options} and {observations} observations"
-            there, asked = (words.format(**it) for it in (found, told))
-            raise ConfigError(f"{folder} has {there}, and {asked} were to be added. Choose another folder with --out.")
-    else:
-        DISK.make_folders(folder)
-        with storage_errors(folder):
-            if others := set(folder.iterdir()) - set(leftovers(folder)):
-                raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
-        write_json(card, told)
+    if card.exists() and (log := _log_of(path)) is not None:
+        try:
+            _check_same(folder, {**told, **read_json(card)}, told)
+            (with_penalty(schema) if GRASP in log.schema.columns else schema).grown_from(log.schema)
+        except HiltError:
+            log.close()
+            raise
+        return log
+    DISK.make_folders(folder)
+    with storage_errors(folder):
+        if not card.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
+            raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
+    write_json(card, told)
+    return Log.create(path, schema)
+
+
+def fixed_settings(env: Any) -> dict[str, Any]:
+    """What an environment tells of `FIXED` in its `settings`; of a camera without its deadlines."""
+    given = env.get_wrapper_attr("settings") if env.has_wrapper_attr("settings") else {}
+    fixed = {key: value for key, value in given.items() if key.rpartition("/")[2] in FIXED}
+    for key in [key for key in fixed if key.endswith("cameras")]:
+        fixed[key] = {name: {k: v for k, v in camera.items() if not k.endswith("_seconds")} for name, camera in fixed[key].items()}
+    return fixed
+
+
+def _log_of(path: Path) -> Log | None:
+    """To go on with, if there is something in it; an empty one goes."""
     if not (path / "log.json").exists():
-        return Log.create(path, schema)
+        return None
     log = Log.open(path)
-    try:
-        (with_penalty(schema) if GRASP in log.schema.columns else schema).grown_from(log.schema)
-    except HiltError:
-        log.close()
-        raise
-    return log
+    if log.trajectories():
+        return log
+    log.close()
+    with storage_errors(path):
+        shutil.rmtree(path)
+    return None
+
+
+def _check_same(folder: Path, found: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    if found == told:
+        return
+    cure = "Choose another folder with --out."
+    if changed := [key for key in told["settings"] if found["settings"].get(key) != told["settings"][key]]:
+        key = changed[0]
+        values = f"{key} was {found['settings'].get(key)} in {folder} and is {told['settings'][key]} now"
+        raise ConfigError(f"{values}: both in one log cannot be told apart. {cure} Or set it back.")
+    words = "{what} of {task} with the options {options} and {observations} observations"
+    there, asked = (words.format(**it) for it in (found, told))
+    raise ConfigError(f"{folder} has {there}, and {asked} were to be added. {cure}")
 
 
 def columns_of(env: Any, labels: bool = False) -> dict[str, Any]:
