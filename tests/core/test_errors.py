@@ -68,6 +68,9 @@ def test_suggestions():
     assert suggest("wrist1", ["front", "wrist_1"]) == "; did you mean 'wrist_1'?"
     assert suggest("q", ["front", "wrist_1"]) == "."
     assert suggest("q", []) == "."
+    assert suggest("pick", ["pack", "tabletop/pick"]) == "; did you mean 'tabletop/pick'?"
+    many = [f"task_{i}" for i in range(40)]
+    assert str(UnknownNameError("task", "task_9x", many)) == "no task named 'task_9x'; did you mean 'task_9'?"
 
 
 # -- steps and who made them --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, load
 from hilt.envs import adapters, rewards, wrappers
+from hilt.envs.backends import backend_class
 from hilt.envs.robot_server import RobotServer
 from hilt.envs.suite import SUITE
 from hilt.envs.task import as_task, check_task, make, register, success_of
@@ -388,11 +389,26 @@ def test_mujoco_needs_no_screen(monkeypatch: pytest.MonkeyPatch):
     assert "MUJOCO_GL" not in os.environ
 
 
+def test_what_is_named_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "our_lab.py").write_text(f"from {__name__} import Good\nfrom tests.envs.toy_arm import ToyArm\nclass Arm(ToyArm): pass\n")
+    (tmp_path / "colorsys.py").write_text("raise OSError('this hides a module of Python')\n")
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert make("our_lab:Good").instruction == "push it to one"
+    assert backend_class("our_lab:Arm").__name__ == "Arm"
+    assert load("colorsys:rgb_to_hsv")
+
+
 def test_an_unknown_name_is_told_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"no task named 'CartPol-v1'; did you mean 'CartPole-v1'\? Known: .*Pendulum-v1.*robot/"):
+    with pytest.raises(UnknownNameError, match=r"no task named 'CartPol-v1'; did you mean 'CartPole-v1'\?$"):
         make("CartPol-v1")
-    with pytest.raises(ConfigError, match=r"there is no module 'nosuch', which 'nosuch.module' was to be; install it, or correct the name"):
+    with pytest.raises(ConfigError, match=r"no module 'nosuch', installed or in this folder \(/.*\); correct the name 'nosuch.module'"):
         make("nosuch.module:factory")
+    with pytest.raises(UnknownNameError, match=r"no task named 'pick'; did you mean 'tabletop/pick'\?$"):
+        make("pick")
+    with pytest.raises(UnknownNameError, match=r"no task named 'robot/'\. Known: robot/127.0.0.1:5000, robot/my_arm.yaml\.$"):
+        make("robot/")
     with pytest.raises(ConfigError, match=r"tests.envs.test_task has no 'Goood'; did you mean 'Good'\?"):
         make(f"{__name__}:Goood")
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+MOST_LISTED = 20
+"""Known names that are listed beside the one that was probably meant"""
 
 
 class HiltError(Exception):
@@ -38,7 +43,9 @@ class UnknownNameError(HiltError, KeyError):
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
         self._made_from = (kind, name, known)
-        super().__init__(f"no {kind} named {name!r}{suggest(name, known)} Known: {', '.join(known) or 'none'}.")
+        near = suggest(name, known)
+        listed = "" if near != "." and len(known) > MOST_LISTED else f" Known: {', '.join(known) or 'none'}."
+        super().__init__(f"no {kind} named {name!r}{near}{listed}")
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that it passes from one process to another
         return type(self), self._made_from
@@ -119,7 +126,31 @@ def optional_module(name: str, purpose: str, extra: str, package: str = "") -> A
         raise MissingPackageError(package or name, purpose, extra) from error
 
 
+def load(name: str) -> Any:
+    """What a user names by ``package.module:attribute``; see `import_named` for where it may be."""
+    module, _, attribute = name.partition(":")
+    found = import_named(module)
+    if not hasattr(found, attribute):
+        raise ConfigError(f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it.")
+    return getattr(found, attribute)
+
+
+def import_named(module: str) -> Any:
+    """A module that a user names: an installed one, or one in the current folder, which is looked in last so that it hides nothing."""
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and lacks something itself
+        raise ConfigError(
+            f"there is no module {error.name!r}, installed or in this folder ({folder}); correct the name {module!r}, or go to its folder."
+        ) from error
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'X'?`` when a known name is near, else a full stop."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    known = list(known)
+    near = [k for k in known if k.endswith(f"/{name}")] or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else "."

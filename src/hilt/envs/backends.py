@@ -6,7 +6,6 @@ command is checked before it comes here: poses are finite, inside the workspace,
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, RequestError, UnknownNameError
+from hilt.core.errors import ConfigError, RequestError, UnknownNameError, load
 from hilt.envs.rotations import Array, from_rotation_vector, inverse, multiply, normalized, to_rotation_vector
 
 Box = tuple[Array, Array]
@@ -157,13 +156,9 @@ def backend_class(name: str) -> type[Backend]:
     """``tabletop``, or ``package.module:Class`` for one of your own."""
     if name == "tabletop":
         return TabletopBackend
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         raise UnknownNameError("backend", name, ["tabletop", "package.module:Class"])
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ConfigError(f"backend {name!r}: {error}. Expected package.module:Class, to be found from this folder.") from error
+    found = load(name)
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise ConfigError(f"backend {name!r}: expected a subclass of hilt.envs.backends.Backend, got {found!r}.")
     return found
@@ -204,6 +199,7 @@ class TabletopBackend(Backend):
         from hilt.envs.suite import SUITE
         from hilt.envs.world import World
 
+        task = task.removeprefix("tabletop/")  # as `make` names it
         if task not in SUITE:
             raise UnknownNameError("tabletop task", task, SUITE)
         self._task = SUITE[task]

@@ -25,7 +25,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, suggest
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, import_named, load
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
@@ -56,22 +56,24 @@ def make(name: str, **options: Any) -> Any:
 
     - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; options are those of either;
     - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
-    - ``package.module:factory``: a function or class of yours.
+    - ``package.module:factory``: a function or class of yours, installed or in the current folder.
 
     For the last two, the options of `as_task` may be given too.
     """
     prefix, _, rest = name.partition("/")
     if prefix in _FACTORIES and rest:
         factory = _FACTORIES[prefix]
-        return as_task((_load(factory) if isinstance(factory, str) else factory)(rest, **options))
+        return as_task((load(factory) if isinstance(factory, str) else factory)(rest, **options))
+    if prefix in _FACTORIES:
+        raise UnknownNameError("task", name, [known for known in _known_names() if known.startswith(f"{prefix}/")])
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own choice needs a screen, and aborts the process where there is none
     ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
     module, colon, rest = name.partition(":")
     if rest.isidentifier():
-        return as_task(_load(name)(**options), **ours)
+        return as_task(load(name)(**options), **ours)
     if colon:
-        _import(module)
+        import_named(module)
     if (gym_id := rest or name) not in gymnasium.registry:
         raise UnknownNameError("task", name, _known_names())
     if "step_limit" in ours:
@@ -182,27 +184,10 @@ def check_task(env: Any, act: Callable[[Any], Any] | None = None, tolerance: flo
     return findings(env, act, tolerance)
 
 
-def _load(name: str) -> Callable[..., Any]:
-    """What ``package.module:attribute`` names."""
-    module, _, attribute = name.partition(":")
-    found = _import(module)
-    if not hasattr(found, attribute):
-        raise ConfigError(f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it.")
-    return getattr(found, attribute)
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks something itself
-        raise ConfigError(f"there is no module {error.name!r}, which {module!r} was to be; install it, or correct the name.") from error
-
-
 def _known_names() -> list[str]:
     newest = {name.rpartition("-v")[0]: name for name in sorted(gymnasium.registry) if not name.startswith("GymV")}
-    ours = [f"{prefix}/..." for prefix in _FACTORIES if prefix != "tabletop"]
+    ours = [f"{prefix}/..." for prefix in _FACTORIES if prefix not in ("tabletop", "robot")]
+    ours += ["robot/127.0.0.1:5000", "robot/my_arm.yaml"]
     try:
         ours += [f"tabletop/{task}" for task in importlib.import_module("hilt.envs.suite").SUITE]
     except ImportError:  # without mujoco
