@@ -79,7 +79,8 @@ class Browser(Device):
 
     def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
         """The page gets the socket on which we listen: whoever opens the address early waits there."""
-        command = [sys.executable, "-m", "hilt.teleop.page"]
+        safe = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the folder we are in
+        command = [sys.executable, *safe, "-m", "hilt.teleop.page"]
         with open(self._folder / "output", "wb") as output:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
             page = subprocess.Popen(command, **pipes, start_new_session=True)  # Ctrl-C is ours to handle
