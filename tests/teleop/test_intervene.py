@@ -244,6 +244,7 @@ def test_a_person_sees_larger_pictures_than_the_policy():
     env = played(env=TabletopEnv("reach", image_size=16, render_size=48))
     assert env.observation_space["images"]["front"].shape == (16, 16, 3)
     assert {name: image.shape for name, image in env.device.shown[-1][0].items()} == dict.fromkeys(["front", "wrist"], (48, 48, 3))
+    assert env.device.shown[-1][1].gripper == pytest.approx([1], abs=0.1)
     env.close()
 
 

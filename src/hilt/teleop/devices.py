@@ -59,6 +59,8 @@ class Status:
     """0 where there is none."""
     reward: float = 0.0
     """Sum of the episode so far."""
+    gripper: tuple[float, ...] = ()
+    """How far each arm's gripper is open, from 0 to 1; empty where nobody knows."""
     message: str = ""
 
 

@@ -168,6 +168,7 @@ class TakeOver(gymnasium.Wrapper):
             step=self._step,
             step_limit=int(attribute(self.env, "step_limit", 0) or 0),
             reward=self._return,
+            gripper=grippers_of(observation),
             message=LET_GO if who == "human" and self._muted.any() else self.message,
         )
         images: dict[str, np.ndarray] = {}
@@ -241,6 +242,13 @@ def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
     if image is not None and image.dtype == np.uint8 and image.ndim == 3 and image.shape[-1] == 3:
         return {name or "image": image}
     return {}
+
+
+def grippers_of(observation: Any) -> tuple[float, ...]:
+    """How far they are open, left arm first, where the state says so: `gripper_pose`, or one for each arm."""
+    state = observation.get("state") if isinstance(observation, Mapping) else None
+    found = {name: value for name, value in state.items() if name.endswith("gripper_pose")} if isinstance(state, Mapping) else {}
+    return tuple(float(np.ravel(found[name])[0]) for name in sorted(found))
 
 
 def attribute(env: gymnasium.Env, name: str, otherwise: Any) -> Any:
