@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import pytest
 from hilt.core.trajectory import Source, Step
 from hilt.replay import Log
 from hilt.teleop.devices import Status
+from hilt.teleop.intervene import LET_GO
 from hilt.teleop.page import DRIFT, SEAT_SECONDS, Viewer, Wheel
 from tests.teleop import chromium
 from tests.teleop.played import until
@@ -99,10 +101,18 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def device() -> Iterator[Any]:
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from hilt.teleop.browser import Browser
 
-    with Browser("0.0.0.0") as device:  # so that the token is needed, and the browser has to keep its cookie
+    folder, before = tmp_path_factory.mktemp("folder"), os.getcwd()
+    if sys.version_info >= (3, 11):
+        (folder / "re.py").write_text("raise SystemExit('a module of the folder that the person happens to be in')")
+    os.chdir(folder)
+    try:
+        device = Browser("0.0.0.0")  # so that the token is needed, and the browser has to keep its cookie
+    finally:
+        os.chdir(before)
+    with device:
         device.url = f"http://127.0.0.1:{urlsplit(device.url).port}/?token={device.token}"
         yield device
 
@@ -119,6 +129,7 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
     if not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):  # else as the last test left it
         chromium.open_page(chrome, device.url)
+    chrome.execute_script("document.querySelector('.hilt').cockpit.facing = false")
     if view(chrome, "lost"):
         click(chrome, ".resume")
     until(device, lambda reading: not reading.engaged)
@@ -295,6 +306,54 @@ def test_every_button_is_told_once(page: Any, device: Any):
         assert until(device, lambda reading: bool(reading.events)).events == (event,)
     time.sleep(0.3)
     assert device.read().events == ()
+
+
+@needs_chromium
+def test_nothing_is_judged_before_the_first_step(page: Any, device: Any):
+    device.show({"front": PICTURE}, Status("nobody", episode=2))
+    chromium.wait(page, "return document.querySelector('.success').disabled && document.querySelector('.fail').disabled")
+    chromium.key(page, "Enter", True)
+    chromium.key(page, "Enter", False)
+    click(page, ".reset")
+    assert until(device, lambda reading: bool(reading.events)).events == ("reset",)
+
+
+@needs_chromium
+def test_a_reloaded_page_has_its_seat_and_its_choices(page: Any, device: Any):
+    page.execute_script("document.querySelector('.hilt').cockpit.facing = null")
+    pressed = "return document.querySelector('[aria-pressed=true]:is(.hands > .choice > *)').innerText"
+    assert page.execute_script(pressed) == "Facing the robot"  # as the camera of the name front does
+    page.find_element("xpath", "//button[text()='Behind the robot']").click()
+    take_over(page, device)
+    page.refresh()
+    chromium.wait(page, "return document.querySelector('.hilt')?.cockpit?.view.driving")
+    assert page.execute_script(pressed) == "Behind the robot"
+    assert not until(device, lambda reading: not reading.lost).motion.any()
+    click(page, ".success")  # is not taken for one that was handled before
+    assert "success" in until(device, lambda reading: bool(reading.events)).events
+
+
+@needs_chromium
+@pytest.mark.parametrize("size", [(1366, 625), (360, 640), (740, 360)])
+def test_what_drives_and_stops_is_in_sight(page: Any, device: Any, size: tuple[int, int]):
+    chromium.shape(page, *size)
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    stick, foot, stop = (box.format(name) for name in (".stick:last-child", "footer", ".stop"))
+    chromium.wait(page, f"return {stick}.bottom <= {foot}.top || {foot}.right <= {stick}.left")
+    chromium.wait(page, f"return {stick}.bottom <= innerHeight && {stop}.bottom <= innerHeight")
+    assert size[0] < 600 or chromium.wait(page, "return document.documentElement.scrollHeight <= innerHeight")
+
+
+@needs_chromium
+def test_how_an_episode_ended_and_what_to_let_go_are_told(page: Any, device: Any):
+    for message, kept in (("Recorded: 1 of 2. Take over to begin.", True), ("Dropped, no success: 1 of 2.", False)):
+        device.show({"front": PICTURE}, Status("nobody", message=message, gripper=(0.25,)))
+        chromium.wait(page, f"return document.querySelector('.outcome{'.kept' if kept else ':not(.kept)'}')")
+        assert page.find_element("css selector", ".outcome").text == message.partition(" Take")[0]
+    assert page.find_element("css selector", ".gripper").text == "25% open"
+    take_over(page, device)
+    device.show({"front": PICTURE}, Status("human", message=LET_GO))
+    chromium.wait(page, f"return document.querySelector('.who').innerText.includes({LET_GO!r})")
 
 
 @needs_chromium
@@ -583,7 +642,7 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
 
 @needs_chromium
 def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: Path):
-    """`hilt record` with this device: every step is the person's, whether a key is held or not."""
+    """`hilt record` with this device, to its end: every step is the person's, whether a key is held or not."""
     from hilt.envs.tabletop import TabletopEnv
     from hilt.runtime.record import Settings, record
 
@@ -613,6 +672,12 @@ def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: 
             click(page, ".stop")
             thread.join(20)
     assert results and results[0].successes == 1
+    chromium.wait(page, "return document.querySelector('.hilt').classList.contains('ended')")
+    click(page, ".take")
+    until(device, lambda reading: not reading.engaged)
+    device.close()
+    chromium.wait(page, "return !document.querySelector('.hilt').cockpit.online")
+    assert page.find_element("css selector", ".who").text.split("\n") == ["Recording has ended: 1 of 1.", "You may close this page."]
     with Log.open(tmp_path / "run/log", "r") as log:
         steps = log.read(log.trajectory_keys(log.trajectories()[0]), ["source", "actions"])
     assert set(steps["source"].tolist()) == {Source.HUMAN}

@@ -16,6 +16,9 @@ const LEGEND = [
 // Of a gamepad, by the numbers of the browser's standard layout; the same as in gamepad.py.
 const BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 8: "stop", 9: "toggle"};
 const clamp = (value) => Math.max(-1, Math.min(1, value));
+// What the browser keeps for us; nothing where it may not.
+const remember = (where, name, value) => { try { window[where].setItem(name, JSON.stringify(value)); } catch {} };
+const recall = (where, name) => { try { return JSON.parse(window[where].getItem(name)); } catch { return null; } };
 const seconds = () => performance.now() / 1000;
 
 // A stick for finger or mouse. It springs back when it is let go, whatever ends the touch.
@@ -69,8 +72,10 @@ export default {
       <section class="who" role="status" aria-live="assertive"><strong>{{ who[0] }}</strong><span>{{ who[1] }}</span></section>
       <section class="cameras" :class="{stale: quality === 'bad'}" :style="{'--columns': cameras.length === 4 ? 2 : Math.min(3, cameras.length)}">
         <figure v-for="name in cameras" :key="name"><canvas :data-camera="name"></canvas><figcaption>{{ name }}</figcaption></figure>
+        <b v-if="outcome" :key="outcome" class="outcome" :class="{kept: outcome.startsWith('Recorded')}">{{ outcome }}</b>
         <p v-if="!cameras.length">{{ !online ? "Connecting" : age === null ? "Waiting for the first picture" : "This task has no pictures" }}</p>
       </section>
+      <aside>
       <section class="facts">
         <dl>
           <div><dt>Episode</dt><dd class="episode">{{ status.episode || 0 }}</dd></div>
@@ -83,8 +88,8 @@ export default {
         <p v-if="status.message || note" class="message">{{ note || status.message }}</p>
       </section>
       <section class="marks">
-        <button class="success" :disabled="!mayMark" @click="press('success')"><q-icon name="check"/>Success</button>
-        <button class="fail" :disabled="!mayMark" @click="press('fail')"><q-icon name="close"/>Fail</button>
+        <button class="success" :disabled="!mayJudge" @click="press('success')"><q-icon name="check"/>Success</button>
+        <button class="fail" :disabled="!mayJudge" @click="press('fail')"><q-icon name="close"/>Fail</button>
         <button class="reset" :disabled="!mayMark" @click="press('reset')"><q-icon name="replay"/>Reset</button>
       </section>
       <section class="hands" :class="{idle: !view.driving}">
@@ -93,48 +98,59 @@ export default {
         </div>
         <div class="sticks">
           <stick ref="move" label="Move" up="forward" down="back" left="left" right="right" @moved="(...to) => moved('move', to)"></stick>
-          <div class="middle"><span>Gripper</span>
+          <div class="middle"><span class="gripper">{{ gripper === undefined ? "Gripper" : Math.round(100 * gripper) + "% open" }}</span>
             <button v-for="name in ['open', 'close']" :class="name" @pointerdown.prevent="hold(name, name)" @pointerup="letGo(name)"
                 @pointercancel="letGo(name)" @pointerleave="letGo(name)">{{ name }}</button>
           </div>
-          <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? '' : 'down'"
-              :left="tilt ? 'roll' : 'turn'" right="" @moved="(...to) => moved('lift', to)"></stick>
+          <stick ref="lift" :label="tilt ? 'Tilt' : 'Lift and turn'" :up="tilt ? 'pitch' : 'up'" :down="tilt ? 'pitch' : 'down'"
+              :left="tilt ? 'roll' : 'turn'" :right="tilt ? 'roll' : 'turn'" @moved="(...to) => moved('lift', to)"></stick>
         </div>
         <div class="speed">
           <label>Speed <input type="range" min="0.1" max="1" step="0.1" v-model.number="speed" @change="$event.target.blur()"> {{ Math.round(100 * speed) }}%</label>
           <span class="choice" role="group" aria-label="What the right stick does"><button v-for="on in [false, true]" :aria-pressed="tilt === on" @click="choose('tilt', on)">{{ on ? "Tilt" : "Lift" }}</button></span>
         </div>
         <div class="choice" role="group" title="Which way is forward: as the robot looks, or into the picture of a camera that looks at the robot">
-          <button v-for="on in [false, true]" :aria-pressed="facing === on" @click="choose('facing', on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
+          <button v-for="on in [false, true]" :aria-pressed="faces === on" @click="chooseFacing(on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
         </div>
       </section>
       <section class="legend" aria-label="Keys">
         <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
         <p>Arrow keys move too. {{ gamepad }}</p>
       </section>
+      </aside>
       <footer>
-        <button class="take" :disabled="!online || (view.taken && !view.driving)" @click="toggle">
+        <button class="take" :disabled="!online || (!view.driving && (over || view.taken))" @click="toggle">
           {{ view.driving ? "Give back" : view.taken ? "Taken" : "Take over" }}</button>
-        <button v-if="view.lost" class="resume" @click="press('give')">Let it go on</button>
+        <button v-if="view.lost && !over" class="resume" @click="press('give')">Let it go on</button>
         <button class="stop" @click="press('stop')"><q-icon name="stop"/>Stop</button>
       </footer>
     </div>`,
 
-  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", layout: null, arm: 0, tilt: false, facing: false, speed: 1}),
+  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", layout: null, arm: 0, tilt: false, facing: null, speed: 1, ended: false}),
 
   computed: {
     status() { return this.view.status || {}; },
+    // How the last episode ended, in the recorder's words; and whether it has said its last one.
+    outcome() { return this.status.message?.match(/^(Recorded|Dropped)[^.]*\./)?.[0]; },
+    over() { return this.ended || !!this.status.message?.startsWith("Recording has ended"); },
+    gripper() { return this.status.gripper?.[this.arm]; },
+    // A camera of the name front looks at the robot, unless the person says otherwise.
+    faces() { return this.facing ?? this.cameras.includes("front"); },
+    mayJudge() { return this.mayMark && this.status.step > 0; },
     mayMark() { return this.online && (this.view.driving || !this.view.taken); },
     mood() {
+      if (this.over) return "ended";
       if (!this.online || this.view.lost) return this.online ? "lost" : "gone";
       if (this.view.taken) return this.view.driving ? "mine" : "other";
       return this.status.who === "policy" ? "policy" : "nobody";
     },
     who() {
+      const held = this.status.message?.match(/Let go.*/)?.[0];
       return {
+        ended: [this.status.message?.startsWith("Recording") ? this.status.message : "The session has ended.", "You may close this page."],
         gone: ["No contact", "The arm holds still if you were driving. Trying again."],
         lost: ["Contact lost", "The driver is gone and the arm holds still. Take over, or let it go on."],
-        mine: ["You are in control", "The arm moves while you hold a key or a stick."],
+        mine: ["You are in control", held || "The arm moves while you hold a key or a stick."],
         other: ["Somebody else drives", "You are watching. Stop works for everybody."],
         policy: ["The policy is in control", "Take over when it needs you."],
         nobody: ["Nobody is in control", "The arm holds still. Take over to drive."],
@@ -153,11 +169,20 @@ export default {
     },
   },
 
+  watch: {
+    faces() { this.releaseAll(); }, // what is held would turn round
+  },
+
   mounted() {
     // What changes with every message and is not shown stays out of Vue's sight.
     Object.assign(this, {held: new Map(), sticks: {move: [0, 0], lift: [0, 0]}, padHeld: [], rested: new Set(), unsent: []});
-    Object.assign(this, {number: 0, seen: 0, drawn: 0, turned: 0, heard: 0});
-    this.viewer = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    Object.assign(this, {seen: 0, drawn: 0, turned: 0, heard: 0});
+    // A page that is reloaded comes back to its seat. It leaves its name when it goes and not before, or a copy of this tab would have it too.
+    const name = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+    [this.viewer, this.number] = recall("sessionStorage", "hilt-seat") || [name, 0];
+    remember("sessionStorage", "hilt-seat", null);
+    window.addEventListener("pagehide", () => remember("sessionStorage", "hilt-seat", [this.viewer, this.number]));
+    this.facing = recall("localStorage", "hilt-facing");
     this.ages = []; // of the pictures, in seconds, for whoever measures
     this.$el.cockpit = this;
     window.addEventListener("keydown", this.keyDown, true);
@@ -188,7 +213,8 @@ export default {
       socket.onmessage = (event) => this.receive(event.data);
       socket.onclose = (event) => {
         if (socket !== this.socket) return;
-        this.note = event.reason;
+        this.ended = event.code === 1012; // told by a server that ends in order
+        this.note = this.ended ? "" : event.reason;
         this.gone();
         setTimeout(() => this.connect(), 500);
       };
@@ -206,7 +232,7 @@ export default {
       const view = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
       const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
       if (this.view.driving && !view.driving) this.releaseAll();
-      [this.view, this.online] = [view, true];
+      [this.view, this.online, this.ended] = [view, true, false];
       this.unsent = this.unsent.filter((press) => press.number > view.done);
       const number = ++this.seen;
       if (view.pictures.length) await this.draw(view.pictures, data, 4 + length, number);
@@ -274,7 +300,7 @@ export default {
       motion.y -= move[0];
       motion[this.tilt ? "pitch" : "z"] += (this.tilt ? -1 : 1) * lift[1];
       motion[this.tilt ? "roll" : "yaw"] += (this.tilt ? 1 : -1) * lift[0];
-      const sign = (axis) => (this.facing && !"z yaw".includes(axis) ? -1 : 1); // half a turn about the vertical
+      const sign = (axis) => (this.faces && !"z yaw".includes(axis) ? -1 : 1); // half a turn about the vertical
       return {motion: AXES.map((axis) => sign(axis) * this.speed * clamp(motion[axis])), gripper: clamp(gripper), arm: this.arm};
     },
 
@@ -293,7 +319,7 @@ export default {
     act(meaning) {
       if (meaning === "toggle") this.toggle();
       else if (meaning === "arm") this.choose("arm", this.view.arms > 1 ? 1 - this.arm : 0);
-      else if (meaning === "stop" || this.mayMark) this.press(meaning);
+      else if (meaning === "stop" || (meaning === "reset" ? this.mayMark : this.mayJudge)) this.press(meaning);
     },
 
     choose(name, value) {
@@ -301,6 +327,11 @@ export default {
       this.releaseAll();
       this[name] = value;
       this.quiet = performance.now() + SHORTEST; // so that a control step sees the new choice with nothing held
+    },
+
+    chooseFacing(on) {
+      this.choose("facing", on);
+      remember("localStorage", "hilt-facing", on);
     },
 
     moved(stick, to) {
