@@ -21,7 +21,7 @@ from hilt import cli
 from hilt.core.errors import ConfigError, HiltError, RequestError
 from hilt.envs import robot_server
 from hilt.envs.control import STOP_S, Limits
-from hilt.envs.door import MAKE_TOKEN
+from hilt.envs.door import MAKE_TOKEN, own_address
 from hilt.envs.robot_server import RobotServer
 from hilt.envs.rotations import from_euler, to_euler
 from hilt.envs.routes import COMMANDS, READS
@@ -429,7 +429,9 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
             RobotServer(TOY, host=host, port=0)
     tokens = [token_file(tmp_path / f"{name}.token", f"{name}-0123456789abcdef") for name in ("anna", "ben")]
     with RobotServer(TOY, host="0.0.0.0", port=0, tokens=tokens) as server:
-        url = server.urls[0].replace("0.0.0.0", "127.0.0.1")
+        port = server.urls[0].rpartition(":")[2]
+        assert server.urls[0] == f"http://{own_address()}:{port}", "what another machine can use"
+        url = f"http://127.0.0.1:{port}"
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},

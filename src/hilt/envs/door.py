@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import os
@@ -95,6 +96,14 @@ def is_loopback(host: str) -> bool:
 def _host_name(header: str) -> str:
     """``localhost`` from ``localhost:5000``, ``::1`` from ``[::1]:5000``."""
     return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+
+
+def own_address() -> str:
+    """Of this machine in its network, or its name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
 
 
 def listen(host: str, port: int) -> socket.socket:

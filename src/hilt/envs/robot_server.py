@@ -31,7 +31,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.backends import Box, backend_class
 from hilt.envs.control import START_S, STOP_S, Board, Limits, News, receive_line, send_line
-from hilt.envs.door import Door, Lease, listen, read_tokens
+from hilt.envs.door import Door, Lease, listen, own_address, read_tokens
 from hilt.envs.rotations import Array
 from hilt.envs.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
 
@@ -72,7 +72,8 @@ class RobotServer:
             self._sockets += [undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])]
             undo.pop_all()
         self._pictures = Pictures(backend, options or {})
-        self.urls = [f"http://{f'[{host}]' if ':' in host else host}:{s.getsockname()[1]}/" for s in self._sockets]
+        shown = own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        self.urls = [f"http://{shown}:{s.getsockname()[1]}/" for s in self._sockets]
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
