@@ -125,8 +125,10 @@ def write_killed(
         if attempt:
             time.sleep(chance.uniform(0, duration))
             os.kill(child, signal.SIGKILL)
-        hit += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        duration = duration or time.monotonic() - began  # of the first one, which is not killed
+        killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        hit += killed
+        # of the first one, which is not killed; less when the kill came too late, as on a machine with much to do
+        duration = duration * (1.0 if killed else 0.7) if attempt else time.monotonic() - began
         if attempt:
             write(make(place), episodes)
         check(place)
