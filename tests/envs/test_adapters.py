@@ -288,6 +288,11 @@ def test_each_environment_gives_equally_many_episodes():
     batch.close()
 
 
+def test_a_single_environment_is_no_batch():
+    with pytest.raises(ConfigError, match=r"CartPoleEnv has no num_envs.*: it steps one environment.*as_task"):
+        Batched(gymnasium.make("CartPole-v1"))
+
+
 def test_a_batch_that_hides_the_last_observation_is_refused_with_the_cure():
     class Silent(VectorWrapper):
         def step(self, actions: Any) -> Any:

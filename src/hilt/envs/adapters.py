@@ -110,6 +110,9 @@ class Batched:
     def __init__(self, env: Any, autoreset: str | None = None):
         self.env = env
         names = ("num_envs", "single_observation_space", "single_action_space")
+        if missing := [name for name in names if _attribute(env, name, None) is None]:
+            kind = type(getattr(env, "unwrapped", env)).__name__
+            raise ConfigError(f"{kind} has no {', '.join(missing)}: it steps one environment, and Batched takes many; use as_task for one.")
         self.num_envs, self.observation_space, self.action_space = (_attribute(env, name) for name in names)
         mode = autoreset or (getattr(env, "metadata", None) or {}).get("autoreset_mode", "SameStep")
         self.autoreset = str(getattr(mode, "value", mode))
