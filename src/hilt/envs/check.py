@@ -88,7 +88,8 @@ class _Check:
         alike = [(a, b) for a, b in itertools.combinations(begins, 2) if _same(begins[a], begins[b], _NOISE)]
         if any(a[0] == b[0] for a, b in alike):  # then what differs is not seen, and may differ between splits too
             named = ", ".join(f"{split} {state}" for split, state in begins if any((split, state) in pair for pair in alike))
-            yield f"states {named} begin with one and the same observation: does reset use options['split'] and ['state'], and is it seen?"
+            cure = "does reset use options['split'] and ['state'], and is it seen? An arm without cameras sees no objects."
+            yield f"states {named} begin with one and the same observation: {cure}"
             return
         for split, other in dict.fromkeys((a[0], b[0]) for a, b in alike):
             yield f"the splits {split!r} and {other!r} overlap: a state of one begins as a state of the other."
