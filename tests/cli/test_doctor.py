@@ -287,4 +287,5 @@ def test_absent_packages_of_devices_are_named(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     finding = examined(tmp_path)["gamepad"]
     assert (finding.status, finding.found, finding.required) == ("missing", "no pygame", False)
+    assert examined(tmp_path)["page"].found == "no nicegui"
     assert "hilt[teleop]" in finding.cure

@@ -255,12 +255,17 @@ def _try_picture() -> Finding:
     return Finding("simulation", "missing", why.partition("): ")[0], f"apt-get install {DRIVERS}", package=DRIVERS)
 
 
+TELEOP = "pip install 'hilt[teleop]' (for hilt record)"
+
+
 def check_devices(folder: Path) -> Iterator[Finding]:
     """What a person needs to take over: the packages, and the permission to read what is plugged in."""
     try:
         from hilt.teleop import gamepad, spacemouse
     except ImportError:
         return  # without numpy, which has its own line
+    absent = importlib.util.find_spec("nicegui") is None
+    yield Finding("page", "missing", "no nicegui", TELEOP) if absent else Finding("page", "ok", "nicegui")
     for name, package, nodes, library, cure in (
         ("gamepad", "pygame", "/dev/input/event*", "", gamepad.PERMISSION),
         ("SpaceMouse", "pyspacemouse", "/dev/hidraw*", "hidapi-hidraw", spacemouse.PERMISSION),
@@ -268,7 +273,7 @@ def check_devices(folder: Path) -> Iterator[Finding]:
         there = glob.glob(nodes)
         closed = [node for node in there if not os.access(node, os.R_OK)]
         if importlib.util.find_spec(package) is None:
-            yield Finding(name, "missing", f"no {package}", "pip install 'hilt[teleop]' (for hilt record)")
+            yield Finding(name, "missing", f"no {package}", TELEOP)
         elif library and ctypes.util.find_library(library) is None:
             yield Finding(name, "missing", f"no lib{library}", spacemouse.LIBRARY, package=spacemouse.LIBRARY.split()[-1])
         elif closed:
