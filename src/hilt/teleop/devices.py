@@ -6,7 +6,6 @@ acts; :class:`hilt.teleop.intervene.TakeOver` decides that from its readings.
 
 from __future__ import annotations
 
-import importlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError, load
 from hilt.core.trajectory import Source
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
@@ -178,11 +177,10 @@ def function(given: Any, what: str) -> Callable[..., Any]:
     """A function or class: itself, or "module:name" of it, which is what a command line can give."""
     found = given
     if isinstance(given, str):
-        module, _, name = given.partition(":")
         try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"{what} {given!r} cannot be imported ({error}): give module:name, of a module on PYTHONPATH") from error
+            found = load(given)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"{what} {given!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ConfigError(f"{what} is {found!r}: expected a function, or module:name of one")
     return found
