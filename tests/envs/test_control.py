@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -149,6 +150,24 @@ def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> N
     loop._listen, loop._backend.tick = listen, lambda seconds: time.sleep(0.003)  # type: ignore[method-assign]
     loop.run()
     assert min(waits) > 0 and theirs.close() is None
+
+
+def test_a_call_that_is_slow_once_is_not_told() -> None:
+    ours, theirs = socket.socketpair()
+    loop = Loop(ToyArm(), Limits(rate=100), ours, Board(Board.create()))
+    theirs.setblocking(False)
+
+    def told(*ticks: float) -> list[str]:
+        for now in ticks:
+            loop._backend.slowest = (0.05, "tick")
+            loop._tell(now, 0.01)
+        with contextlib.suppress(BlockingIOError):
+            return theirs.recv(1 << 16).decode().splitlines()
+        return []
+
+    assert told(1.0, 2.0, 20.0, 21.0) == []
+    assert len(told(22.0, 23.0, 24.0)) == 1, "the third in ten seconds, and the others not again"
+    assert len(told(40.0, 41.0, 42.0)) == 1
 
 
 def test_a_line_is_read_and_no_more() -> None:

@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ CURES = {
     "follow": "ask again when poses have ceased for a heartbeat",
 }
 PERIOD_WINDOW_S = 120
-SLOW, TELL_S = 2, 10.0  # periods that a call of the backend may take, and how often one that took more is told
+SLOW, TELL_S = 2, 10.0  # periods that a call of the backend may take; it is told when three in so many seconds took more
 SPARE = 0.1  # of each period, for others on this core: with real-time priority they would else have nothing when a backend is too slow
 MOST_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
@@ -259,6 +260,7 @@ class Loop:
         self._limits, self._line, self._board = limits, line, board
         self.arms = [Arm(self._backend, number, limits) for number in range(backend.arms)]
         self._told = -TELL_S
+        self._slow = deque([-math.inf] * 3, maxlen=3)  # when calls were slow
         self._periods = Periods(1 / limits.rate)
         self._received = b""
         self.ended = False
@@ -283,7 +285,10 @@ class Loop:
 
     def _tell(self, now: float, period: float) -> None:
         (seconds, name), self._backend.slowest = self._backend.slowest, (0.0, "")
-        if seconds > SLOW * period and now - self._told > TELL_S:
+        if seconds <= SLOW * period:
+            return
+        self._slow.append(now)
+        if now - self._slow[0] < TELL_S < now - self._told:
             self._told = now
             told = f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is {period:g} s: no method may wait."
             with contextlib.suppress(OSError):
