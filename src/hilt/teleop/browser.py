@@ -29,6 +29,7 @@ import numpy as np
 import zmq
 
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
+from hilt.envs.door import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
 
@@ -173,11 +174,3 @@ def address(host: str, port: int, token: str) -> str:
     if host in ("0.0.0.0", "::"):
         host = own_address()
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
-
-
-def own_address() -> str:
-    """Of this machine in its network, or its name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
-        return str(probe.getsockname()[0])
-    return socket.gethostname()

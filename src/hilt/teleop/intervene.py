@@ -48,8 +48,8 @@ class TakeOver(gymnasium.Wrapper):
     - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
     - ``lost``: only when contact to the device is lost. Nothing moves then, and the step counts as the person's.
 
-    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` says that a
-    person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
+    Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` is there, True
+    or False, where a person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
     """
 
     def __init__(
