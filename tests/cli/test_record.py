@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from typer.testing import CliRunner, Result
 from hilt import cli
 from hilt.formats import open_dataset
 from hilt.replay import Log
+from hilt.teleop.devices import Device, Reading, Status
+from tests.envs.toy_robot import ToyRobot, scene
 
 ROOT = Path(__file__).parent.parent.parent
 TOY = "tests.runtime.toy:Toy"
@@ -64,10 +67,11 @@ def test_a_script_records_tabletop(tmp_path: Path):
         states = {log.facts.about(number)["state"] for number in log.trajectories()}
     for command in [line.split()[1:] for line in said.splitlines() if line.startswith("hilt data")]:
         run(*command)
-    episodes = list(open_dataset(out / "hil-serl"))
-    assert len(episodes) == 3 and episodes[0].columns["observations"]["images"]["front"].shape[1:] == (32, 32, 3)
-    again = run("record", "tabletop/reach", "--device", "script", "--episodes", 4, "--out", out, "--image-size", 32)
-    assert "have 3 of 4" in again.stdout and "1 episodes," in again.stdout
+    assert len(list(open_dataset(out / "lerobot"))) == 3
+    again = run("record", "tabletop/reach", "--device", "script", "--successes-needed", 4, "--out", out, "--image-size", 32)
+    assert "have 3 of 4" in again.stdout and "1 episode," in again.stdout and "finishing the videos" in again.stdout
+    enough = run("record", "tabletop/reach", "--device", "script", "--episodes", 3, "--out", out, "--image-size", 32)
+    assert "already has 4: --episodes 7 records 3 more" in enough.stdout
     with Log.open(out / "log", "r") as log:
         assert log.facts.about(log.trajectories()[-1])["state"] not in states
     other = run("record", "tabletop/push", "--device", "script", "--out", out, code=1)
@@ -139,7 +143,7 @@ def test_a_person_at_a_keyboard(tmp_path: Path):
     """Over a real terminal: keys move the arm, Enter marks success, Escape stops; the log has it as human."""
     out, said = tmp_path / "a", b""
     arguments = ["tabletop/reach", "--device", "keyboard", "--episodes", 5, "--out", out, "--no-video"]
-    arguments += ["-o", "image_size=16", "-o", "step_limit=300"]
+    arguments += ["-o", "image_size=16"]
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(ENV)
@@ -157,7 +161,7 @@ def test_a_person_at_a_keyboard(tmp_path: Path):
         assert words in said, said.decode(errors="replace")
 
     try:
-        until(b"episode 1: take over to begin; have 0 of 5")
+        until(b"episode 1: Take over to begin; have 0 of 5")
         for _ in range(20):  # a key that repeats
             os.write(terminal, b"w")
             time.sleep(0.04)
@@ -175,12 +179,49 @@ def test_a_person_at_a_keyboard(tmp_path: Path):
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 0
     assert b"period 100.0 ms: p50" in said and b"steps/s; have" in said, "the rate at the end, and what goes on meanwhile"
+    assert b"succeededepisode" not in said, "a line for each episode"
+    assert b"keys: W or arrowup +x, " in said and b"enter success" in said
     with Log.open(out / "log", "r") as log:
         (number,) = log.trajectories()
         facts, steps = log.facts.about(number), log.read(log.trajectory_keys(number), ["actions", "source", "rewards"])
         assert (facts["device"], facts["success"]) == ("keyboard", True) and facts["intervention_steps"] >= 5
         assert (steps["source"] == 1).all() and (steps["actions"][:, 0] == 1).sum() == facts["intervention_steps"]
         assert steps["rewards"][-1] == 1 and log.by_source("human").keys().size == len(log)
+
+
+class Pusher(Device):
+    """A person who begins to push at the second reading, and says at the fourth that it succeeded."""
+
+    limits: ClassVar[list[int]] = []
+
+    def reset(self) -> None:
+        self.readings = 0
+
+    def show(self, images: Any, status: Status) -> None:
+        self.limits.append(status.step_limit)
+
+    def read(self) -> Reading:
+        self.readings += 1
+        motion = np.array([self.readings > 1, 0, 0, 0, 0, 0.0])
+        return Reading(motion, engaged=self.readings > 1, events=("success",) if self.readings == 4 else ())
+
+
+PUSHER = ["--device", "tests.cli.test_record:Pusher", "--episodes", 1]
+
+
+def test_an_arm_without_cameras_and_one_that_is_not_there(tmp_path: Path):
+    with ToyRobot(scene()) as arm:
+        done = run("record", f"robot/{arm.url}", *PUSHER, "--out", tmp_path / "a")
+    assert done.stdout.count("NO CAMERAS") == 1 and """-o 'cameras=["front", "wrist"]'""" in done.stdout
+    gone = run("record", f"robot/{arm.url}", *PUSHER, "--out", tmp_path / "b", code=1)
+    assert "no robot server answers" in gone.stderr and not (tmp_path / "b").exists() and not gone.stdout
+
+
+def test_a_person_has_three_times_the_steps(tmp_path: Path):
+    for name, more, limit in (("a", [], 120), ("b", ["-o", "step_limit=50"], 50)):
+        Pusher.limits.clear()
+        run("record", "tabletop/reach", *PUSHER, "-o", "image_size=null", *more, "--out", tmp_path / name)
+        assert set(Pusher.limits) == {limit}
 
 
 def test_all_episodes_and_chosen_states(tmp_path: Path):
@@ -196,7 +237,8 @@ def test_all_episodes_and_chosen_states(tmp_path: Path):
 
 def test_observations_of_hil_serl_and_the_mode(tmp_path: Path):
     small = ["-o", "image_size=16", "--no-video", "--observations", "hil-serl", "--mode", "toggle"]
-    run("record", "tabletop/reach", "--device", "script", "--episodes", 1, "--out", tmp_path / "a", *small)
+    done = run("record", "tabletop/reach", "--device", "script", "--episodes", 1, "--out", tmp_path / "a", *small)
+    assert "--to hil-serl" in done.stdout
     with Log.open(tmp_path / "a" / "log", "r") as log:
         assert log.schema.columns["observations/state"].shape == (1, 19) and log.facts.about(0)["mode"] == "toggle"
 
@@ -215,7 +257,7 @@ def test_frames_for_a_classifier(tmp_path: Path):
     [
         (["--classifier", "--episodes", "3"], 2, "give --successes-needed instead of --episodes"),
         (["--classifier", "--keep", "all"], 2, "leave out --keep"),
-        (["--successes-needed", "3"], 2, "--successes-needed is for --classifier"),
+        (["--successes-needed", "3", "--episodes", "3"], 2, "give one of them"),
         (["--states", "1-x"], 2, "expected numbers and ranges"),
         (["--states", "5-3"], 2, "expected numbers and ranges"),
         (["--states", "1,,2"], 2, "expected numbers and ranges"),

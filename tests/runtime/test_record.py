@@ -67,6 +67,8 @@ class Seen:
     def episode(self, recorded: Recorded, summary: Summary) -> None:
         self.episodes.append(recorded)
 
+    def end(self, summary: Summary) -> None: ...
+
 
 def session(folder: Path, device: Device | None = None, toy: dict[str, Any] | None = None, **settings: Any) -> tuple[Summary, Seen]:
     watch, videos = Seen(), settings.pop("videos", False)

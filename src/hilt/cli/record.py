@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,35 +19,42 @@ import typer
 
 from hilt.cli.show import table
 from hilt.core.errors import ConfigError, optional_module
+from hilt.core.trajectory import Source
 
 if TYPE_CHECKING:
-    from hilt.runtime.record import Recorded, Summary
+    from hilt.runtime.record import Recorded, Settings, Summary
+    from hilt.teleop.devices import Device
 
 app = typer.Typer(add_completion=False)
-PAIR: dict[str, Any] = {"metavar": "NAME=VALUE", "show_default": False}
+PERSONS_LIMIT = 3
+"""So many times the steps of a tabletop task, which are a script's, a person has"""
+
+
+def _option(metavar: str, help: str, default: str | bool = True, names: Sequence[str] = (), **rest: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, show_default=default, **rest)
 
 
 @app.command()
 def record(
     task: Annotated[str, typer.Argument(help="Such as tabletop/pick, robot/127.0.0.1:5000, or a gymnasium id.", show_default=False)],
-    episodes: Annotated[int | None, typer.Option(min=1, help="How many there are to be in the end.", show_default="20")] = None,
-    device: Annotated[str, typer.Option(help="browser, keyboard, gamepad, spacemouse, or script: the task's own expert.")] = "browser",
-    out: Annotated[Path | None, typer.Option(help="The recording's folder.", show_default="recordings/TASK")] = None,
-    keep: Annotated[str, typer.Option(help="Which episodes stay: successes, or all, marked.")] = "successes",
-    mode: Annotated[str, typer.Option(help="A person acts while they hold the device, or toggle.")] = "hold",
+    episodes: Annotated[int | None, _option("N", "How many there are to be in the end.", "20", min=1)] = None,
+    device: Annotated[str, _option("NAME", "browser, keyboard, gamepad, spacemouse, or script: the task's own expert.")] = "browser",
+    out: Annotated[Path | None, _option("FOLDER", "Where the recording is, or goes on.", "recordings/TASK")] = None,
+    keep: Annotated[str, _option("RULE", "successes: episodes that failed are dropped. all: they stay, marked as failed.")] = "successes",
+    mode: Annotated[str, _option("MODE", "hold: a person acts while they hold the device. toggle: from one press to the next.")] = "hold",
     classifier: Annotated[bool, typer.Option("--classifier", help="Record frames of success and failure for a reward classifier.")] = False,
     successes_needed: Annotated[
-        int | None, typer.Option(min=1, help="With --classifier: frames marked as success.", show_default="200")
+        int | None, _option("N", "With --classifier: how many frames are to be marked. Else the same as --episodes.", "200", min=1)
     ] = None,
-    split: Annotated[str, typer.Option(help="Where initial states come from.")] = "train",
-    states: Annotated[str, typer.Option(metavar="0-9,15", help="Their numbers.", show_default="all of the split")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the states, and of what else is random.")] = 0,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Height and width of images.", show_default="the task's")] = None,
-    observations: Annotated[str, typer.Option(help="nested, as the task gives them, or hil-serl, as its wrappers make them.")] = "nested",
-    video: Annotated[bool, typer.Option("--video/--no-video", help="A video of each episode.")] = True,
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="An option of the task.", **PAIR)] = None,
+    split: Annotated[str, _option("NAME", "Episodes begin in the initial states of this split.")] = "train",
+    states: Annotated[str, _option("0-9,15", "Only in those of these numbers.", "all")] = "",
+    seed: Annotated[int, _option("N", "Decides the order of the states, and what else is random.", min=0)] = 0,
+    image_size: Annotated[int | None, _option("N", "Height and width of images, in pixels.", "the task's", min=1)] = None,
+    observations: Annotated[str, _option("KIND", "nested: as the task gives them. hil-serl: as its wrappers make them.")] = "nested",
+    no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
+    option: Annotated[list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])] = None,
     device_option: Annotated[
-        list[str] | None, typer.Option("--device-option", "-d", help="An option of the device, such as port=8080.", **PAIR)
+        list[str] | None, _option("NAME=VALUE", "An option of the device, such as port=8080.", False, names=["--device-option", "-d"])
     ] = None,
 ) -> None:
     """Record episodes, or frames for a reward classifier. Stopped in any way, the same command goes on where it was."""
@@ -55,8 +62,8 @@ def record(
         raise typer.BadParameter("--classifier counts frames, not episodes: give --successes-needed instead of --episodes.")
     if classifier and keep != "successes":
         raise typer.BadParameter("--classifier keeps every episode with a mark and without: leave out --keep.")
-    if successes_needed is not None and not classifier:
-        raise typer.BadParameter("--successes-needed is for --classifier.")
+    if not classifier and None not in (episodes, successes_needed):
+        raise typer.BadParameter("--successes-needed is another name of --episodes, but for --classifier: give one of them.")
     optional_module("gymnasium", "hilt record", "sim")
     from hilt.envs.task import make
     from hilt.runtime.record import Settings
@@ -66,17 +73,17 @@ def record(
     options = {**_pairs(option), **({} if image_size is None else {"image_size": image_size})}
     folder = out or Path("recordings") / (re.sub(r"\W+", "-", task).strip("-") + ("-frames" if classifier else ""))
     frames = (successes_needed or 200) if classifier else 0
-    settings = Settings(task, options, episodes or 20, keep, frames, split, _numbers(states), seed, mode, observations)
+    settings = Settings(task, options, episodes or successes_needed or 20, keep, frames, split, _numbers(states), seed, mode, observations)
     env = _made(make, task, options, "-o")
     try:
         with _made(open_device, device, _pairs(device_option), "-d") as opened:
-            if url := getattr(opened, "url", ""):
-                typer.echo(f"open {url}")
-            with Terminal("frames marked" if classifier else "episodes") as watch, stop_signals() as stopped:
-                summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=video)
+            if opened.source == Source.HUMAN and task.startswith("tabletop/") and "step_limit" not in options:
+                env.unwrapped.step_limit *= PERSONS_LIMIT
+            with Terminal(settings, opened) as watch, stop_signals() as stopped:
+                summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
     finally:
         env.close()
-    show_summary(summary, task)
+    show_summary(summary, settings, watch.told)
     if stopped:
         raise typer.Exit(128 + stopped[0])
 
@@ -104,9 +111,11 @@ def stop_signals() -> Iterator[list[int]]:
 class Terminal:
     """Shows a session: a line for each episode, and on a terminal what is going on now."""
 
-    def __init__(self, noun: str):
-        self._noun, self._shown = noun, (0.0, 0)
+    def __init__(self, settings: Settings, device: Device):
+        self._settings, self._device, self._shown = settings, device, (0.0, 0)
         self._live: Any = None
+        self.told = 0
+        """Notes that were shown"""
 
     def __enter__(self) -> Terminal:
         return self
@@ -120,8 +129,17 @@ class Terminal:
             typer.echo(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
         for note in s.notes:
             typer.echo(note)
+        self.told = len(s.notes)
+        if s.complete:
+            option = "--successes-needed" if self._settings.successes_needed else "--episodes"
+            typer.echo(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
+            return
         typer.echo(f"recording into {s.path}: have {self._have(s)}")
-        if sys.stderr.isatty() and not s.complete:
+        if url := getattr(self._device, "url", ""):
+            typer.echo(f"open {url}")
+        if self._device.name == "keyboard":
+            typer.echo(keys())
+        if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -134,36 +152,63 @@ class Terminal:
 
             rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
-            now = f"step {s.step}, {rate:.1f} steps/s" if s.step else "take over to begin"
+            now = f"step {s.step}, {rate:.1f} steps/s" if s.step else s.hint or "resetting"
             now = f"episode {s.attempts}: {now}; have {self._have(s)}, {s.successes} succeeded"
             self._live.update(Text(now))
 
     def episode(self, recorded: Recorded, s: Summary) -> None:
         how = {True: "success", False: "no success", None: "success unknown"}[recorded.success]
         what = f"dropped: {recorded.dropped}" if recorded.dropped else f"{how}, power-safe"
-        typer.echo(f"episode {s.attempts}: {recorded.steps} steps, {what}; have {self._have(s)}")
+        line = f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}"
+        if self._live is not None and sys.stdout.isatty():  # above the live line, which would stand in its way
+            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            typer.echo(line)
+
+    def end(self, s: Summary) -> None:
+        self.__exit__()
+        typer.echo("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
 
     def _have(self, s: Summary) -> str:
-        return f"{s.have} of {s.wanted} {self._noun}"
+        return f"{s.have} of {s.wanted} {'frames marked' if self._settings.successes_needed else 'episodes'}"
 
 
-def show_summary(s: Summary, task: str) -> None:
+def keys() -> str:
+    """What the keys of a keyboard do."""
+    from hilt.teleop.devices import KEYS
+
+    meanings: dict[str, list[str]] = {}
+    for key, meaning in KEYS.items():
+        meanings.setdefault(meaning, []).append(key if len(key) > 1 else key.upper())
+    return (
+        "keys: "
+        + ", ".join(f"{' or '.join(names)} {meaning}" for meaning, names in meanings.items())
+        + ("\n(a simulation is seen with --device browser)")
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def show_summary(s: Summary, settings: Settings, told: int = 0) -> None:
     from rich.console import Console
 
     dropped = ", ".join(f"{count} {reason}" for reason, count in s.discarded.items())
     rows = [
-        ["task", task],
-        ["in the log", f"{s.episodes} episodes, {s.successes} of them succeeded"],
-        ["this session", f"{s.attempts} episodes, {s.steps:,} steps" + (f"; dropped: {dropped}" if dropped else "")],
+        ["task", settings.task],
+        ["in the log", f"{_many(s.episodes, 'episode')}, {s.successes} of them succeeded"],
+        ["this session", f"{_many(s.attempts, 'episode')}, {_many(s.steps, 'step')}" + (f"; dropped: {dropped}" if dropped else "")],
         ["control rate", s.rate()],
         ["videos", f"{s.videos} in {s.path / 'videos'}" if s.videos else "none"],
-        *[["", note] for note in s.notes],
+        *[["", note] for note in s.notes[told:]],
     ]
     Console().print(table("", "", rows=rows))
     if not s.complete:
         typer.echo(f"\nThere are {s.have} of {s.wanted}. The same command goes on.")
     if s.episodes:
-        typer.echo(f"\nhilt data inspect {s.path / 'log'}\nhilt data convert {s.path / 'log'} {s.path / 'hil-serl'} --to hil-serl")
+        format = "hil-serl" if settings.observations == "hil-serl" else "lerobot"  # HIL-SERL itself cannot use nested observations
+        typer.echo(f"\nhilt data inspect {s.path / 'log'}\nhilt data convert {s.path / 'log'} {s.path / format} --to {format}")
 
 
 def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: str) -> Any:

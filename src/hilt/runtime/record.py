@@ -26,7 +26,7 @@ from hilt.envs.task import as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.replay import Log
 from hilt.replay.writer import Episode
-from hilt.runtime.film import Filmer
+from hilt.runtime.film import Filmer, cameras
 from hilt.runtime.recording import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
 from hilt.runtime.seat import GoesOn, Seat, Waits, as_hil_serl
 from hilt.teleop.devices import Device
@@ -36,6 +36,10 @@ RATE_HZ = 10.0
 """Control rate of a task that has none, when a person drives it."""
 FAILURES_IN_A_ROW = 20
 """So often a script may fail before recording ends with an error: it would never end otherwise."""
+NO_CAMERAS = (
+    'NO CAMERAS: observations have no images, so there are no videos. Give a simulation\'s with -o \'cameras=["front", "wrist"]\', '
+    'an arm\'s in its settings, such as cameras: {front: {kind: opencv, source: "0"}}'
+)
 SUCCESS_FRAMES = 20
 """Labelled frames: so many steps a script goes on after success, for there are to be many of them."""
 
@@ -95,6 +99,8 @@ class Summary:
     """Episodes that an earlier session left when it was killed; they were dropped"""
     step: int = 0
     """Of the running episode"""
+    hint: str = ""
+    """What begins it: a person is awaited"""
     steps: int = 0
     """Of this session"""
     stopped: bool = False
@@ -135,11 +141,13 @@ class Recorded:
 
 
 class Watch(Protocol):
-    """Who looks on: told once, after each step (and while a person is awaited, with step 0), and after each episode."""
+    """Who looks on: told once, after each step (and while a person is awaited, with step 0), after each episode, and before the
+    last videos are waited for."""
 
     def begin(self, summary: Summary) -> None: ...
     def step(self, summary: Summary) -> None: ...
     def episode(self, recorded: Recorded, summary: Summary) -> None: ...
+    def end(self, summary: Summary) -> None: ...
 
 
 def record(
@@ -203,7 +211,9 @@ class Recorder:
             else:
                 self._log.delete(trajectory)
                 self.summary.unfinished += 1
-        if videos:
+        if self._settings.task.startswith("robot/") and not cameras(self._log):
+            self.summary.notes.append(NO_CAMERAS)
+        elif videos:
             try:
                 self._filmer = Filmer(self._log, self.summary.path / "videos", self._hz)
             except (MissingPackageError, ConfigError) as error:
@@ -240,6 +250,8 @@ class Recorder:
             if timing is not None and self.summary.steps:
                 self.summary.timing = timing()
             if self._filmer is not None:
+                if wait and self._watch is not None and self.summary.attempts:
+                    self._watch.end(self.summary)
                 self._filmer.close(self._log.trajectories(), wait)
                 self.summary.videos = self._filmer.made
                 self.summary.notes += self._filmer.notes
@@ -324,6 +336,7 @@ class Recorder:
     def _begun(self) -> bool:
         """Whether somebody acts or presses something, or the session is stopped."""
         begun = self._stop() or self._seat.begins()
+        self.summary.hint = "" if begun else self._seat.hint
         if not begun:
             self._tell()
         return begun

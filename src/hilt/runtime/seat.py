@@ -26,6 +26,8 @@ class Seat(Device):
         self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False
         self._ahead: list[Reading] = []
         self._on = False  # somebody has taken over
+        self.hint = ""
+        """What a person must do to begin"""
         self._shown: tuple[Mapping[str, Any], Status] = ({}, Status())
 
     def reset(self) -> None:
@@ -63,8 +65,8 @@ class Seat(Device):
         presses = {*reading.events} & {"stop"} if reading.lost else {*reading.events} - {"toggle"}
         if acts or presses:
             return True
-        wait = "Let go, then press again" if self._on and now.any() else "Take over"
-        self.tell(f"{self._shown[1].message.removesuffix('.')}. {wait} to begin.")
+        self.hint = "Let go, then press again to begin" if self._on and now.any() else "Take over to begin"
+        self.tell(f"{self._shown[1].message.removesuffix('.')}. {self.hint}.")
         return False
 
     def read(self) -> Reading:
