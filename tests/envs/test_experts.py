@@ -47,6 +47,20 @@ def test_the_expert_succeeds_and_moves_as_a_person_could(name: str) -> None:
             assert changes.max() <= Hand.EAGERNESS + 1e-6
 
 
+def test_what_has_succeeded_is_left_so() -> None:
+    """Frames of success for a classifier are wanted of it: pictures after the end."""
+    stayed = {}
+    for name in SUITE:
+        env = TabletopEnv(name, image_size=None)
+        env.reset(options={"split": "train", "state": 11})
+        act, succeeded = expert(env.task, env.world), False
+        while not succeeded:
+            succeeded = env.step(act())[4]["succeed"]
+        stayed[name] = sum(env.step(act())[4]["succeed"] for _ in range(20))
+        env.close()
+    assert min(stayed.values()) >= 18, stayed
+
+
 @pytest.mark.parametrize("name", ["stack", "handover"])
 def test_the_actions_alone_do_it(name: str) -> None:
     """Replayed without the expert they end in the same state, to the last bit, in a world that nobody has changed."""

@@ -24,9 +24,11 @@ UP = np.array([0.0, 0.0, 1.0])
 
 
 def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] = ACTION_SCALE) -> Callable[[], Array]:
-    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's."""
+    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's. What has succeeded
+    is left as it is: an environment may go on, for more pictures of it."""
     scripts = [_again(SCRIPTS[task.name], Hand(world, arm, action_scale)) for arm in range(task.arms)]
-    return lambda: np.concatenate([next(script) for script in scripts]).astype(np.float32)
+    still = np.zeros(7 * task.arms, np.float32)
+    return lambda: still.copy() if task.success(world) else np.concatenate([next(script) for script in scripts]).astype(np.float32)
 
 
 def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
