@@ -14,6 +14,7 @@ import pytest
 from gymnasium.spaces import Dict
 
 from hilt.core.tree import Array
+from hilt.envs.task import make
 from hilt.replay import Log
 from hilt.runtime import film as film_module
 from hilt.runtime.film import BAR, CAPTION, COLOURS, GREEN, RED, film, frames, picture, video_of
@@ -139,3 +140,10 @@ def test_a_film_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(ZeroDivisionError):
             film(log, 0, tmp_path / "x.mp4", 10.0)
     assert not (tmp_path / "x.mp4").exists()
+
+
+def test_small_pictures_are_pictures_too(tmp_path: Path):
+    env = make("tabletop/reach", image_size=8)
+    summary = record(env, Script(), tmp_path / "a", Settings("tabletop/reach", episodes=1))
+    assert summary.videos == 1 and not summary.notes
+    env.close()

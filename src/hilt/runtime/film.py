@@ -86,8 +86,8 @@ def video_of(folder: Path, trajectory: int) -> Path:
 
 def cameras(log: Log) -> list[str]:
     """The columns that are images: uint8, ``[height, width, 3]``, or a stack of such."""
-    large = [column for column in log.schema.layout.frames if column.dtype == np.uint8 and column.name.startswith("observations")]
-    return [column.name for column in large if len(column.shape) in (3, 4) and column.shape[-1] == 3]
+    found = {name: spec for name, spec in log.schema.columns.items() if name.startswith("observations") and spec.dtype == np.uint8}
+    return [name for name, spec in found.items() if len(spec.shape) in (3, 4) and spec.shape[-1] == 3]
 
 
 def film(log: Log, trajectory: int, path: Path, hz: float) -> None:
