@@ -280,6 +280,7 @@ def test_who_has_taken_over_and_rests_has_not_begun(tmp_path: Path, mode: str):
     person = Person(*first, again, *[REST] * 9, 1.0, 1.0, "success")
     _, watch = session(tmp_path / "a", person, episodes=2, mode=mode)
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 4), ("", 4)]
+    assert "Recorded: 1 of 2. Move to begin." in [status.message for status in person.shown]
     with opened(tmp_path / "a") as log:
         assert log.read(log.trajectory_keys(1), ["actions"])["actions"][:, 0].tolist() == [0, 1, 1, 0]
 

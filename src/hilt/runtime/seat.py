@@ -65,7 +65,8 @@ class Seat(Device):
         presses = {*reading.events} & {"stop"} if reading.lost else {*reading.events} - {"toggle"}
         if acts or presses:
             return True
-        self.hint = "Let go, then press again to begin" if self._on and now.any() else "Take over to begin"
+        on = self._on and not reading.lost
+        self.hint = f"{'Take over' if not on else 'Let go, then press again' if now.any() else 'Move'} to begin"
         self.tell(f"{self._shown[1].message.removesuffix('.')}. {self.hint}.")
         return False
 
