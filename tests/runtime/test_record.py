@@ -489,6 +489,22 @@ def test_a_plain_environment(tmp_path: Path):
         assert max(replay_open_loop(log, 0, as_task(env)).values()) == 0
 
 
+def test_a_person_drives_a_plain_environment(tmp_path: Path):
+    """Whose actions no device knows: the device was opened with `action_of`."""
+    person = Person(None, 1.0, -1.0, 1.0, "success")
+    person.action_of = lambda reading, space: int(reading.motion[0] > 0)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=50)
+    record(env, person, tmp_path / "a", Settings("CartPole-v1", episodes=1), videos=False)
+    with opened(tmp_path / "a") as log:
+        assert log.read(log.trajectory_keys(0), ["actions"])["actions"].tolist() == [0, 1, 0, 1, 0]
+        assert log.facts.about(0)["success"] is True
+
+
+def test_a_device_that_reads_nonsense_is_told_before_an_episode_begins(tmp_path: Path):
+    with pytest.raises(SchemaError, match="person"):
+        session(tmp_path / "a", Person(Reading(motion=np.zeros(3))))
+
+
 def test_two_sessions_in_one_folder(tmp_path: Path):
     class Second(Seen):
         def step(self, summary: Summary) -> None:

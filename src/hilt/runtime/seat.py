@@ -13,7 +13,7 @@ import numpy as np
 from hilt.envs.task import success_of
 from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
-from hilt.teleop.intervene import DEFLECTED, attribute, images_of
+from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
 
 
 class Seat(Device):
@@ -21,7 +21,7 @@ class Seat(Device):
 
     def __init__(self, device: Device, marks: bool, toggles: bool):
         super().__init__()
-        for name in ("name", "source", "gives_actions", "screen", "attach", "watch", "close"):
+        for name in ("name", "source", "gives_actions", "action_of", "screen", "attach", "watch", "close"):
             setattr(self, name, getattr(device, name))
         self._device, self._marks, self._toggles, self.marked = device, marks, toggles, False
         self._ahead: list[Reading] = []
@@ -50,7 +50,7 @@ class Seat(Device):
     def begins(self) -> bool:
         """Whether somebody takes over, moves or presses something. What was held all the time does not count, for `TakeOver` lets it move
         nothing, nor does who is out of reach. The first steps get this reading and the one before, by which `TakeOver` tells the same."""
-        reading, first = self._device.read(), not self._ahead
+        reading, first = checked(self._device.read(), self._device), not self._ahead
         before = reading if first else self._ahead[-1]
         if len(self._ahead) == 2:  # what is forgotten must not turn a toggle around
             toggles = [event for event in self._ahead[0].events if event == "toggle"]
