@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +60,21 @@ def test_a_cpu_build_of_torch_brings_no_cuda():
         pytest.skip("this is a CUDA build of torch: pip knows of no CPU build here, or the machine has a GPU")
     names = [distribution.metadata["Name"] for distribution in importlib.metadata.distributions()]
     assert [name for name in names if name.startswith(("nvidia-", "cuda-"))] == []
+
+
+def test_every_extra_that_an_error_names_exists():
+    """``optional_module(name, purpose, extra)`` and ``MissingPackageError(package, purpose, extra)``"""
+    section = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE))
+    named = {
+        call.args[2].value: f"{path.name}:{call.lineno}"
+        for path in (ROOT / "src").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("optional_module", "MissingPackageError")
+        if len(call.args) > 2 and isinstance(call.args[2], ast.Constant)
+    }
+    assert {"sim", "robot", "teleop", "formats"} <= set(named)
+    assert {extra: place for extra, place in named.items() if extra not in extras} == {}
 
 
 def test_the_makefile_stays_small():
