@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, load
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.names import load
 from hilt.envs import adapters, rewards, wrappers
 from hilt.envs.backends import backend_class
 from hilt.envs.robot_server import RobotServer

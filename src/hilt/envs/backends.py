@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, RequestError, UnknownNameError, load
+from hilt.core.errors import ConfigError, RequestError, UnknownNameError
+from hilt.core.names import load
 from hilt.envs.rotations import Array, from_rotation_vector, inverse, multiply, normalized, to_rotation_vector
 
 Box = tuple[Array, Array]

@@ -25,7 +25,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, import_named, load
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.names import import_named, load
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""

@@ -124,4 +124,4 @@ def as_hil_serl(env: Any) -> Any:
     """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
     the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
-    return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env, penalty=-0.02)  # as its tasks give it
+    return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env)

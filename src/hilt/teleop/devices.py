@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError, load
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.names import load
 from hilt.core.trajectory import Source
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
