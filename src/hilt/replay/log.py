@@ -95,7 +95,7 @@ class Log(Store):
         files.make_folders(folder)
         with WriterLock(folder):
             check_new(folder)
-            files.make_folder(folder / "segments")
+            files.make_folders(folder / "segments")
             write_json(folder / "log.json", settings, files)
         return cls._start(folder, settings, files, True, cache_bytes)
 
