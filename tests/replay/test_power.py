@@ -222,3 +222,26 @@ def check_log(log: Log, steps: set[int], facts: dict[tuple[int, str], Any], when
     for (number, name), value in facts.items():
         if key_of(number) in present:
             assert log.facts.about(number).get(name) in (value, 2), f"{when}: the fact {name} about trajectory {number} is lost"
+
+
+def test_a_segment_that_is_deleted_while_it_is_synced(tmp_path: Path):
+    """A sync under way has looked up a segment that eviction then takes away: nothing is left to promise, and the log works on."""
+
+    class Evicting(Files):
+        def sync_folder(self, path: Path) -> None:
+            if path.parent.name == "segments" and not path.name.startswith(".") and self.log is not None:
+                log, self.log = self.log, None
+                log._delete_segment(int(path.name))
+            super().sync_folder(path)
+
+        log: Log | None = None
+
+    with make_log(tmp_path / "log", durability="never") as log:
+        for n in range(6):
+            log.add(trajectory(n * SPACING, 8, 1))
+    with Log.open(tmp_path / "log", files=(files := Evicting())) as log:
+        log.add(trajectory(6 * SPACING, 8, 1))
+        files.log, held = log, len(log.segments)
+        log.sync()
+        assert len(log.segments) == held - 1
+        log.sync()

@@ -86,6 +86,8 @@ class Segment:
         self._loose = False  # whether files and names, too, may not be on the disk yet
         self._syncing = threading.Lock()
         self._sync_error: StorageError | None = None
+        self.deleted = False
+        """Its files are going away: a sync that is under way has nothing left to promise."""
 
     @classmethod
     def create(cls, folder: Path, schema: Schema, room: int, files: Files = DISK, durable: bool = True) -> Segment:
@@ -191,6 +193,8 @@ class Segment:
                 if loose:
                     self._sync_names()
             except StorageError as error:
+                if self.deleted:
+                    return
                 self.unsynced, self._loose, self._sync_error = True, loose, error
                 raise
 

@@ -465,8 +465,9 @@ class Store:
 
     def _delete_segment(self, number: int) -> None:
         """Removes a segment's files now, and its map as soon as nobody reads from it."""
-        folder = self._segments[number].folder
-        self.live_bytes -= self._segments[number].nbytes()
+        segment = self._segments[number]
+        folder, segment.deleted = segment.folder, True
+        self.live_bytes -= segment.nbytes()
         if self._write:
             with contextlib.suppress(DiskFullError):
                 self.facts.segment_gone(number)
@@ -555,8 +556,7 @@ class Store:
             self._readers[epoch] -= 1
             if not self._readers[epoch]:
                 del self._readers[epoch]
-            if self._retired:
-                self._free_retired()
+            self._free_retired()
 
     def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
         """The bytes of one frame of a segment that is being written."""
