@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 
 # A part may use every part on a line below its own, and on its own line only along an arrow.
 #
-#     cli · recipes
+#     cli ─► recipes
 #         │
 #      runtime
 #         │
@@ -31,7 +31,7 @@ LINES = [
     ["runtime"],
     ["cli", "recipes"],
 ]
-ARROWS = {("teleop", "envs"), ("policies", "algos"), ("formats", "replay"), ("wire", "replay")}
+ARROWS = {("teleop", "envs"), ("policies", "algos"), ("formats", "replay"), ("wire", "replay"), ("cli", "recipes")}
 
 # Narrower than their line: algos are torch and arithmetic, without files, environments or network; `import hilt` is quick.
 NARROWER = {"algos": {"core"}, "__init__": {"core"}, "__main__": {"cli"}}
@@ -48,7 +48,7 @@ ONLY_IN = {
     "pygame": "teleop/gamepad.py",
     "pyspacemouse": "teleop/spacemouse.py",
     "tensorflow": None,
-    **dict.fromkeys(["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "mlflow", "swanlab"], "observe/sinks.py"),
+    **dict.fromkeys(["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "trackio", "mlflow", "swanlab"], "observe/sinks.py"),
     **dict.fromkeys(["pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], "core/unpickle.py"),
 }
 
