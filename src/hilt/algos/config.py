@@ -1,0 +1,39 @@
+"""What the algorithms are told. Without torch, so that a command line that only reads settings is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Rlpd:
+    """Soft actor-critic as HIL-SERL has it, with RLPD's options; the formulas are in `hilt.algos.rlpd`."""
+
+    discount: float = 0.97
+    """What a reward one step later is worth"""
+    tau: float = 0.005
+    """Share of the critics that their slow copies take over at each update"""
+    critics: int = 2
+    """How many critics"""
+    subset: int = 0
+    """The target is the smallest of so many critics, drawn anew for each update; 0: of all"""
+    learning_rate: float = 3e-4
+    """Of every network's own Adam"""
+    temperature: float = 0.01
+    """Weight of the entropy at the start; it is learned from there"""
+    target_entropy: float | None = None
+    """Where the temperature steers the entropy, in nats; none: minus half the number of continuous actions"""
+    backup_entropy: bool = False
+    """Whether the critics' target counts the entropy too"""
+    reward_bias: float = 0.0
+    """Added to every reward before any loss"""
+    target_range: list[float] | None = None
+    """The critics' target is kept within [low, high]; none: as it comes"""
+    critic_warmup: int = 0
+    """So many first updates of the actor imitate demonstrations instead of climbing Q"""
+    imitation_weight: float = 0.0
+    """Weight of imitating demonstrations beside climbing Q, at the start"""
+    imitation_updates: int = 0
+    """It fades to 0 over so many updates of the actor; 0: it stays"""
+    random_crop: int = 4
+    """Images are moved by up to so many pixels in each update; 0: not at all"""

@@ -1,0 +1,1 @@
+"""What sees and decides: image encoders, actor and critics, and the agent that a learner trains and an actor carries."""

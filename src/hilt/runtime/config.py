@@ -1,0 +1,100 @@
+"""Everything that a run with a person in the loop is told: what to do, how to learn, when to save. Names are HIL-SERL's where it has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hilt.policies.config import AgentConfig
+
+
+@dataclass
+class Wire:
+    """How actors reach the learner."""
+
+    host: str = "127.0.0.1"
+    """Where the learner is; beyond this machine both sides need keys"""
+    port: int = 5588
+    """For steps and requests"""
+    broadcast_port: int = 5589
+    """For weights"""
+    keys: str = ""
+    """A folder of keys made by `hilt keys new`; empty: none, on one machine only"""
+    key_name: str = ""
+    """Which key of that folder is an actor's own; empty: the only one"""
+
+
+@dataclass
+class Hil:
+    """A run: actors act, a person takes over, a learner trains from replay."""
+
+    task: str = "tabletop/pick"
+    """What `hilt.envs.task.make` makes"""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """What it is given besides"""
+    observations: str = "nested"
+    """As the environment gives them; or "hil-serl", as that one's wrappers make them"""
+    image_keys: list[str] = field(default_factory=list)
+    """The cameras that the policy sees, such as images/front; empty: all"""
+    proprio_keys: list[str] = field(default_factory=list)
+    """What else it sees, such as state/tcp_pose; empty: all"""
+    classifier: str = ""
+    """A folder made by `hilt train classifier`: the reward is what it says; empty: the environment's own"""
+    control_hz: float = 0.0
+    """Steps in a second; 0: the task's own rate for an arm or a person, as fast as it goes for a simulation"""
+    max_traj_length: int = 0
+    """Steps after which an episode is truncated; 0: the task's own limit"""
+
+    demo_path: list[str] = field(default_factory=list)
+    """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
+    checkpoint_path: str = ""
+    """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
+    operator: str = ""
+    """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: nobody"""
+    operator_options: dict[str, Any] = field(default_factory=dict)
+    """What the device is opened with"""
+    actors: int = 1
+    """How many `hilt train` starts"""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """The policy, and how it learns"""
+    algorithm: str = "rlpd"
+    """"rlpd", "bc" (demonstrations only), or "hg-dagger" (imitates demonstrations and take-overs)"""
+    store: str = "log"
+    """Where the learner keeps experience: "log", or "trajectories", RLinf's TrajectoryReplayBuffer"""
+    seed: int = 42
+    """Of everything random"""
+    batch_size: int = 256
+    """Half of it online, half demonstrations"""
+    n_step: int = 1
+    """Rewards of so many steps are summed before the critic looks ahead"""
+    cta_ratio: int = 2
+    """Critic updates for each update of the actor"""
+    update_to_data: float = 0.0
+    """At most so many learner steps for each online step; 0: as many as the machine can"""
+    random_steps: int = 0
+    """So many first steps are random"""
+    training_starts: int = 100
+    """Online steps before the first update"""
+    steps_per_update: int = 50
+    """Learner steps between two publications of the weights"""
+    max_steps: int = 1_000_000
+    """Learner steps after which the run ends"""
+    max_seconds: float = 0.0
+    """Seconds from the first online step after which the run ends; 0: no limit"""
+    max_env_steps: int = 0
+    """Online steps after which the run ends; 0: no limit"""
+    replay_buffer_capacity: int = 200_000
+    """Online steps that are kept"""
+    checkpoint_period: int = 0
+    """Learner steps between two checkpoints; 0: every five minutes. One is always made at the end"""
+    checkpoint_keep: int = 10
+    """How many of them stay"""
+    buffer_period: int = 0
+    """Online steps between two copies of the buffers in HIL-SERL's files; 0: none, for the log is on the disk anyway"""
+    log_period: int = 10
+    """Learner steps between two lines of metrics"""
+    sinks: list[str] = field(default_factory=list)
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, trackio"""
+    wire: Wire = field(default_factory=Wire)
+    """How actors reach the learner"""
