@@ -1,0 +1,153 @@
+"""The names of HIL-SERL's ``serl_launcher.utils.launcher`` and of its agents, so that its scripts move over by their import lines.
+
+    agent = make_sac_pixel_agent(seed=0, sample_obs=env.observation_space.sample(), sample_action=env.action_space.sample(),
+                                 image_keys=["wrist_1"], encoder_type="resnet-pretrained", discount=0.97)
+    server.publish_network(agent.state.params)
+    agent = agent.replace(state=agent.state.replace(params=params))
+
+Each is `hilt.policies.agent.Agent` with that face; an agent changes in place, and `replace` and `update` give it back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError
+from hilt.policies.agent import Agent
+from hilt.policies.config import AgentConfig, EncoderConfig
+
+PRETRAINED = Path("~/.serl/resnet10_params.pkl")
+"""Where HIL-SERL keeps the weights of "resnet-pretrained" """
+EVERYTHING = frozenset({"actor", "critic", "temperature"})
+
+
+class _Face(Agent):
+    """`state.params` are the weights that an actor needs. They may be replaced in a thread of the wire's while another one acts."""
+
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def state(self) -> Any:
+        return self
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        return self.acting_state()
+
+    def replace(self, *, state: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+        if state not in (None, self):
+            raise ConfigError(f"replace(state=…) takes agent.state.replace(params=…), and got a {type(state).__name__}.")
+        if params is not None:
+            with self._one_at_a_time:
+                self.load_acting_state(params)
+        return self
+
+    def sample_actions(self, observations: Any, seed: int | None = None, argmax: bool = False) -> np.ndarray:
+        with self._one_at_a_time:
+            return super().sample_actions(observations, seed=seed, argmax=argmax)
+
+
+class _SAC(_Face):
+    def update(self, batch: Mapping[str, Any], networks_to_update: Collection[str] = EVERYTHING, **options: Any) -> Any:
+        """(the agent, what is to be logged). Batches may be packed, as ``pack_obs_and_next_obs=True`` makes them."""
+        return super().update(unpacked(batch), networks_to_update=frozenset(networks_to_update), **options)
+
+
+class SACAgent(_SAC):
+    """For both setup modes with a fixed gripper."""
+
+
+class SACAgentHybridSingleArm(_SAC):
+    """For ``single-arm-learned-gripper``."""
+
+
+class SACAgentHybridDualArm(_SAC):
+    """For ``dual-arm-learned-gripper``."""
+
+
+class BCAgent(_Face):
+    """Imitates; for `train_bc.py` and `train_hgdagger.py`."""
+
+    def update(self, batch: Mapping[str, Any]) -> Any:
+        return self, self.imitate(unpacked(batch), encoder=True)
+
+
+def make_sac_pixel_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgent:
+    """The options of all three: `image_keys`, `encoder_type`, `reward_bias`, `target_entropy`, `discount`, as upstream has them."""
+    arms = "dual" if len(np.shape(sample_action)) == 1 and np.shape(sample_action)[0] > 7 else "single"
+    return _make(SACAgent, f"{arms}-arm-fixed-gripper", seed, sample_obs, sample_action, **options)
+
+
+def make_sac_pixel_agent_hybrid_single_arm(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgentHybridSingleArm:
+    return _make(SACAgentHybridSingleArm, "single-arm-learned-gripper", seed, sample_obs, sample_action, **options)
+
+
+def make_sac_pixel_agent_hybrid_dual_arm(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> SACAgentHybridDualArm:
+    return _make(SACAgentHybridDualArm, "dual-arm-learned-gripper", seed, sample_obs, sample_action, **options)
+
+
+def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
+    """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here."""
+    return _make(BCAgent, "single-arm-fixed-gripper", seed, sample_obs, sample_action, hidden=[512, 512, 512], **options)
+
+
+def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
+    """HIL-SERL's `encoder_type`; `weights` is the file of "resnet-pretrained", by default where HIL-SERL keeps it."""
+    if encoder_type == "small":  # ours, quick without a GPU
+        return EncoderConfig(kind="small")
+    if encoder_type == "resnet":
+        return EncoderConfig(kind="resnet10", training="critic")
+    if encoder_type == "resnet-pretrained":
+        path = Path(weights or PRETRAINED).expanduser()
+        if not path.is_file():
+            raise ConfigError(
+                f"encoder_type='resnet-pretrained' begins with the file {path}, which is not there: copy HIL-SERL's resnet10_params.pkl "
+                f"to it, or choose 'resnet' (from scratch) or 'small' (quick without a GPU)."
+            )
+        return EncoderConfig(kind="resnet10", weights=str(path), training="head")
+    raise ConfigError(f"encoder_type={encoder_type!r}: expected 'resnet-pretrained', 'resnet' or 'small'; there are no others here.")
+
+
+def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """``observations[image]`` of a packed batch has the stack and the frame after it; both observations have their own here."""
+    seen, after = dict(batch["observations"]), dict(batch["next_observations"])
+    for key in seen.keys() - after.keys():
+        both = seen[key]
+        seen[key], after[key] = both[:, :-1], both[:, 1:]
+    return {**batch, "observations": seen, "next_observations": after}
+
+
+def _make(
+    kind: Any,
+    setup_mode: str,
+    seed: int,
+    sample_obs: Any,
+    sample_action: Any,
+    image_keys: Sequence[str] = ("image",),
+    encoder_type: str = "resnet-pretrained",
+    hidden: Sequence[int] = (256, 256),
+    **rlpd: Any,
+) -> Any:
+    known = ("reward_bias", "target_entropy", "discount")
+    if unknown := sorted(rlpd.keys() - set(known)):
+        raise ConfigError(f"{unknown[0]}: not an argument of this function; expected image_keys, encoder_type, {', '.join(known)}.")
+    config = AgentConfig(setup_mode=setup_mode, encoder=encoder_of(encoder_type), hidden=list(hidden))
+    for name, value in rlpd.items():
+        setattr(config.rlpd, name, value)
+    proprio = [key for key in ("state",) if key in sample_obs]
+    return kind.make(_space(sample_obs), _space(sample_action), config, image_keys=list(image_keys), proprio_keys=proprio, seed=seed)
+
+
+def _space(sample: Any) -> Any:
+    """What a space of such samples tells: an array has a shape and a dtype itself."""
+    if isinstance(sample, Mapping):
+        return SimpleNamespace(spaces={key: _space(value) for key, value in sample.items()})
+    return np.asarray(sample)

@@ -1,0 +1,156 @@
+"""From HIL-SERL: a task's config there is a recipe here.
+
+    hilt train hil-serl:experiments.usb_pickup_insertion.config:TrainConfig demo_path=demo_data/*.pkl
+
+    def usb() -> Hil:                                        # or as a recipe of your own
+        return from_hil_serl("experiments.usb_pickup_insertion.config:TrainConfig", demo_path=["demo_data/*.pkl"], batch_size=128)
+
+Every key of ``DefaultTrainingConfig`` is carried over, or is refused with a sentence when it asks for what is not done here:
+docs/hil-serl.md has the list. The environment is what the config's own ``get_environment`` makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.names import load
+from hilt.envs.task import success_of
+from hilt.runtime.config import Hil
+
+SAME = (
+    "batch_size",
+    "buffer_period",
+    "checkpoint_period",
+    "cta_ratio",
+    "log_period",
+    "max_steps",
+    "random_steps",
+    "replay_buffer_capacity",
+    "steps_per_update",
+    "training_starts",
+)
+"""Keys that mean the same here"""
+NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "agent": (("drq",), "which agent it is follows from setup_mode, there as well; leave it out"),
+    "eval_period": ((2000,), "nothing looks at it there; `hilt eval RUN` evaluates whenever you like; leave it out"),
+    "eval_checkpoint_step": ((0,), "use `hilt eval RUN --checkpoint N`"),
+    "eval_n_trajs": ((0, 5), "use `hilt eval RUN --episodes N`"),
+}
+"""Keys that do nothing in a run: the values that pass, and what to do instead of others"""
+UPSTREAM_LIMIT = 100
+"""`max_traj_length` of ``DefaultTrainingConfig``"""
+
+
+def from_hil_serl(config: Any, **overrides: Any) -> Hil:
+    """The run that a HIL-SERL config asks for; `overrides` are settings of `Hil`.
+
+    `config` is "module:Class", an experiment's name in ``experiments.mappings``, or the class (or an instance) itself, which other
+    processes must be able to import.
+    """
+    from hilt.policies.launcher import encoder_of  # late: brings torch
+
+    name = config if isinstance(config, str) else _name_of(config)
+    told = _config(name)
+    for key, (passing, cure) in NEUTRAL.items():
+        if (value := getattr(told, key, passing[0])) not in passing:
+            raise ConfigError(f"{name}: {key}={value!r} has no meaning here: {cure}.")
+    if _is_own(told, "process_demos"):
+        raise ConfigError(f"{name}: nobody calls process_demos, there as well; use `hilt data convert` for demonstrations, and remove it.")
+    hil = Hil(task=f"{__name__}:HilSerlTask", task_options={"config": name})
+    for key in SAME:
+        setattr(hil, key, getattr(told, key, getattr(hil, key)))
+    hil.agent.rlpd.discount = getattr(told, "discount", hil.agent.rlpd.discount)
+    hil.agent.setup_mode = getattr(told, "setup_mode", hil.agent.setup_mode)
+    hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(told, "encoder_type", "resnet-pretrained")))
+    hil.image_keys, hil.proprio_keys = list(getattr(told, "image_keys", None) or []), ["state"]  # theirs are flattened into this one
+    hil.demo_path = _listed(getattr(told, "demo_path", None))
+    if _is_own(told, "max_traj_length"):
+        hil.max_traj_length = told.max_traj_length
+    if overrides.get("classifier"):
+        hil.task_options["classifier"] = False  # ours takes its place
+    return build(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
+
+
+class HilSerlTask(gymnasium.Env[Any, Any]):
+    """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which reaches no arm; the real one is made at the
+    first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
+
+    def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
+        self._make, self._options = _config(config).get_environment, {"classifier": classifier, "save_video": save_video}
+        self._env: Any = None
+        fake = self._make(fake_env=True, save_video=False, classifier=False)
+        self.observation_space, self.action_space, self.spec = fake.observation_space, fake.action_space, fake.spec
+        self.instruction = config.partition(":")[0].split(".")[-2 if config.partition(":")[0].endswith(".config") else -1].replace("_", " ")
+        self.step_limit = _limit_of(fake) or getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT)
+        if fake.has_wrapper_attr("control_hz"):
+            self.control_hz = fake.get_wrapper_attr("control_hz")
+        self._steps = 0
+        fake.close()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self._env is None:
+            self._env = self._make(fake_env=False, **self._options)
+        self._steps = 0
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, done, truncated, info = self._env.step(action)
+        self._steps += 1
+        if done and not truncated and self._steps >= self.step_limit and not reward and not success_of(info):
+            done, truncated = False, True
+        return observation, reward, bool(done), bool(truncated), info
+
+    def expert(self) -> Any:
+        """Where it has one, as simulations do."""
+        if self._env is None or not self._env.has_wrapper_attr("expert"):
+            raise ConfigError("this environment has no expert() of its own.")
+        return self._env.get_wrapper_attr("expert")()
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def _config(name: str) -> Any:
+    """An instance of a config."""
+    if ":" in name:
+        found = load(name)
+    else:
+        experiments = load("experiments.mappings:CONFIG_MAPPING")
+        if name not in experiments:
+            raise UnknownNameError("experiment in experiments.mappings", name, experiments)
+        found = experiments[name]
+    made = found() if isinstance(found, type) else found
+    if not callable(getattr(made, "get_environment", None)):
+        raise ConfigError(f"{name} has no get_environment(fake_env, save_video, classifier); expected a config of a HIL-SERL task.")
+    return made
+
+
+def _name_of(config: Any) -> str:
+    kind = config if isinstance(config, type) else type(config)
+    if kind.__module__ == "__main__" or "." in kind.__qualname__:
+        raise ConfigError(f"{kind.__qualname__} cannot be imported by the learner and the actor: put it into a module, on its top level.")
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _is_own(config: Any, name: str) -> bool:
+    """Whether the task's own class says it, rather than HIL-SERL's defaults."""
+    return any(name in vars(kind) for kind in type(config).__mro__ if kind.__name__ != "DefaultTrainingConfig") or name in vars(config)
+
+
+def _limit_of(env: Any) -> int | None:
+    """An environment's own step limit: ours, gymnasium's, or FrankaEnv's."""
+    if env.has_wrapper_attr("step_limit"):
+        return int(env.get_wrapper_attr("step_limit"))
+    if env.spec is not None and env.spec.max_episode_steps:
+        return int(env.spec.max_episode_steps)
+    return getattr(env.unwrapped, "max_episode_length", None)
+
+
+def _listed(paths: Any) -> list[str]:
+    return [] if paths is None else [paths] if isinstance(paths, str) else [str(path) for path in paths]
