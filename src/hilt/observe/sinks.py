@@ -1,25 +1,36 @@
-"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, trackio."""
+"""Where metrics go besides ``metrics.jsonl``: TensorBoard, Weights & Biases, trackio.
+
+Numbers go there as ``update/critic_loss``, ``episode/return``; what is text stays in the file. Updates are drawn over learner steps,
+everything else over online steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hilt.core.errors import UnknownNameError
+from omegaconf import OmegaConf
+
+from hilt.core.errors import UnknownNameError, optional_module
+from hilt.core.files import DISK, read, read_json, write_json
+
+PROJECT = "hilt"
+"""What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise"""
+NOT_SHOWN = ("kind", "time", "update", "step")
 
 
 class Sink(Protocol):
-    """What `Metrics` writes to."""
+    """What `hilt.observe.Metrics` writes to."""
 
     def write(self, record: Mapping[str, Any]) -> None: ...
 
-    def resumed(self, update: int) -> None: ...
+    def resumed(self, update: int) -> None:
+        """Records of later updates come again."""
 
     def close(self) -> None: ...
-
-
-SINKS: dict[str, Any] = {}
 
 
 def open_sinks(names: Sequence[str], folder: Path, run: str) -> list[Sink]:
@@ -28,3 +39,114 @@ def open_sinks(names: Sequence[str], folder: Path, run: str) -> list[Sink]:
         if name not in SINKS:
             raise UnknownNameError("sink", name, SINKS)
     return [SINKS[name](folder, run) for name in names]
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """What can be drawn of a record, by its name there."""
+    named = {f"{record['kind']}/{name}": value for name, value in record.items() if name not in NOT_SHOWN}
+    return {name: float(value) for name, value in named.items() if isinstance(value, int | float)}
+
+
+class TensorBoard:
+    """Event files in ``RUN/tensorboard``, by TensorBoard's own writer. Updates have a folder of their own, so that those which a
+    resumed learner makes again replace the earlier ones."""
+
+    def __init__(self, folder: Path, run: str):
+        needed = ("TensorBoard", "tensorboard")
+        self._make = optional_module("tensorboard.summary.writer.event_file_writer", *needed, "tensorboard").EventFileWriter
+        self._event = optional_module("tensorboard.compat.proto.event_pb2", *needed, "tensorboard")
+        self._summary = optional_module("tensorboard.compat.proto.summary_pb2", *needed, "tensorboard").Summary
+        self._folder = folder / "tensorboard"
+        self._writers: dict[str, Any] = {}
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        axis = "update" if record["kind"] == "update" else "step"
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers(record).items()]
+        if values:
+            event = self._event.Event(wall_time=record["time"], step=record[axis], summary=self._summary(value=values))
+            self._writer(axis).add_event(event)
+
+    def resumed(self, update: int) -> None:
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._writer("update").add_event(self._event.Event(step=update + 1, session_log=start))
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, axis: str) -> Any:
+        if axis not in self._writers:
+            self._writers[axis] = self._make(str(self._folder / f"over_{axis}s"), flush_secs=10)
+        return self._writers[axis]
+
+
+class Wandb:
+    """A run of Weights & Biases, the same one after a resume. Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
+
+    def __init__(self, folder: Path, run: str):
+        wandb = optional_module("wandb", "Weights & Biases", "wandb")
+        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        if mode == "offline":
+            print(
+                f"wandb: offline; later: wandb sync {folder}/wandb/offline-run-*. To send at once, set WANDB_API_KEY or WANDB_MODE=online."
+            )
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            dir=str(folder),
+            name=run,
+            id=run_id(folder),
+            resume="allow",
+            mode=mode,
+            config=config_of(folder),
+            settings=wandb.Settings(silent=True),
+        )
+        for kind, axis in (("update", "update"), ("episode", "step"), ("actor", "step")):
+            self._run.define_metric(f"{kind}/*", step_metric=axis)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._run.log({**numbers(record), "update": record["update"], "step": record["step"]})
+
+    def resumed(self, update: int) -> None:
+        """Its history only grows: what is made again is there twice, at the same update."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says where; the same one after a resume."""
+
+    def __init__(self, folder: Path, run: str):
+        trackio = optional_module("trackio", "trackio", "trackio")
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        name = f"{run}-{run_id(folder)}"
+        self._run = trackio.init(project, name, config=config_of(folder), resume="allow", embed=False, auto_log_cpu=False)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if shown := numbers(record):
+            self._run.log({**shown, "update": record["update"]}, step=record["step"])
+
+    def resumed(self, update: int) -> None:
+        """Drawn over online steps, which a resume does not take back."""
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SINKS: dict[str, Callable[[Path, str], Sink]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+
+
+def run_id(folder: Path) -> str:
+    """By which a resumed run is known again elsewhere."""
+    path = folder / "sinks.json"
+    if not path.exists():
+        DISK.make_folders(folder)
+        write_json(path, {"run": secrets.token_hex(4)})
+    return str(read_json(path)["run"])
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The settings of a run, as its frozen config has them; none when it has none."""
+    path = folder / "config.yaml"
+    found = OmegaConf.to_container(OmegaConf.create(read(path).decode())) if path.exists() else {}
+    return dict(found) if isinstance(found, dict) else {}
