@@ -47,6 +47,10 @@ class Hil:
 
     demo_path: list[str] = field(default_factory=list)
     """Demonstrations: any number of paths, in any format that `hilt data formats` lists"""
+    demonstrations: int = 0
+    """So many are recorded by the task's own script before the run begins, into RUN/demonstrations; 0: none"""
+    demonstration_options: dict[str, Any] = field(default_factory=dict)
+    """What that script is opened with"""
     checkpoint_path: str = ""
     """A folder of HIL-SERL's whose two buffers are imported once; empty: none"""
     operator: str = ""
