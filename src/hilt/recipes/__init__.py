@@ -1,0 +1,38 @@
+"""Recipes: functions that return the complete settings of a run. The command line only overrides them.
+
+    config = build(recipe("tabletop_pick"), "max_seconds=300")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.names import load
+from hilt.runtime.config import Hil
+
+RECIPES = {
+    "hil_debug": "hilt.recipes.hil:hil_debug",
+    "tabletop_pick": "hilt.recipes.hil:tabletop_pick",
+    "tabletop_peg": "hilt.recipes.hil:tabletop_peg",
+}
+"""Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
+
+
+def recipe(name: str) -> Hil:
+    """The settings that a name stands for: one of `RECIPES`, a YAML file of settings (``run.yaml``), a function of yours
+    (``module:function``), or a task config of HIL-SERL's (``hil-serl:module:Class``)."""
+    if name.endswith((".yaml", ".yml")):
+        return build(Hil(), Path(name))
+    if name.startswith("hil-serl:"):
+        from hilt.recipes.migrate import from_hil_serl
+
+        return from_hil_serl(name.removeprefix("hil-serl:"))
+    if name not in RECIPES and ":" not in name:
+        raise UnknownNameError("recipe", name, RECIPES)
+    made = load(RECIPES.get(name, name))
+    made = made() if callable(made) else made
+    if not isinstance(made, Hil):
+        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.config.Hil, or a function that returns one.")
+    return made
