@@ -549,6 +549,8 @@ def test_a_rate_does_not_drift_and_never_sleeps_less_than_nothing():
     assert abs(clock.now - 10.401) < 1e-6 and rate.missed == 2 and min(clock.slept) >= 0
     timing = rate.timing()
     assert timing["steps"] == 102 and abs(timing["p50"] - 0.1) < 1e-6 and abs(timing["max"] - 0.34) < 1e-6 and timing["missed"] == 2
+    assert abs(timing["late_p50"] - 0.001) < 1e-6  # the sleep; and once it came 0.24 s after the deadline
+    assert abs(np.percentile([0.001] * 101 + [0.24], 99) - timing["late_p99"]) < 1e-6
     with pytest.raises(ConfigError, match="a rate of 0 Hz"):
         Rate(0)
 

@@ -23,6 +23,7 @@ class Rate:
             raise ConfigError(f"a rate of {hz} Hz was asked for; give a positive number of steps in a second, such as 10.")
         self.period, self._clock, self._sleep = 1.0 / hz, clock, sleep
         self._periods: deque[float] = deque(maxlen=10_000)
+        self._late: deque[float] = deque(maxlen=10_000)
         self.missed = 0
         """Whole periods that were lost because the loop was late."""
         self.restart()
@@ -41,13 +42,16 @@ class Rate:
             self._deadline += lost * self.period
             self.missed += lost
         now = self._clock()
+        self._late.append(late if late >= 0 else now - self._deadline)  # of a lost period too: it was due when it was due
         took, self._last = now - self._last, now
         self._periods.append(took)
         return took
 
     def timing(self) -> dict[str, float]:
-        """The periods of the last 10,000 waits in seconds: ``p50``, ``p99``, ``max``, what was asked for, and how many were lost."""
-        periods = np.array(self._periods or [0.0])
-        p50, p99 = np.percentile(periods, [50, 99])
+        """Of the last 10,000 waits, in seconds: ``p50``, ``p99`` and ``max`` of the periods, ``late_p50`` and ``late_p99`` of how long
+        after its deadline a wait ended; what was asked for, and how many were lost."""
+        periods, late = np.array(self._periods or [0.0]), np.array(self._late or [0.0])
+        p50, p99, late_p50, late_p99 = (float(p) for part in (periods, late) for p in np.percentile(part, [50, 99]))
         counts = {"steps": len(self._periods), "missed": self.missed}
-        return {"nominal": self.period, "p50": float(p50), "p99": float(p99), "max": float(periods.max()), **counts}
+        found = {"p50": p50, "p99": p99, "max": float(periods.max()), "late_p50": late_p50, "late_p99": late_p99}
+        return {"nominal": self.period, **found, **counts}

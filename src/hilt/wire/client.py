@@ -88,6 +88,7 @@ class TrainerClient:
         self._keys = ClientKeys.load(config.keys, config.key_name) if config.keys is not None else None
         self._link = Link(name, server_ip, config, self._keys, stores, self.timeout_s)
         self._subscriber: Subscriber | None = None
+        self._on_version: Callable[[int], Any] | None = None
         self._updater: threading.Thread | None = None
         self._stopped = threading.Event()
         self._told = dict.fromkeys(("refused", "dropped"), 0)
@@ -169,13 +170,14 @@ class TrainerClient:
 
     # Weights
 
-    def recv_network_callback(self, callback: Callable[[Any], Any]) -> None:
+    def recv_network_callback(self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None) -> None:
         """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are inserted
-        after it returns carry their version."""
+        after it returns carry their version, which `on_version` is told next, in the same thread."""
         if self._stopped.is_set():
             raise ClosedError("this client was stopped; make another one.")
         if self._subscriber is not None:
             raise ConfigError("this client has a callback for weights already; make one function that does both.")
+        self._on_version = on_version
         self._subscriber = Subscriber(
             self._link.context, self.config, self._host, self._keys, self.name, self._link.boot, callback, on_version=self._acts_with
         )
@@ -296,3 +298,5 @@ class TrainerClient:
         self._link.seen_version = max(self._link.seen_version, version)
         for store in self._stores.values():
             store.policy_version = version
+        if self._on_version is not None:
+            self._on_version(version)

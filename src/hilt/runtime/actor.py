@@ -1,0 +1,390 @@
+"""The actor: drives a task with the newest weights, lets a person take over, and keeps every step until the learner has it.
+
+It never waits for the network. A step is process-safe in the spool before the next one begins, another thread sends it; weights come
+in by themselves and are taken up between two steps; what the learner wants to know is told by a thread of its own. The only thing it
+waits for are the first weights, for it never drives with weights that nobody trained.
+
+    FOLDER/spool/       steps that the learner does not have yet
+    FOLDER/acted        one byte for each step and for each episode that began, so that a restarted actor goes on counting
+    FOLDER/run.json     the run that the spool belongs to
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, SchemaError
+from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.trajectory import Source
+from hilt.envs.rate import Rate
+from hilt.envs.task import success_of
+from hilt.policies.agent import Agent
+from hilt.replay import QueuedDataStore
+from hilt.runtime.config import Hil
+from hilt.runtime.record import RATE_HZ
+from hilt.runtime.recording import GRASP, TIMES, nested
+from hilt.runtime.workplace import Nobody, make_env, trainer_config
+from hilt.teleop.intervene import attribute
+from hilt.teleop.operator import Script
+from hilt.wire import TrainerClient, TrainerConfig
+
+STORE = "actor_env"
+"""The learner's name for what actors send"""
+IN_MEMORY = 2_000
+"""Steps that wait for the learner in memory too; older ones are read from the disk"""
+PATIENCE_S = 3_600.0
+"""So long it waits for the learner and its first weights: an encoder may be trained before"""
+TELL_S = 1.0
+"""It tells the learner how it is about so often"""
+ANSWER_S = 5.0
+FLUSH_S = 5.0
+"""At the end, steps that are under way have so long; the others stay in the spool"""
+SPLIT = "train"
+
+
+@dataclass
+class Acted:
+    """What an actor has done."""
+
+    name: str
+    steps: int = 0
+    """Since it was started, and"""
+    episodes: int = 0
+    """episodes that came to their end"""
+    version: int = -1
+    """Of the weights that it drives with"""
+    acting: str = "waiting"
+    """Who acts: policy, human, random; or waiting"""
+    spooled: int = 0
+    """Steps that the learner does not have yet"""
+    reason: str = ""
+    """Why it ended: "the run has ended", "stop was pressed" or "stopped" """
+
+
+def act(
+    config: Hil,
+    folder: Path,
+    name: str = "actor-1",
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+    patience_s: float = PATIENCE_S,
+) -> Acted:
+    """Acts until the run ends, somebody presses stop, or `stop()` is true. `say` gets a line now and then."""
+    with make_env(config, operator=True) as env:
+        actor = Actor(config, env, folder, name, stop, say, patience_s)
+        try:
+            actor.run()
+        finally:
+            actor.close()
+        return actor.acted
+
+
+class Actor:
+    """One actor; `act` is all that others need."""
+
+    def __init__(
+        self, config: Hil, env: Any, folder: Path, name: str, stop: Callable[[], bool], say: Callable[[str], None], patience_s: float
+    ):
+        self._config, self._env, self._folder, self._stop, self._say, self._patience_s = config, env, folder, stop, say, patience_s
+        self._states = attribute(env, "initial_states", {SPLIT: 1})
+        if SPLIT not in self._states:
+            raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
+        self.acted = Acted(name)
+        DISK.make_folders(folder)
+        self._journal = Journal(folder / "acted")
+        self._seeds = (config.seed, zlib.crc32(name.encode()))  # no two actors do the same
+        seed = self._seed(self._journal.steps)
+        self._env.action_space.seed(seed)
+        self._agent = Agent.make(env.observation_space, env.action_space, config.agent, config.image_keys, config.proprio_keys, seed)
+        self._weights: Weights | None = None
+        self._client: TrainerClient | None = None
+        self._store: Any = None
+        self._spool: QueuedDataStore | None = None
+        self._pressed = self._over = False
+        self._closing = threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
+        self._rate, self._timing = _rate(env, config)
+        self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
+        self._began = time.monotonic()
+
+    # The whole, and one episode
+
+    def run(self) -> None:
+        self._connect()
+        if self._client is not None:
+            attribute(self._env, "connect", lambda: None)()
+            self._teller.start()
+        while not self._ended():
+            self._episode()
+        self.acted.reason = "stop was pressed" if self._pressed else "the run has ended" if self._over else "stopped"
+
+    def close(self) -> None:
+        """What is under way arrives, if the learner is there; the rest stays in the spool."""
+        self._closing.set()
+        if self._teller.ident is not None:
+            self._teller.join(ANSWER_S)
+        if self._client is not None:
+            if self._client.stats()["connected"]:
+                self._ask({"bye": True})
+                self._client.update(timeout_ms=1e3 * FLUSH_S)
+            if self._spool is None and self._store is not None:
+                self._store.close(FLUSH_S)
+            self._client.stop()
+        if self._spool is not None:
+            self.acted.spooled = len(self._spool)
+            self._spool.close()
+        self._journal.close()
+
+    def _episode(self) -> None:
+        number = self._journal.begin_episode()
+        count, order = self._states[SPLIT], np.random.default_rng([*self._seeds, number // self._states[SPLIT]])
+        state = int(order.permutation(count)[number % count])
+        if not self._ready():
+            return
+        observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
+        if self._rate is not None:
+            self._rate.restart()
+        before, steps, human, total, ended = _own(observation), 0, 0, 0.0, False
+        while not ended and self._ready():
+            before, reward, ended, info, source = self._step(before)
+            steps, human, total = steps + 1, human + (source == Source.HUMAN), total + reward
+        if ended:
+            self.acted.episodes += 1
+            how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
+            by = f", {human} by a person" if human else ""
+            self._say(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
+
+    def _step(self, before: Any) -> tuple[Any, float, bool, dict[str, Any], Source]:
+        """One step, which the spool has when this returns."""
+        observed = self._now()
+        random = self._random()
+        action = self._env.action_space.sample() if random else self._agent.sample_actions(before)
+        version = -1 if random else self.acted.version
+        if self._rate is not None:
+            self._rate.wait()
+        sent = self._now()
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
+        after, source = _own(observation), Source(info["source"])
+        executed = info["executed_action"]
+        if source == Source.POLICY and "intervene_action" in info:  # an environment whose own wrapper lets a person take over
+            source, executed = Source.HUMAN, info["intervene_action"]
+        elif source == Source.POLICY and random:
+            source = Source.RANDOM
+        self._journal.step()
+        self._store.insert(
+            {
+                "observations": before,
+                "actions": np.asarray(executed, self._env.action_space.dtype),
+                "rewards": np.float32(reward),
+                "next_observations": after,
+                "terminated": np.bool_(terminated),
+                "truncated": np.bool_(truncated),
+                "source": np.uint8(source),
+                "policy_version": np.int64(version if source == Source.POLICY else -1),
+                "times": {name: np.float64(value) for name, value in times.items()},
+                "succeed": np.bool_(bool(success_of(info))),
+                "lost": np.bool_(info.get("lost", False)),
+                **self._penalty(info),
+            }
+        )
+        self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()
+        self._pressed = self._pressed or bool(info.get("stop"))
+        return after, float(reward), bool(terminated or truncated), info, source
+
+    def _penalty(self, info: dict[str, Any]) -> dict[str, Any]:
+        if "learned-gripper" not in self._config.agent.setup_mode:
+            return {}
+        if GRASP not in info:
+            raise SchemaError(f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} learns from. Give it one.")
+        return {GRASP: np.float32(info[GRASP])}
+
+    # What decides who drives
+
+    def _random(self) -> bool:
+        return self._journal.steps < self._config.random_steps
+
+    def _ready(self) -> bool:
+        """Takes up the newest weights; waits for the first ones. False when it is time to end."""
+        deadline, told = time.monotonic() + self._patience_s, 0.0
+        while not self._ended():
+            if self._weights is not None and (new := self._weights.take()) is not None:
+                self._agent.load_acting_state(new[0])
+                self.acted.version = new[1]
+            if self.acted.version >= 0 or self._random():
+                return True
+            self.acted.acting = "waiting"
+            where = f"{self._config.wire.host}:{self._config.wire.broadcast_port}"
+            told = self._waits(f"no weights from {where} yet", deadline, told)
+        return False
+
+    def _waits(self, what: str, deadline: float, told: float) -> float:
+        if (now := time.monotonic()) > deadline:
+            raise DeadlineError(f"{what}, after {self._patience_s:g} s: look at what the learner says, and start this actor again.")
+        if now > told + 10:
+            self._say(f"{what}: waiting")
+            told = now
+        time.sleep(0.02)
+        return told
+
+    def _ended(self) -> bool:
+        return self._stop() or self._pressed or self._over
+
+    # The learner
+
+    def _connect(self) -> None:
+        deadline, told = time.monotonic() + self._patience_s, 0.0
+        config = trainer_config(self._config, learner=False)
+        while self._client is None and not self._stop():
+            try:
+                self._client = self._connected(config)
+            except DeadlineError:
+                told = self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet", deadline, told)
+
+    def _connected(self, config: TrainerConfig) -> TrainerClient:
+        """First asks whose run it is, without the spool: steps of one run never go into another."""
+        name, host = self.acted.name, self._config.wire.host
+        with TrainerClient(name, host, config, wait_for_server=1.0) as client:
+            answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
+        if answer is None:
+            raise DeadlineError("it was there a moment ago")
+        if self._config.store == "log":
+            self._store = self._open_spool(str(answer.get("run", "")))
+        stores = {} if self._spool is None else {STORE: self._spool}
+        client = TrainerClient(name, host, config, data_stores=stores, wait_for_server=1.0)
+        if self._spool is None:
+            from hilt.runtime.rollouts import RolloutSender
+
+            self._store = RolloutSender(client, name)
+        self._weights = Weights()
+        client.recv_network_callback(self._weights.arrived, self._weights.numbered)
+        waiting = f"; {len(self._spool)} steps wait for it" if self._spool else ""
+        self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
+        return client
+
+    def _open_spool(self, run: str) -> QueuedDataStore:
+        card, path = self._folder / "run.json", self._folder / "spool"
+        self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
+        before = read_json(card).get("run", "") if card.exists() else run
+        if before != run and len(self._spool):
+            raise ConfigError(
+                f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
+                "Start an actor for that run, or give this one another folder with --spool."
+            )
+        write_json(card, {"run": run})
+        return self._spool
+
+    def _tell(self) -> None:
+        """A thread: tells the learner how it is, and hears whether the run is over."""
+        assert self._client is not None
+        while not self._closing.wait(TELL_S):
+            if self._client.stats()["connected"]:
+                self._ask({})
+
+    def _ask(self, more: dict[str, Any]) -> None:
+        assert self._client is not None
+        try:
+            answer = self._client.request("send-stats", {**self._stats(), **more}, timeout_ms=1e3 * ANSWER_S)
+        except HiltError as error:  # it could not take what it was told; acting goes on
+            self._say(f"the learner: {error}")
+            return
+        self._over = self._over or bool(answer and answer["stop"])
+
+    def _stats(self) -> dict[str, Any]:
+        acted = self.acted
+        acted.spooled = len(self._spool) if self._spool is not None else self._store.waiting()
+        stats: dict[str, Any] = {
+            "actor": acted.name,
+            "steps": self._journal.steps,
+            "episodes": acted.episodes,
+            "steps_per_second": acted.steps / max(time.monotonic() - self._began, 1e-9),
+            "acting": acted.acting,
+            "version": acted.version,
+            "spooled": acted.spooled,
+            "stop": self._pressed,
+        }
+        if self._timing is not None:
+            timing = self._timing()
+            stats |= {f"lateness_{p}_ms": 1e3 * timing[f"late_{p}"] for p in ("p50", "p99")} | {"missed": timing["missed"]}
+        return stats
+
+    def _seed(self, *numbers: int) -> int:
+        return int(np.random.SeedSequence([*self._seeds, *numbers]).generate_state(1)[0])
+
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock + time.perf_counter()
+
+
+class Weights:
+    """The newest weights with their version: told by one thread, taken by another, between two steps."""
+
+    def __init__(self) -> None:
+        self._payload: Any = None
+        self._newest: tuple[Any, int] | None = None
+
+    def arrived(self, payload: Any) -> None:
+        self._payload = payload
+
+    def numbered(self, version: int) -> None:
+        self._newest = self._payload, version
+
+    def take(self) -> tuple[Any, int] | None:
+        """None when there are none that were not taken before."""
+        newest, self._newest = self._newest, None
+        return newest
+
+
+class Journal:
+    """How many steps and episodes an actor has begun over all its lives. A byte is written whole, or not at all."""
+
+    def __init__(self, path: Path):
+        there = read(path) if path.exists() else b""
+        self.steps, self.episodes, self._size = there.count(b"s"), there.count(b"e"), len(there)
+        self._fd = DISK.open(path, write=True) if path.exists() else DISK.create(path)
+
+    def step(self) -> None:
+        self._write(b"s")
+        self.steps += 1
+
+    def begin_episode(self) -> int:
+        """Its number, from 0."""
+        self._write(b"e")
+        self.episodes += 1
+        return self.episodes - 1
+
+    def _write(self, byte: bytes) -> None:
+        DISK.write(self._fd, byte, self._size)
+        self._size += 1
+
+    def close(self) -> None:
+        DISK.close(self._fd)
+
+
+def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
+    """What paces the loop, and what tells how well that went. An environment that keeps a rate itself is left to it."""
+    own = float(attribute(env, "control_hz", 0) or 0)
+    if (timing := attribute(env, "timing", None)) is not None:
+        if config.control_hz not in (0, own):
+            given = f"control_hz={config.control_hz:g}, and {config.task} keeps {own:g} Hz itself"
+            raise ConfigError(f"{given}: change that one in its settings, or leave this out.")
+        return None, timing
+    person = not isinstance(attribute(env, "device", None), Script | Nobody)
+    hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
+    rate = Rate(hz) if hz else None
+    return rate, None if rate is None else rate.timing
+
+
+def _own(observation: Any) -> Any:
+    """As the log has it, and a copy: an environment may use its arrays again for the next one."""
+    return copy.deepcopy(nested(observation))
