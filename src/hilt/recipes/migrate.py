@@ -144,12 +144,14 @@ def _is_own(config: Any, name: str) -> bool:
 
 
 def _limit_of(env: Any) -> int | None:
-    """An environment's own step limit: ours, gymnasium's, or FrankaEnv's."""
+    """An environment's own step limit: ours, gymnasium's, FrankaEnv's, or that of DualFrankaEnv's two."""
     if env.has_wrapper_attr("step_limit"):
         return int(env.get_wrapper_attr("step_limit"))
     if env.spec is not None and env.spec.max_episode_steps:
         return int(env.spec.max_episode_steps)
-    return getattr(env.unwrapped, "max_episode_length", None)
+    arms = [env.unwrapped, *(getattr(env.unwrapped, name, None) for name in ("env_left", "env_right"))]
+    limits = [arm.max_episode_length for arm in arms if hasattr(arm, "max_episode_length")]
+    return int(min(limits)) if limits else None
 
 
 def _listed(paths: Any) -> list[str]:

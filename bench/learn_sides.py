@@ -1,0 +1,211 @@
+"""Sides of the learning benchmark, each a process of its own: Stable-Baselines3's SAC on the same task with the same demonstrations in
+its buffer, a loop that only sleeps, and the scripted operator alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+os.environ.setdefault("MUJOCO_GL", "egl")
+
+import numpy as np
+
+from bench.sides import serve
+
+
+class Sb3:
+    """SAC of Stable-Baselines3 with our sizes. It sees what our policy sees: each camera, and the proprioception as one vector."""
+
+    def start(
+        self,
+        task: str,
+        task_options: dict[str, Any],
+        image_keys: list[str],
+        proprio_keys: list[str],
+        demos: str,
+        sizes: dict[str, Any],
+        seed: int,
+    ) -> dict[str, Any]:
+        """`sizes`: features, hidden, batch_size, discount, tau, learning_rate, temperature, target_entropy, updates_per_step,
+        training_starts and capacity. Gives what it is, and how many demonstrated steps are in its buffer."""
+        import stable_baselines3
+        import torch
+
+        self.env = flat_env(task, task_options, image_keys, proprio_keys)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))  # it has the machine for itself, as our processes have together
+        updates = sizes["updates_per_step"]
+        self.model = stable_baselines3.SAC(
+            "MultiInputPolicy",
+            self.env,
+            learning_rate=sizes["learning_rate"],
+            buffer_size=sizes["capacity"],
+            learning_starts=sizes["training_starts"],
+            batch_size=sizes["batch_size"],
+            tau=sizes["tau"],
+            gamma=sizes["discount"],
+            train_freq=max(1, round(1 / updates)),
+            gradient_steps=max(1, round(updates)),
+            ent_coef=f"auto_{sizes['temperature']}",
+            target_entropy=sizes["target_entropy"],
+            policy_kwargs={
+                "features_extractor_class": encoder_class(),
+                "features_extractor_kwargs": {"features": sizes["features"]},
+                "net_arch": list(sizes["hidden"]),
+            },
+            seed=seed,
+            device="cpu",
+        )
+        steps = self._preload(demos) if demos else 0
+        parameters = sum(p.numel() for p in self.model.critic.features_extractor.parameters())
+        return {"version": stable_baselines3.__version__, "demonstrated_steps": steps, "encoder_parameters": parameters}
+
+    def _preload(self, demos: str) -> int:
+        from hilt.replay import Log
+
+        count, columns = 0, ["observations", "next_observations", "actions", "rewards", "terminated", "truncated"]
+        with Log.open(demos, "r") as log:
+            for trajectory in log.trajectories():
+                steps = log.read(log.trajectory_keys(trajectory), columns)
+                for t in range(len(steps["rewards"])):
+                    before, after = (self._as_stored(steps[key], t) for key in ("observations", "next_observations"))
+                    over = bool(steps["terminated"][t] or steps["truncated"][t])
+                    limit = bool(steps["truncated"][t] and not steps["terminated"][t])
+                    given = steps["actions"][t][None], np.array([steps["rewards"][t]]), np.array([over]), [{"TimeLimit.truncated": limit}]
+                    self.model.replay_buffer.add(before, after, *given)
+                    count += 1
+        return count
+
+    def _as_stored(self, observations: Any, t: int) -> dict[str, Any]:
+        """Images with channels first, as its buffer has them."""
+        flat = self.env.observation(_at(observations, t))
+        return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
+
+    def train(self, seconds: float) -> dict[str, float]:
+        """For so long, from the first step on; gives steps, updates, and the success of the last episodes."""
+        from stable_baselines3.common.callbacks import BaseCallback
+
+        class Clock(BaseCallback):  # type: ignore[misc]
+            def _on_training_start(self) -> None:
+                self.until = time.monotonic() + seconds
+
+            def _on_step(self) -> bool:
+                return time.monotonic() < self.until
+
+        start = time.monotonic()
+        self.model.learn(10**9, callback=Clock(), progress_bar=False, log_interval=10**9)
+        return {"seconds": time.monotonic() - start, "steps": self.model.num_timesteps, "updates": self.model._n_updates}
+
+    def evaluate(self, states: int, split: str = "test") -> list[int]:
+        """The steps that each initial state took to success, 0 where there was none; its mean action, nobody takes over."""
+        found = []
+        for state in range(states):
+            seen, _ = self.env.reset(options={"split": split, "state": state})
+            steps, over, info = 0, False, {}
+            while not over:
+                action, _ = self.model.predict(seen, deterministic=True)
+                seen, _, terminated, truncated, info = self.env.step(action)
+                steps, over = steps + 1, terminated or truncated
+            found.append(steps if info.get("succeed") else 0)
+        return found
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def flat_env(task: str, task_options: dict[str, Any], image_keys: list[str], proprio_keys: list[str]) -> Any:
+    """The task with observations as Stable-Baselines3 takes them: a flat dictionary."""
+    import gymnasium
+
+    from hilt.core.tree import flatten
+    from hilt.envs.task import make
+
+    class Flat(gymnasium.ObservationWrapper):  # type: ignore[misc]
+        def __init__(self, env: Any):
+            super().__init__(env)
+            flat = flatten(self.observation_space_tree(env.observation_space))
+            images = [path for path, space in flat.items() if space.dtype == np.uint8]
+            self.images = {path: path.replace("/", "_") for path in image_keys or images}
+            self.proprio = sorted(proprio_keys or (path for path in flat if path not in images))
+            size = sum(flat[path].shape[0] for path in self.proprio)
+            parts = {name: flat[path] for path, name in self.images.items()}
+            self.observation_space = gymnasium.spaces.Dict({**parts, "state": gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)})
+
+        def observation_space_tree(self, space: Any) -> Any:
+            return {key: self.observation_space_tree(inner) for key, inner in space.spaces.items()} if hasattr(space, "spaces") else space
+
+        def observation(self, observation: Any) -> dict[str, Any]:
+            flat = flatten(observation)
+            images = {name: flat[path] for path, name in self.images.items()}
+            return {**images, "state": np.concatenate([flat[path] for path in self.proprio])}
+
+    return Flat(make(task, **task_options))
+
+
+def encoder_class() -> Any:
+    """Per camera the convolutions of our small encoder (`hilt.policies.encoders`), and the proprioception beside."""
+    import torch
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from torch import nn
+
+    class Encoder(BaseFeaturesExtractor):  # type: ignore[misc]
+        def __init__(self, observation_space: Any, features: int):
+            cameras = [key for key, space in observation_space.spaces.items() if len(space.shape) == 3]
+            super().__init__(observation_space, features * len(cameras) + observation_space["state"].shape[0])
+            self.cameras = nn.ModuleDict()
+            for key in cameras:
+                layers = [nn.Conv2d(3, 32, 5, 4), nn.Conv2d(32, 32, 3, 2), nn.Conv2d(32, 32, 3, 1)]
+                trunk = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Flatten())
+                with torch.no_grad():
+                    width = trunk(torch.zeros(1, *observation_space[key].shape)).shape[1]
+                self.cameras[key] = nn.Sequential(trunk, nn.Linear(width, features), nn.LayerNorm(features), nn.Tanh())
+
+        def forward(self, observations: Any) -> Any:
+            return torch.cat([*(net(observations[key]) for key, net in self.cameras.items()), observations["state"]], 1)
+
+    return Encoder
+
+
+class Sleep:
+    """A loop that does nothing at the actor's rate: how late the machine wakes a process up in this very minute."""
+
+    def watch(self, hz: float, seconds: float) -> list[float]:
+        """How late each period ended, in milliseconds, by absolute deadlines."""
+        late, start = [], time.monotonic()
+        for tick in range(1, round(seconds * hz) + 1):
+            deadline = start + tick / hz
+            time.sleep(max(0.0, deadline - time.monotonic()))
+            late.append(1e3 * (time.monotonic() - deadline))
+        return late
+
+
+class Operator:
+    """The scripted operator without a policy to help: what a person who did everything would reach."""
+
+    def alone(self, task: str, task_options: dict[str, Any], options: dict[str, Any], states: int, idle: bool) -> list[int]:
+        """The steps to success of each test state, 0 where there was none. `idle`: it watches a policy that stands still, and takes over
+        by its rule; else it acts from the first step to the last."""
+        from hilt.envs.task import make
+        from hilt.teleop.intervene import TakeOver
+        from hilt.teleop.operator import Script
+
+        env = make(task, **{**task_options, "image_size": None})
+        env = TakeOver(env, Script(**{**options, "operator": idle}), policy=idle)
+        still, found = np.zeros(env.action_space.shape, np.float32), []
+        for state in range(states):
+            env.reset(options={"split": "test", "state": state})
+            steps, over, info = 0, False, {}
+            while not over:
+                *_, terminated, truncated, info = env.step(still)
+                steps, over = steps + 1, terminated or truncated
+            found.append(steps if info.get("succeed") else 0)
+        env.close()
+        return found
+
+
+def _at(tree: Any, t: int) -> Any:
+    return {key: _at(value, t) for key, value in tree.items()} if isinstance(tree, dict) else tree[t]
+
+
+if __name__ == "__main__":
+    serve({"sb3": Sb3, "sleep": Sleep, "operator": Operator})
