@@ -35,5 +35,9 @@ class Rlpd:
     """Weight of imitating demonstrations beside climbing Q, at the start"""
     imitation_updates: int = 0
     """It fades to 0 over so many updates of the actor; 0: it stays"""
+    imitation_loss: str = "nll"
+    """What imitating means: "nll", the actions are made likely, or "mse", the actor's mean comes near to them"""
+    grasp_margin: float = 0.1
+    """By how much a learned gripper's shown move should be worth more than others, when it is imitated"""
     random_crop: int = 4
     """Images are moved by up to so many pixels in each update; 0: not at all"""

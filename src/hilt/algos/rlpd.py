@@ -1,7 +1,246 @@
-"""Soft actor-critic with RLPD's options (being written)."""
+"""Soft actor-critic as HIL-SERL has it, with RLPD's options. One update, from top to bottom.
+
+    critics:      y = r + discount^n * mask * min_i Q'_i(s', a'),   a' ~ pi(s')      loss = mean_i,B (Q_i(s, a) - y)^2
+                  (backup_entropy: ... * (min_i Q'_i(s', a') - temperature * log pi(a' | s')))
+    actor:        loss = -mean_B (mean_i Q_i(s, pi(s)) - temperature * log pi)
+    temperature:  loss = temperature * (entropy - target_entropy), the entropy that of a'
+    grasp critic: y = r + penalty + discount^n * mask * G'(s', argmax_g G(s', g))    loss = mean_B (G(s, g) - y)^2
+    targets:      Q' <- Q' + tau * (Q - Q'), after every update of Q
+
+`mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated) bootstraps. States come as ``z``, made by
+an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses are taken at the
+parameters before the update. A network that is not updated stays as it is, bit for bit.
+"""
 
 from __future__ import annotations
 
-from hilt.algos.config import Rlpd
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["Rlpd"]
+import torch
+from torch import Generator, Tensor, nn
+
+from hilt.algos.config import Rlpd as Rlpd
+from hilt.algos.gaussian import sample
+from hilt.algos.imitation import LOSSES, imitation_loss
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+
+NETWORKS = frozenset({"actor", "critic", "temperature"})
+"""What an update changes unless told otherwise"""
+
+
+@dataclass
+class Networks:
+    """What is trained, the slow copies, and one optimiser for each name."""
+
+    actor: Any
+    """z -> mean, std ``[B, A]``"""
+    critic: Any
+    """z, actions -> Q ``[E, B]``"""
+    target_critic: Any
+    temperature: Any
+    """-> a positive number"""
+    optimisers: dict[str, torch.optim.Optimizer]
+    """"critic" holds the parameters of the encoder too"""
+    grasp_critic: Any = None
+    """z -> Q ``[B, outcomes]``"""
+    target_grasp_critic: Any = None
+    encoder: Any = None
+    target_encoder: Any = None
+
+
+@dataclass
+class Batch:
+    """Rows of experience as tensors; ``B`` of them."""
+
+    z: Tensor
+    """The states, with the graph of the encoder"""
+    next_z: Tensor
+    """The next states by the encoder as it is"""
+    target_z: Tensor
+    """The same by its slow copy"""
+    actions: Tensor
+    """The continuous ones ``[B, A]``"""
+    rewards: Tensor
+    masks: Tensor
+    """0 where the task ended, else 1"""
+    n_steps: Tensor | None = None
+    """How many rewards are summed in each row; none: one"""
+    demo: Tensor | None = None
+    """Which rows are demonstrations, bool"""
+    groups: dict[str, Tensor] = field(default_factory=dict)
+    """Rows by source, bool, of which details are told"""
+    grasps: Tensor | None = None
+    """What the grippers did, as a number"""
+    grasp_penalty: Tensor | None = None
+
+
+def check(settings: Rlpd) -> None:
+    """Refuse what cannot work, with a sentence."""
+    rules = (
+        ("discount", 0 <= settings.discount <= 1, "a number from 0 to 1"),
+        ("tau", 0 < settings.tau <= 1, "above 0 and at most 1"),
+        ("critics", settings.critics >= 1, "at least 1"),
+        ("subset", 0 <= settings.subset <= settings.critics, "0 for all, or at most as many as there are critics"),
+        ("learning_rate", settings.learning_rate >= 0, "0 or more"),
+        ("temperature", settings.temperature > 0, "above 0"),
+        ("critic_warmup", settings.critic_warmup >= 0, "0 or more"),
+        ("imitation_weight", settings.imitation_weight >= 0, "0 or more"),
+        ("imitation_updates", settings.imitation_updates >= 0, "0 or more"),
+        ("random_crop", settings.random_crop >= 0, "0 or more pixels"),
+    )
+    for name, fits, wanted in rules:
+        if not fits:
+            raise ConfigError(f"rlpd.{name} is {getattr(settings, name)}; expected {wanted}.")
+    bounds = settings.target_range
+    if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+        raise ConfigError(f"rlpd.target_range is {bounds}; expected [low, high] with low < high, or none.")
+    if settings.imitation_loss not in LOSSES:
+        raise UnknownNameError("imitation loss", settings.imitation_loss, LOSSES)
+
+
+def update(
+    nets: Networks, batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[str], actor_updates: int, target_entropy: float
+) -> dict[str, float]:
+    """One gradient step of each network in `which`. `actor_updates`: how many the actor has had."""
+    warming = actor_updates < settings.critic_warmup
+    temperature = nets.temperature().detach()
+    gradients: dict[str, tuple[Tensor, ...]] = {}
+    info: dict[str, float] = {}
+
+    if which & {"critic", "temperature"}:
+        with torch.no_grad():
+            next_actions, next_log_prob = sample(*_with_noise(nets.actor(batch.next_z), generator))
+    if "critic" in which:
+        with torch.no_grad():
+            next_q = nets.target_critic(batch.target_z, next_actions)  # [E, B]
+            target = critic_target(batch, next_q, next_log_prob, temperature, settings, generator)  # [B]
+        q = nets.critic(batch.z, batch.actions)  # [E, B]
+        errors = (q - target).square().mean(0)  # [B]
+        loss = errors.mean()
+        trained = parameters_of(nets.optimisers["critic"])
+        if batch.groups:
+            info |= by_group(batch, q, target, errors, trained, settings)
+        gradients["critic"] = torch.autograd.grad(loss, trained)
+        info |= {"critic_loss": loss.item(), "q": q.mean().item(), "target_q": target.mean().item()}
+        info["reward"] = (batch.rewards.mean() + settings.reward_bias).item()
+    if "grasp_critic" in which:
+        loss, values = grasp_loss(nets, batch, settings)
+        gradients["grasp_critic"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["grasp_critic"]))
+        info |= {"grasp_critic_loss": loss.item(), "grasp_q": values.mean().item()}
+    if "actor" in which:
+        loss, told = actor_loss(nets, batch, settings, temperature, generator, actor_updates)
+        if loss.requires_grad:  # not where there is nothing to imitate
+            gradients["actor"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["actor"]))
+        info |= {"actor_loss": loss.item(), **told}
+    if "temperature" in which and not warming:  # while the actor imitates, no temperature can steer its entropy
+        loss = nets.temperature() * (-next_log_prob.mean() - target_entropy)
+        gradients["temperature"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["temperature"]))
+        info["temperature_loss"] = loss.item()
+
+    for name, found in gradients.items():
+        step(nets.optimisers[name], found)
+    if "critic" in which:
+        polyak(nets.target_critic, nets.critic, settings.tau)
+        if nets.target_encoder is not None:
+            polyak(nets.target_encoder, nets.encoder, settings.tau)
+    if "grasp_critic" in which:
+        polyak(nets.target_grasp_critic, nets.grasp_critic, settings.tau)
+    return info | {"temperature": nets.temperature().item()}
+
+
+def critic_target(
+    batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, generator: Generator
+) -> Tensor:
+    """What the critics are told to say, ``[B]``."""
+    if settings.subset:  # without repetition: two draws of one critic would be a subset of one
+        next_q = next_q[torch.randperm(len(next_q), generator=generator)[: settings.subset]]
+    value = next_q.min(dim=0).values
+    if settings.backup_entropy:
+        value = value - temperature * next_log_prob
+    target = batch.rewards + settings.reward_bias + bootstrap(batch, settings) * value
+    return target if settings.target_range is None else target.clamp(*settings.target_range)
+
+
+def bootstrap(batch: Batch, settings: Rlpd) -> Tensor:
+    """What the next state's value counts, ``[B]``: nothing where the task ended, less the more rewards were summed."""
+    return batch.masks * (settings.discount if batch.n_steps is None else settings.discount**batch.n_steps)
+
+
+def actor_loss(
+    nets: Networks, batch: Batch, settings: Rlpd, temperature: Tensor, generator: Generator, actor_updates: int
+) -> tuple[Tensor, dict[str, float]]:
+    z = batch.z.detach()  # the encoder learns by the critics alone
+    mean, std = nets.actor(z)
+    warming = actor_updates < settings.critic_warmup
+    actions, log_prob = sample(*_with_noise((mean, std), generator))
+    told = {"entropy": -log_prob.mean().item(), "std": std.mean().item()}
+    loss = torch.zeros(())
+    if not warming:
+        loss = -(nets.critic(z, actions).mean(0) - temperature * log_prob).mean()
+    weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
+    if weight:
+        if batch.demo is None:
+            raise SchemaError("the batch has no 'demo' column, which says whom to imitate; add it, or set critic_warmup and imitation_weight to 0.")
+        if batch.demo.any():
+            imitated = imitation_loss(settings.imitation_loss, mean, std, batch.actions)[batch.demo].mean()
+            told |= {"imitation_loss": imitated.item(), "imitation_weight": weight}
+            loss = loss + weight * imitated
+    return loss, told
+
+
+def imitation_weight(settings: Rlpd, updates: int) -> float:
+    left = 1 - updates / settings.imitation_updates if settings.imitation_updates else 1.0
+    return settings.imitation_weight * max(0.0, left)
+
+
+def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Tensor]:
+    """Double DQN: the critic chooses, its slow copy judges. Also the values that it gives to what was done."""
+    if batch.grasps is None or batch.grasp_penalty is None:
+        raise SchemaError("the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none.")
+    with torch.no_grad():
+        best = nets.grasp_critic(batch.next_z).argmax(dim=1, keepdim=True)
+        next_q = nets.target_grasp_critic(batch.target_z).gather(1, best).squeeze(1)
+        target = batch.rewards + settings.reward_bias + batch.grasp_penalty + bootstrap(batch, settings) * next_q
+    q = nets.grasp_critic(batch.z.detach()).gather(1, batch.grasps[:, None]).squeeze(1)
+    return (q - target).square().mean(), q
+
+
+def by_group(batch: Batch, q: Tensor, target: Tensor, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
+    """Of the rows of each source: reward, Q, error, and the share of the critics' gradient."""
+    told, norms = {}, {}
+    for name, rows in batch.groups.items():
+        rows = rows.to(q.dtype)
+        n = rows.sum().clamp(min=1)
+        if not rows.any():
+            continue
+        found = torch.autograd.grad((errors * rows).sum() / len(rows), trained, retain_graph=True)
+        norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
+        told[f"rows/{name}"] = n.item()
+        told[f"reward/{name}"] = (batch.rewards * rows).sum().item() / n.item() + settings.reward_bias
+        told[f"q/{name}"] = (q.mean(0) * rows).sum().item() / n.item()
+        told[f"td_error/{name}"] = ((q - target).abs().mean(0) * rows).sum().item() / n.item()
+    whole = sum(norms.get(name, 0.0) for name in ("online", "demo"))  # these two make up the batch
+    return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
+
+
+def step(optimiser: torch.optim.Optimizer, gradients: Iterable[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters_of(optimiser), gradients, strict=True):
+        parameter.grad = gradient
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:
+    torch._foreach_lerp_(list(slow.parameters()), list(quick.parameters()), tau)
+
+
+def _with_noise(gaussian: tuple[Tensor, Tensor], generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    mean, std = gaussian
+    return mean, std, torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
+
+
+def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

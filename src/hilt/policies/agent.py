@@ -1,7 +1,380 @@
-"""The agent that a learner trains and an actor carries (being written)."""
+"""The agent that a learner trains and an actor carries.
+
+    agent = Agent.make(env.observation_space, env.action_space, AgentConfig(), seed=0)
+    action = agent.sample_actions(observation)  # a batch of observations gives a batch of actions
+    agent, info = agent.update(batch, networks_to_update=frozenset({"critic"}))
+
+It knows what observations look like; the arithmetic is in `hilt.algos`. Its random numbers come from generators of its own.
+"""
 
 from __future__ import annotations
 
-from hilt.policies.config import AgentConfig, EncoderConfig
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["AgentConfig", "EncoderConfig"]
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Generator, Tensor, nn
+
+from hilt.algos import rlpd
+from hilt.algos.imitation import grasp_margin_loss, imitation_loss
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.trajectory import Source
+from hilt.core.tree import ArraySpec, flatten
+from hilt.policies.actor_critic import Actor, Critics, GraspCritic, Temperature
+from hilt.policies.config import SETUP_MODES, AgentConfig, EncoderConfig
+from hilt.policies.encoders import Encoder, random_crop
+from hilt.replay.schema import spec_of_space
+from hilt.replay.torch import as_tensor, check_device, generator
+
+__all__ = ["Agent", "AgentConfig", "EncoderConfig"]
+
+FEATURES = "features"
+"""Under this name a batch may bring what the encoder makes of its images, instead of these"""
+CHUNK = 64
+"""Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
+ACTING = ("encoder", "actor", "grasp_critic")
+"""The networks that an actor needs"""
+
+
+class Agent:
+    """Encoder, actor, critics and what trains them. `make` builds one."""
+
+    def __init__(self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int):
+        rlpd.check(config.rlpd)
+        self.config, self.shapes, self.images, self.proprio = config, dict(shapes), images, proprio
+        self.layout = ActionLayout(config.setup_mode, actions)
+        self.device = check_device(config.device)
+        self.generator = generator(seed)
+        self.updates = self.actor_updates = self.imitations = 0
+        """How often each kind of update was made"""
+        made, settings = self.generator, config.rlpd
+        self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
+        if not self.encoder.paths and not proprio:
+            raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
+        sizes = (self.encoder.width, sum(int(np.prod(shapes[path].shape)) for path in proprio))
+        body = (config.hidden, config.activation, made)
+        self.networks: dict[str, nn.Module] = {
+            "encoder": self.encoder,
+            "actor": Actor(*sizes, self.layout.continuous, *body),
+            "critic": Critics(settings.critics, *sizes, self.layout.continuous, *body),
+            "temperature": Temperature(settings.temperature),
+        }
+        if self.layout.outcomes:
+            self.networks["grasp_critic"] = GraspCritic(*sizes, self.layout.outcomes, *body)
+        for network in self.networks.values():
+            network.to(self.device)
+        followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
+        self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
+        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name != "encoder"}
+        trained["critic"] += self.encoder.trained_by_critic()
+        self.optimisers = {name: adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
+        imitating = [*self.encoder.trained_by_imitation(), *trained["actor"]]
+        self.optimisers["imitation"] = adam(imitating, config.encoder.pretrain_learning_rate)
+        self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
+
+    @classmethod
+    def make(
+        cls,
+        observation_space: Any,
+        action_space: Any,
+        config: AgentConfig | None = None,
+        image_keys: Sequence[str] = (),
+        proprio_keys: Sequence[str] = (),
+        seed: int = 42,
+    ) -> Agent:
+        """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``; empty: all there are.
+
+        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception.
+        """
+        spec = observation_space if isinstance(observation_space, Mapping) else spec_of_space(observation_space, "observations")
+        if not isinstance(spec, Mapping):
+            raise ConfigError(f"expected observations by name (a Dict space), got one array of {spec}. Put it under a name, such as state.")
+        shapes: dict[str, ArraySpec] = flatten(spec)
+        images = [path for path, leaf in shapes.items() if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[-1] == 3]
+        proprio = [path for path in shapes if path not in images]
+        actions = action_space if isinstance(action_space, ArraySpec) else spec_of_space(action_space, "actions")
+        if not isinstance(actions, ArraySpec) or len(actions.shape) != 1:
+            raise ConfigError(f"expected actions of one axis, got {actions}.")
+        low, high = getattr(action_space, "low", -1.0), getattr(action_space, "high", 1.0)
+        if not np.all(np.equal(low, -1)) or not np.all(np.equal(high, 1)):
+            raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. Rescale them in the environment.")
+        chosen = _chosen("image", image_keys, images), _chosen("proprioception", proprio_keys, proprio)
+        return cls(shapes, *chosen, actions.shape[0], config or AgentConfig(), seed)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the images' features never change under `update`, so that they may be cached."""
+        return bool(self.encoder.paths) and self.config.encoder.training == "frozen"
+
+    # Acting
+
+    @torch.inference_mode()
+    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
+        """The action for one observation, or for each of a batch; the likeliest one with `argmax`.
+
+        Draws from the agent's own generator, or from a new one of `seed`.
+        """
+        leaves, single = self._leaves(observations), False
+        if leaves and all(leaf.ndim == (1 if path == FEATURES else len(self.shapes[path].shape)) for path, leaf in leaves.items()):
+            leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
+        z = self._encode(self.encoder, leaves)
+        mean, std = self.networks["actor"](z)
+        source = self.generator if seed is None else generator(seed)
+        noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
+        actions = torch.tanh(mean + noise)
+        if self.layout.outcomes:
+            actions = self.layout.join(actions, self.networks["grasp_critic"](z).argmax(dim=1))
+        array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
+        return array[0] if single else array
+
+    # Learning
+
+    def update(
+        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[Agent, dict[str, float]]:
+        """One gradient step of each network named; by default of all. Returns the agent itself, and what to log.
+
+        `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
+        """
+        known = {name for name in self.optimisers if name != "imitation"}
+        which = frozenset(known if networks_to_update is None else networks_to_update)
+        if unknown := which - known:
+            raise UnknownNameError("network to update", sorted(unknown)[0], known)
+        now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
+        learns = "critic" in which and bool(self.encoder.trained_by_critic())
+        with torch.set_grad_enabled(learns):
+            z = self._encode(self.encoder, now, self.generator if learns else None)
+        with torch.no_grad():
+            next_z = self._encode(self.encoder, then)
+            target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
+        rows = self._rows(batch, z, next_z, target_z, details)
+        info = rlpd.update(self._nets(), rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
+        self.updates += 1
+        self.actor_updates += "actor" in which
+        return self, info
+
+    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+        """One step of behaviour cloning on all rows of a batch: of the actor (and the grasp critic), and of the encoder if asked.
+
+        With `encoder` it is pretraining: the encoder moves even if updates leave it frozen, at `pretrain_learning_rate`.
+        """
+        settings = self.config.rlpd
+        crop = self.config.encoder.pretrain_crop if encoder else settings.random_crop
+        leaves = self._cropped(batch, "observations", crop)
+        with torch.set_grad_enabled(encoder):
+            z = self._encode(self.encoder, leaves, self.generator if encoder else None)
+        actions = self._column(batch, "actions")
+        continuous, grasps = self.layout.split(actions)
+        mean, std = self.networks["actor"](z)
+        loss = imitation_loss(settings.imitation_loss, mean, std, continuous).mean()
+        info = {"imitation_loss": loss.item(), "mse": (torch.tanh(mean) - continuous).square().sum(-1).mean().item()}
+        optimiser = self.optimisers["imitation" if encoder else "actor"]
+        rlpd.step(optimiser, torch.autograd.grad(loss, rlpd.parameters_of(optimiser)))
+        if grasps is not None:
+            q = self.networks["grasp_critic"](z.detach())
+            grasp_loss = grasp_margin_loss(q, grasps, settings.grasp_margin).mean()
+            optimiser = self.optimisers["grasp_critic"]
+            rlpd.step(optimiser, torch.autograd.grad(grasp_loss, rlpd.parameters_of(optimiser)))
+            info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": (q.argmax(dim=1) == grasps).float().mean().item()}
+        if encoder and "encoder" in self.targets:
+            self.targets["encoder"].load_state_dict(self.encoder.state_dict())
+        self.imitations += 1
+        return info
+
+    @torch.no_grad()
+    def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be kept and given as "features" in batches.
+
+        An image's features are the same, bit for bit, whatever other images are in the call.
+        """
+        if not self.frozen:
+            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {self.config.encoder.training!r}.")
+        leaves = {path: self._tensor(_found(images, path), path) for path in self.encoder.paths}
+        n = len(next(iter(leaves.values())))
+        features = np.empty((n, self.encoder.width), np.float32)
+        for start in range(0, n, CHUNK):
+            part = {path: leaf[start : start + CHUNK] for path, leaf in leaves.items()}
+            size = len(next(iter(part.values())))
+            if size < CHUNK:
+                part = {path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])]) for path, leaf in part.items()}
+            features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
+        return features
+
+    # Keeping
+
+    def acting_state(self) -> dict[str, npt.NDArray[np.float32]]:
+        """All that an actor needs, by name: copies, which later updates leave alone."""
+        networks = {name: self.networks[name] for name in ACTING if name in self.networks}
+        return {f"{name}.{key}": tensor.cpu().numpy().copy() for name, net in networks.items() for key, tensor in net.state_dict().items()}
+
+    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `acting_state` of an agent of the same making returned."""
+        networks = {name: self.networks[name] for name in ACTING if name in self.networks}
+        known = {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
+        _load(known, state, "these weights")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
+        optimisers = {
+            name: {str(i): {key: value.clone() for key, value in optimiser.state[p].items()} for i, p in enumerate(rlpd.parameters_of(optimiser))}
+            for name, optimiser in self.optimisers.items()
+        }
+        return {
+            "networks": {name: _copied(net) for name, net in self.networks.items()},
+            "targets": {name: _copied(net) for name, net in self.targets.items()},
+            "optimisers": optimisers,
+            "generator": self.generator.get_state().clone(),
+            "updates": self.updates,
+            "actor_updates": self.actor_updates,
+            "imitations": self.imitations,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of an agent of the same making returned."""
+        for part, ours in (("networks", self.networks), ("targets", self.targets)):
+            known = {f"{part}/{name}/{key}": tensor for name, net in ours.items() for key, tensor in net.state_dict().items()}
+            given = {f"{part}/{name}/{key}": tensor for name, net in _found(state, part).items() for key, tensor in net.items()}
+            _load(known, given, "this state")
+        for name, optimiser in self.optimisers.items():
+            kept = _found(_found(state, "optimisers"), name)
+            for i, parameter in enumerate(rlpd.parameters_of(optimiser)):
+                moments = kept.get(str(i), {})
+                optimiser.state[parameter] = {key: value.clone().to(value.device) for key, value in moments.items()}
+        self.generator.set_state(_found(state, "generator"))
+        self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
+
+    # What observations and batches look like
+
+    def _leaves(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The images (or their features) and the proprioception, by path."""
+        given = flatten(observations)
+        images = [FEATURES] if FEATURES in given and self.frozen else self.encoder.paths
+        return {path: self._tensor(_found(given, path), path) for path in [*images, *self.proprio]}
+
+    def _cropped(self, batch: Mapping[str, Any], name: str, pixels: int | None = None) -> dict[str, Tensor]:
+        leaves = self._leaves(_found(batch, name))
+        pixels = self.config.rlpd.random_crop if pixels is None else pixels
+        return {path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf for path, leaf in leaves.items()}
+
+    def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None) -> Tensor:
+        """``z [B, features + proprio]``."""
+        parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout)] if self.encoder.paths else []
+        parts += [leaves[path].flatten(1).float() for path in self.proprio]
+        if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
+            raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
+        return torch.cat(parts, dim=1)
+
+    def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Batch:
+        continuous, grasps = self.layout.split(self._column(batch, "actions"))
+        optional = {name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch}
+        demo = optional["demo"].bool() if "demo" in optional else None
+        groups: dict[str, Tensor] = {}
+        if details and demo is not None:
+            groups |= {"online": ~demo, "demo": demo}
+        if details and "source" in optional:
+            groups["human"] = optional["source"] == Source.HUMAN
+        return rlpd.Batch(
+            z=z,
+            next_z=next_z,
+            target_z=target_z,
+            actions=continuous,
+            rewards=self._column(batch, "rewards").float(),
+            masks=self._column(batch, "masks").float(),
+            n_steps=optional.get("n_steps"),
+            demo=demo,
+            groups=groups,
+            grasps=grasps,
+            grasp_penalty=optional.get("grasp_penalty"),
+        )
+
+    def _column(self, batch: Mapping[str, Any], name: str) -> Tensor:
+        return self._tensor(_found(batch, name), name)
+
+    def _tensor(self, value: Any, path: str) -> Tensor:
+        tensor: Tensor = as_tensor(value, path)
+        return tensor.to(self.device) if self.device is not None else tensor
+
+    def _nets(self) -> rlpd.Networks:
+        nets, targets = self.networks, self.targets
+        return rlpd.Networks(
+            actor=nets["actor"],
+            critic=nets["critic"],
+            target_critic=targets["critic"],
+            temperature=nets["temperature"],
+            optimisers=self.optimisers,
+            grasp_critic=nets.get("grasp_critic"),
+            target_grasp_critic=targets.get("grasp_critic"),
+            encoder=nets["encoder"],
+            target_encoder=targets.get("encoder"),
+        )
+
+
+class ActionLayout:
+    """Which numbers of an action are continuous, and which are a gripper's: the last of each arm, when it is learned.
+
+    A gripper closes (-1), holds (0) or opens (1); two of them have nine outcomes together, ``3 * first + second``.
+    """
+
+    def __init__(self, setup_mode: str, actions: int):
+        if setup_mode not in SETUP_MODES:
+            raise UnknownNameError("setup_mode", setup_mode, SETUP_MODES)
+        arms = 2 if setup_mode.startswith("dual") else 1
+        self.grippers: list[int] = []
+        if setup_mode.endswith("learned-gripper"):
+            if actions % arms or actions // arms < 2:
+                raise ConfigError(f"setup_mode={setup_mode} needs actions of 7 numbers for each arm (at least 2), got {actions}.")
+            self.grippers = [actions // arms * (arm + 1) - 1 for arm in range(arms)]
+        self.moving = [i for i in range(actions) if i not in self.grippers]
+        self.actions, self.continuous, self.outcomes = actions, len(self.moving), 3 ** len(self.grippers) if self.grippers else 0
+
+    def split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The continuous numbers ``[B, C]``, and what the grippers did as one number ``[B]``."""
+        if actions.ndim != 2 or actions.shape[1] != self.actions:
+            raise SchemaError(f"actions: expected [B, {self.actions}], got {tuple(actions.shape)}.")
+        if not self.grippers:
+            return actions.float(), None
+        moves = actions[:, self.grippers].round().clamp(-1, 1).long() + 1
+        number = moves[:, 0] if len(self.grippers) == 1 else 3 * moves[:, 0] + moves[:, 1]
+        return actions[:, self.moving].float(), number
+
+    def join(self, continuous: Tensor, outcomes: Tensor) -> Tensor:
+        """The action of both."""
+        whole = continuous.new_empty(len(continuous), self.actions)
+        whole[:, self.moving] = continuous
+        for gripper, move in zip(self.grippers, [outcomes % 3] if len(self.grippers) == 1 else [outcomes // 3, outcomes % 3], strict=True):
+            whole[:, gripper] = move.to(whole.dtype) - 1
+        return whole
+
+
+def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
+
+
+def _chosen(what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
+    for key in keys:
+        if key not in known:
+            raise UnknownNameError(f"{what} among the observations", key, known)
+    return sorted(keys or known)
+
+
+def _found(tree: Mapping[str, Any], name: str) -> Any:
+    if name not in tree:
+        raise MissingFieldError(f"{name}: no such field in what the agent was given, which has {', '.join(map(str, tree)) or 'nothing'}.")
+    return tree[name]
+
+
+def _copied(network: nn.Module) -> dict[str, Tensor]:
+    return {key: tensor.clone() for key, tensor in network.state_dict().items()}
+
+
+@torch.no_grad()
+def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:
+    """Copy values into tensors, all or none."""
+    different = sorted(set(known) ^ set(given)) or [key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)]
+    if different:
+        raise SchemaError(f"{what} are of another agent: they differ at {different[0]!r}. Use the settings that they were made with.")
+    for key, tensor in known.items():
+        tensor.copy_(as_tensor(given[key], key))

@@ -47,5 +47,9 @@ class AgentConfig:
     """How images become numbers"""
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     """Widths of the layers of actor and critics"""
+    activation: str = "tanh"
+    """Between them: "tanh", as HIL-SERL has it, or "relu"; LayerNorm comes before it"""
+    device: str = "cpu"
+    """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = field(default_factory=Rlpd)
     """How it learns"""

@@ -1,0 +1,31 @@
+"""The tanh of a diagonal Gaussian: samples and log-probabilities that stay exact where tanh is flat."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+NEAREST = 1e-6
+"""A given action is kept so far from -1 and 1, which no finite number has as its tanh"""
+
+
+def sample(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions ``tanh(mean + std * noise)`` and their log-probabilities ``[B]``."""
+    raw = mean + std * noise
+    return torch.tanh(raw), _log_prob(raw, noise, std)
+
+
+def log_prob_of(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Log-probabilities ``[B]`` of given actions."""
+    raw = torch.atanh(actions.clamp(-1 + NEAREST, 1 - NEAREST))
+    return _log_prob(raw, (raw - mean) / std, std)
+
+
+def _log_prob(raw: Tensor, noise: Tensor, std: Tensor) -> Tensor:
+    normal = -0.5 * noise.square() - std.log() - 0.5 * math.log(2 * math.pi)
+    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), without the difference that loses all digits for large u
+    slope = 2 * (math.log(2) - raw - F.softplus(-2 * raw))
+    return (normal - slope).sum(-1)

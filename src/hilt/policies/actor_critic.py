@@ -1,0 +1,126 @@
+"""The networks that decide and judge: a tanh-Gaussian actor, an ensemble of critics, and a critic of the gripper's moves.
+
+Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception as it is. Each has its
+own branch for the latter: Linear 64, LayerNorm, tanh.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import skip_init
+
+from hilt.core.errors import UnknownNameError
+from hilt.policies.encoders import LAYER_NORM_EPS, Projection, initialise
+
+PROPRIO_WIDTH = 64
+STD_RANGE = (1e-5, 5.0)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        raise UnknownNameError("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]
+
+
+class Inputs(nn.Module):
+    """``z`` with its proprioception through a branch."""
+
+    def __init__(self, features: int, proprio: int):
+        super().__init__()
+        self.features, self.width = features, features + (PROPRIO_WIDTH if proprio else 0)
+        self.proprio = Projection(proprio, PROPRIO_WIDTH) if proprio else None
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z if self.proprio is None else torch.cat([z[:, : self.features], self.proprio(z[:, self.features :])], dim=1)
+
+
+class Mlp(nn.Module):
+    """Linear, LayerNorm, activation for each width; then a linear layer."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, act: str):
+        super().__init__()
+        self.act = activation(act)
+        sizes = [inputs, *hidden]
+        self.layers = nn.ModuleList([skip_init(nn.Linear, a, b) for a, b in zip(sizes, sizes[1:], strict=False)])
+        self.norms = nn.ModuleList([skip_init(nn.LayerNorm, size, eps=LAYER_NORM_EPS) for size in hidden])
+        self.out = skip_init(nn.Linear, sizes[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = self.act(norm(layer(x)))
+        return self.out(x)
+
+
+class Actor(nn.Module):
+    """The mean and the standard deviation of a Gaussian whose tanh is the action."""
+
+    def __init__(self, features: int, proprio: int, actions: int, hidden: Sequence[int], act: str, generator: Generator):
+        super().__init__()
+        self.inputs = Inputs(features, proprio)
+        self.mlp = Mlp(self.inputs.width, hidden, 2 * actions, act)
+        initialise(self, generator)
+        for half in self.mlp.out.weight.data.chunk(2):  # two layers in one: each begins as one of its own would
+            nn.init.xavier_uniform_(half, generator=generator)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.mlp(self.inputs(z)).chunk(2, dim=-1)
+        return mean, log_std.exp().clamp(*STD_RANGE)  # [B, A] each
+
+
+class Critics(nn.Module):
+    """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product."""
+
+    def __init__(self, members: int, features: int, proprio: int, actions: int, hidden: Sequence[int], act: str, generator: Generator):
+        super().__init__()
+        self.inputs = Inputs(features, proprio)
+        initialise(self, generator)
+        self.act = activation(act)
+        sizes = [self.inputs.width + actions, *hidden, 1]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for a, b in zip(sizes, sizes[1:], strict=False):
+            bound = math.sqrt(6 / (a + b))
+            self.weights.append(torch.empty(members, a, b).uniform_(-bound, bound, generator=generator))
+            self.biases.append(torch.zeros(members, 1, b))
+        for size in hidden:
+            self.scales.append(torch.ones(members, 1, size))
+            self.shifts.append(torch.zeros(members, 1, size))
+
+    def forward(self, z: Tensor, actions: Tensor) -> Tensor:
+        x = torch.cat([self.inputs(z), actions], dim=1).expand(len(self.weights[0]), -1, -1)  # [E, B, inputs]
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if number < len(self.scales):
+                x = F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS)
+                x = self.act(torch.addcmul(self.shifts[number], x, self.scales[number]))
+        return x.squeeze(-1)
+
+
+class GraspCritic(nn.Module):
+    """``Q [B, outcomes]`` of what the grippers can do: 3 outcomes for one, 9 for two."""
+
+    def __init__(self, features: int, proprio: int, outcomes: int, hidden: Sequence[int], act: str, generator: Generator):
+        super().__init__()
+        self.inputs = Inputs(features, proprio)
+        self.mlp = Mlp(self.inputs.width, hidden, outcomes, act)
+        initialise(self, generator)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.mlp(self.inputs(z))
+
+
+class Temperature(nn.Module):
+    """The weight of the entropy, kept positive as the softplus of a free number."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(value))))
+
+    def forward(self) -> Tensor:
+        return F.softplus(self.raw)
