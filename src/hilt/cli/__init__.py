@@ -16,9 +16,15 @@ from typer.core import TyperGroup
 from hilt import __version__
 from hilt.core.errors import HiltError
 
-# name: (module, one line for the help)
+# name: (module, or module:app, one line for the help)
 COMMANDS = {
     "demo": ("hilt.cli.demo", "See Hilt at work: a log, then a learner and actors, that are killed and lose nothing."),
+    "eval": ("hilt.cli.evaluate", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
+    "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
+    "train": ("hilt.cli.train:train", "Train a policy with a person in the loop: a learner and actors, from a recipe, on this machine."),
+    "train classifier": ("hilt.cli.classifier", "Train a reward classifier from frames of success and failure."),
+    "learner": ("hilt.cli.train:learner", "The learner alone; actors on this or other machines join it."),
+    "actor": ("hilt.cli.train:actor", "An actor alone: drives a task for a learner that is elsewhere."),
     "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
     "data": ("hilt.cli.data", "Look into logs and datasets of other systems, turn one into another; check, mend, merge and split logs."),
     "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
@@ -31,9 +37,12 @@ class LazyGroup(TyperGroup):
     """The commands above, imported on use; their errors as one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if " ".join(args[:2]) in COMMANDS:  # `train classifier` is a command, and `train hil_debug` one with an argument
+            args = [" ".join(args[:2]), *args[2:]]
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(importlib.import_module(COMMANDS[name][0]).app)
+            module, _, app = COMMANDS[name][0].partition(":")
+            command = typer.main.get_command(getattr(importlib.import_module(module), app or "app"))
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:

@@ -123,6 +123,8 @@ class Actor:
         self._connect()
         if self._client is not None:
             attribute(self._env, "connect", lambda: None)()
+            if url := getattr(attribute(self._env, "device", None), "url", ""):
+                self._say(f"open {url}")
             self._teller.start()
         while not self._ended():
             self._episode()

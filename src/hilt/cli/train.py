@@ -1,0 +1,204 @@
+"""``hilt train``, ``hilt learner``, ``hilt actor``: a run from a recipe, all of it or one side.
+
+Exit codes: 0 when the run came to its end or somebody pressed stop, 130 after Ctrl-C (143 after SIGTERM), 1 when something fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hilt.cli.record import stop_signals
+from hilt.core.errors import optional_module
+
+if TYPE_CHECKING:
+    from hilt.runtime.config import Hil
+
+train, learner, actor = (typer.Typer(add_completion=False) for _ in range(3))
+
+Recipe = Annotated[
+    str | None,
+    typer.Argument(metavar="RECIPE", help="hil_debug, tabletop_pick, a run.yaml, or module:function of yours.", show_default=False),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
+Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
+
+
+@train.command("train")
+def train_command(
+    context: typer.Context,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    run: Run = None,
+    resume: Resume = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+) -> None:
+    """Train: a learner and actors on this machine. Stopped in any way, --resume goes on; no step is lost."""
+    recipe, words = _words(recipe, overrides)
+    folder = _folder(recipe, run)
+    if dry_run:
+        _show(recipe, words, folder, resume)
+        return
+    config = _opened(recipe, words, folder, resume)
+    from hilt.runtime.train import train as run_all
+
+    with stop_signals() as stopped, Screen(folder, config) as screen:
+        stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
+        outcome = run_all(config, folder, say=screen.say, look=screen.look, stop=stop, debug=debug)
+    killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
+    typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
+    typer.echo(f"\nhilt eval {folder}\nhilt plot {folder}" + ("" if outcome.ended else f"\nhilt train --run {folder} --resume"))
+    _leave(stopped)
+
+
+@learner.command("learner")
+def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run = None, resume: Resume = False) -> None:
+    """The learner alone. Beyond this machine it needs keys: see hilt keys."""
+    recipe, words = _words(recipe, overrides)
+    folder = _folder(recipe, run)
+    config = _opened(recipe, words, folder, resume)
+    _one_thread()
+    from hilt.runtime.learner import Learner
+    from hilt.runtime.train import demonstrate, with_demonstrations
+
+    with stop_signals() as stopped:
+        _end_with_parent()
+        demonstrate(config, folder, typer.echo, lambda: bool(stopped))
+        summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
+    if summary is not None:
+        typer.echo(f"{summary.reason}: {summary.update:,} updates, {summary.online:,} online steps, in {folder}")
+    _leave(stopped)
+
+
+@actor.command("actor")
+def actor_command(
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    host: Annotated[str | None, typer.Option("--learner", metavar="HOST", help="Where the learner is.", show_default="wire.host")] = None,
+    name: Annotated[str, typer.Option("--name", help="Told apart by it; its own seeds follow from it.")] = socket.gethostname(),
+    spool: Annotated[
+        Path | None, typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME")
+    ] = None,
+) -> None:
+    """An actor alone, for a learner here or elsewhere. Whatever happens to either, no step is lost."""
+    recipe, words = _words(recipe, overrides)
+    optional_module("gymnasium", "hilt actor", "sim")
+    _one_thread()
+    from hilt.runtime.actor import act
+
+    config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
+    with stop_signals() as stopped:
+        _end_with_parent()
+        acted = act(config, spool or Path("spools") / _plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
+    typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
+    if acted.spooled:
+        typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
+    _leave(stopped)
+
+
+class Screen:
+    """Shows a run: a line for what happens, and the live table."""
+
+    def __init__(self, run: Path, config: Hil):
+        self._run, self._config = run, config
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        typer.echo(text)
+
+    def look(self) -> None:
+        pass
+
+
+def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:
+    """The recipe, which may be left out, and the rest."""
+    words = list(overrides or [])
+    if recipe is not None and "=" in recipe:
+        return "", [recipe, *words]
+    return recipe or "", words
+
+
+def _folder(recipe: str, run: Path | None) -> Path:
+    if run is None and not recipe:
+        raise typer.BadParameter("give a RECIPE, such as hil_debug, or the folder of a run with --run and --resume.")
+    return run or Path("runs") / _plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
+
+
+def _config(recipe: str, overrides: list[str]) -> Hil:
+    if not recipe:
+        raise typer.BadParameter("give a RECIPE, such as hil_debug.")
+    from hilt.core.config import build
+    from hilt.recipes import recipe as named
+
+    return build(named(recipe), *overrides)
+
+
+def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hil:
+    """The settings of a run that begins or goes on; its folder has them from now on."""
+    optional_module("gymnasium", "hilt train", "sim")
+    from hilt.runtime.train import begin_run, resume_run
+
+    return resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, overrides))
+
+
+def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
+    from omegaconf import OmegaConf
+
+    from hilt.runtime.train import check_new, commands, resumed_settings
+
+    if not resume:
+        check_new(folder)
+    config = resumed_settings(folder, recipe, overrides)[0] if resume else _config(recipe, overrides)
+    typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
+    if config.demonstrations and not resume:
+        typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
+    for name, command in commands(config, folder).items():
+        typer.echo(f"{name}: {' '.join(['hilt', *command[3:]])}")
+
+
+def _end_with_parent() -> None:
+    """What `hilt train` has started ends as after SIGTERM when that is gone, however it went."""
+    from hilt.runtime.train import PARENT
+
+    parent = int(os.environ.get(PARENT, 0))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent:
+        threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
+
+
+def _one_thread() -> None:
+    """Two threads of torch on busy cores are several times slower than one; OMP_NUM_THREADS asks for more."""
+    torch: Any = optional_module("torch", "Training", "torch")
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")
+
+
+def _leave(stopped: list[int]) -> None:
+    sys.stdout.flush()
+    if stopped:
+        raise typer.Exit(128 + stopped[0])

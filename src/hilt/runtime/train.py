@@ -1,0 +1,322 @@
+"""A whole run: its folder, the demonstrations that it records itself, and a learner and actors as processes that are looked after.
+
+    RUN/config.yaml       every setting, frozen; written last, so that it says that there is a run
+    RUN/run.json          its identity, its recipe, and what was changed when it was resumed
+    RUN/demonstrations/   what the script recorded before the run began
+    RUN/actors/NAME/      each actor's spool
+    RUN/logs/NAME.log     what each process said
+    RUN/log, demos, checkpoints, metrics.jsonl, ...    the learner's: docs/learner.md
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hilt.core.config import build, freeze, thaw
+from hilt.core.errors import ConfigError, HiltError
+from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
+from hilt.replay import Log
+from hilt.runtime.config import Hil
+
+CONFIG, CARD = "config.yaml", "run.json"
+CHANGEABLE = {
+    *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "steps_per_update", "log_period", "sinks"),
+    *("checkpoint_period", "checkpoint_keep", "buffer_period"),
+    *("actors", "operator", "operator_options", "control_hz"),
+    *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
+}
+"""What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak. Everything else
+decides what the steps mean, or what the checkpoint holds."""
+LOOK_S = 0.25
+RESTARTS_PER_MINUTE = 3
+END_S = 30.0
+"""A process that was asked to end is killed after so long"""
+PARENT = "HILT_PARENT"
+"""In its environment a process finds who started it: it ends when that one is gone"""
+
+
+def begin_run(run: Path, recipe: str, config: Hil) -> Hil:
+    """A new run: its folder and frozen settings."""
+    check_new(run)
+    DISK.make_folders(run)
+    config = _with_ports(config)
+    write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": []})
+    freeze(config, run / CONFIG)
+    return config
+
+
+def check_new(run: Path) -> None:
+    """Refuses a folder in which no run can begin."""
+    if (run / CONFIG).exists():
+        raise ConfigError(f"{run} has a run already: --resume goes on with it, --run FOLDER begins another.")
+    with storage_errors(run):
+        if run.exists() and (others := {path.name for path in run.iterdir()} - {CARD} - {path.name for path in leftovers(run)}):
+            raise ConfigError(f"{run} is not a run: {min(others)} is in it, and no {CONFIG}. Choose another folder with --run.")
+
+
+def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Hil:
+    """The settings of a run that is there; those of `CHANGEABLE` may be overridden, and are frozen anew."""
+    config, changed = resumed_settings(run, recipe, overrides)
+    if changed:
+        card = read_json(run / CARD)
+        write_json(run / CARD, {**card, "changed": [*card["changed"], {"at": _now(), **changed}]})
+        freeze(config, run / CONFIG)
+    return config
+
+
+def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[Hil, dict[str, Any]]:
+    """The same, and what of it is new; nothing is written."""
+    if not (run / CONFIG).exists():
+        raise ConfigError(f"{run} has no run to resume: leave out --resume to begin one, or name its folder with --run.")
+    frozen, known = thaw(Hil, run / CONFIG), read_json(run / CARD)["recipe"]
+    if recipe and recipe != known:
+        raise ConfigError(f"{run} is a run of {known}, not of {recipe}: leave the recipe out, or name another folder with --run.")
+    config = build(frozen, *overrides)
+    changed = differences(frozen, config)
+    for key, (was, given) in changed.items():
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another run "
+                f"with --run. These can: {', '.join(sorted(CHANGEABLE))}."
+            )
+    return config, {key: given for key, (_, given) in changed.items()}
+
+
+def differences(one: Any, other: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """The settings that are not the same in two configs, by their dotted keys."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for item in dataclasses.fields(one):
+        a, b = getattr(one, item.name), getattr(other, item.name)
+        if dataclasses.is_dataclass(a):
+            found |= differences(a, b, f"{prefix}{item.name}.")
+        elif a != b:
+            found[f"{prefix}{item.name}"] = a, b
+    return found
+
+
+# Demonstrations
+
+
+def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:
+    """Records the demonstrations that the run is to have and does not have yet."""
+    folder, wanted = run / "demonstrations", config.demonstrations
+    if not wanted or _recorded(folder) >= wanted:
+        return
+    from hilt.runtime.record import Settings, record
+    from hilt.runtime.workplace import task, task_options
+    from hilt.teleop.devices import open_device
+
+    say(f"recording {wanted} demonstrations of {config.task} with its script, into {folder}")
+    settings = Settings(config.task, task_options(config), wanted, seed=config.seed, observations=config.observations)
+    with task(config) as env, open_device("script", **config.demonstration_options) as device:
+        summary = record(env, device, folder, settings, stop=stop, videos=False)
+    say(f"recorded {summary.have} of {wanted} demonstrations: {summary.steps} steps, {summary.attempts} attempts")
+
+
+def with_demonstrations(config: Hil, run: Path) -> Hil:
+    """The settings as the learner has them: its own demonstrations among the others."""
+    return replace(config, demo_path=[*config.demo_path, str(run / "demonstrations" / "log")]) if config.demonstrations else config
+
+
+def _recorded(folder: Path) -> int:
+    if not (folder / "log" / "log.json").exists():
+        return 0
+    with Log.open(folder / "log", "r") as log:
+        return sum("task" in log.facts.about(trajectory) for trajectory in log.trajectories())
+
+
+# Processes
+
+
+@dataclass
+class Outcome:
+    """How a run ended, and what happened to its processes."""
+
+    ended: bool = False
+    """By itself, or because somebody pressed stop at an actor; else it was stopped from outside"""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Processes that were killed from outside and started again"""
+
+
+def commands(config: Hil, run: Path, debug: bool = False) -> dict[str, list[str]]:
+    """Name to command of each process of a run."""
+    hilt = [sys.executable, "-m", "hilt", *(["--debug"] if debug else [])]
+    learner = [*hilt, "learner", "--run", str(run), "--resume"]
+    names = [f"actor-{number + 1}" for number in range(config.actors)]
+    own = ["--learner", config.wire.host]
+    actors = {name: [*hilt, "actor", str(run / CONFIG), "--name", name, "--spool", str(run / "actors" / name), *own] for name in names}
+    return {"learner": learner, **actors}
+
+
+def train(
+    config: Hil,
+    run: Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    look: Callable[[], None] = lambda: None,
+    stop: Callable[[], bool] = lambda: False,
+    debug: bool = False,
+) -> Outcome:
+    """Runs learner and actors until the learner ends, an actor's operator presses stop, or `stop()` is true; `look` is called now and then.
+
+    A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
+    """
+    if config.actors < 1:
+        raise ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`.")
+    demonstrate(config, run, say, stop)
+    children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
+    outcome = Outcome()
+    try:
+        if not stop():
+            for child in children.values():
+                child.start()
+                say(f"{child.name}: process {child.pid}, says what it does in {child.log}")
+        while not stop() and not outcome.ended:
+            time.sleep(LOOK_S)
+            look()
+            for child in children.values():
+                for line in child.news():
+                    say(f"{child.name}: {line}")
+                outcome.ended |= _looked_after(child, outcome, say)
+        end(children.values(), say)
+        for child in children.values():
+            if child.failed:
+                raise child.error()
+    except HiltError:  # of one of them: the others end in order
+        end(children.values(), say)
+        raise
+    finally:
+        end(children.values(), say, at_once=True)
+        look()
+    return outcome
+
+
+def _looked_after(child: Child, outcome: Outcome, say: Callable[[str], None]) -> bool:
+    """Whether this one has ended in order, and the run with it."""
+    code = child.poll()
+    if code is None or code == 0:
+        return code == 0
+    if code > 0 and code != 128 + signal.SIGTERM:
+        raise child.error()
+    outcome.restarts[child.name] = outcome.restarts.get(child.name, 0) + 1
+    if not child.may_start_again():
+        often = f"{RESTARTS_PER_MINUTE + 1} times within a minute, last by {_signal(code)}"
+        raise HiltError(f"{child.name} was killed {often}. Find out by whom; --resume goes on.")
+    child.start()
+    say(f"{child.name} was killed by {_signal(code)} and is started again, process {child.pid}")
+    return False
+
+
+class Child:
+    """One process of a run. It has a session of its own: Ctrl-C in the terminal is for whoever looks after it."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path):
+        self.name, self.log, self._command = name, log, list(command)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = self._heard = 0  # the log's size when it was started, and as far as it was looked at
+        self._starts: deque[float] = deque(maxlen=RESTARTS_PER_MINUTE)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def failed(self) -> bool:
+        """By itself, and not because a signal told it to end."""
+        return (self.poll() or 0) > 0 and self.poll() not in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+    def start(self) -> None:
+        DISK.make_folders(self.log.parent)
+        with storage_errors(self.log), self.log.open("ab") as out:
+            self._said = self._heard = out.tell()
+            environment = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+            )
+
+    def may_start_again(self) -> bool:
+        now = time.monotonic()
+        often = len(self._starts) == RESTARTS_PER_MINUTE and now - self._starts[0] < 60
+        self._starts.append(now)
+        return not often
+
+    def poll(self) -> int | None:
+        return None if self._process is None else self._process.poll()
+
+    def ask_to_end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is gone within so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process is None or self._process.wait(max(0.0, seconds)) is not None
+        return False
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(END_S)
+
+    def news(self) -> list[str]:
+        """What it has said since the last time that a person must know now: where a page is to be opened."""
+        with storage_errors(self.log), self.log.open("rb") as file:
+            file.seek(self._heard)
+            lines = file.read().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        self._heard += sum(map(len, whole))
+        return [line.decode(errors="replace").strip() for line in whole if line.startswith(b"open http")]
+
+    def error(self) -> HiltError:
+        """What it said last, as its own error."""
+        with storage_errors(self.log):
+            words = self.log.read_bytes()[self._said :].decode(errors="replace").strip().splitlines()
+        told = [line.removeprefix("error: ") for line in words if line.startswith("error: ")]
+        if told:
+            return HiltError(f"{self.name}: {told[-1]}")
+        last = "\n".join(words[-30:]) or "it said nothing"
+        return HiltError(f"{self.name} ended with exit code {self.poll()}; its last words, from {self.log}:\n{last}")
+
+
+def end(children: Any, say: Callable[[str], None], at_once: bool = False) -> None:
+    """Asks all to end, waits for them, and kills who does not."""
+    for child in children:
+        child.ask_to_end()
+    deadline = time.monotonic() + (1.0 if at_once else END_S)
+    for child in children:
+        if not child.wait(deadline - time.monotonic()):
+            say(f"{child.name} did not end within {END_S:g} s: killed") if not at_once else None
+            child.kill()
+
+
+def _with_ports(config: Hil) -> Hil:
+    """Port 0 is a free one, chosen now and frozen with the rest."""
+    wire, free = config.wire, _free_ports(2)
+    return replace(config, wire=replace(wire, port=wire.port or free[0], broadcast_port=wire.broadcast_port or free[1]))
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _signal(code: int) -> str:
+    return signal.Signals(-code if code < 0 else code - 128).name
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
