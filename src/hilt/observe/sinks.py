@@ -149,4 +149,4 @@ def config_of(folder: Path) -> dict[str, Any]:
     """The settings of a run, as its frozen config has them; none when it has none."""
     path = folder / "config.yaml"
     found = OmegaConf.to_container(OmegaConf.create(read(path).decode())) if path.exists() else {}
-    return dict(found) if isinstance(found, dict) else {}
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,247 @@
+"""Charts, drawn once for two canvases: SVG for a page, and pixels for a PNG file."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Protocol
+
+import numpy as np
+
+from hilt.core.errors import optional_module
+from hilt.core.tree import Array
+
+PALETTE = ["2f6fde", "e8772e", "1f9e77", "8b5cd6", "d1495b", "0e94a8", "a67c12", "6b7280"]
+SHADES = {"ink": "1f2430", "faint": "6b7280", "grid": "e6e7ea", "paper": "ffffff"}
+DASHES: list[tuple[float, ...]] = [(), (6, 4), (2, 3), (9, 3, 2, 3)]
+WIDTH, HEIGHT = 480.0, 290.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 58.0, 42.0
+"""Of a chart, in pixels: its size, and what lies around the curves"""
+SCALE = 3
+"""Pixels are drawn so much larger, and then reduced by two: lines are smooth, and letters sharp"""
+Colour = int | str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a chart."""
+
+    name: str
+    x: Array
+    y: Array
+    colour: int = 0
+    dash: int = 0
+    low: Array | None = None
+    high: Array | None = None
+    """A band around it, or the intervals of its dots"""
+    dots: bool = False
+    """Points on their own, that are not joined"""
+    whose: str = ""
+    """Which run's, for whoever points at it"""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What is drawn in one frame."""
+
+    title: str
+    unit: str
+    x_label: str
+    lines: Sequence[Line]
+    percent: bool = False
+    """Values are shares, shown from 0 to 100%"""
+
+
+class Canvas(Protocol):
+    """What a chart is drawn on; (0, 0) is its left upper corner."""
+
+    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None: ...
+    def area(self, points: Array, colour: Colour) -> None: ...
+    def dot(self, x: float, y: float, colour: Colour) -> None: ...
+    def text(
+        self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False
+    ) -> float: ...
+
+
+def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
+    """Draws a chart, and gives the ranges of its axes."""
+    x_low, x_high, y_low, y_high = axes(chart)
+    wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def place(x: Array, y: Array) -> Array:
+        inside = np.clip(y, y_low, y_high)
+        return np.stack([LEFT + (x - x_low) / (x_high - x_low) * wide, TOP + (y_high - inside) / (y_high - y_low) * high], -1)
+
+    on.text(LEFT - 44, 20, chart.title, 15, bold=True)
+    for tick in ticks(y_low, y_high, 5):
+        ends = place(np.array([x_low, x_high]), np.array([tick, tick]))
+        on.line(ends, "grid", 1)
+        on.text(LEFT - 8, ends[0, 1] + 4, f"{100 * tick:.0f}%" if chart.percent else short(tick), 11, "end", "faint")
+    for tick in ticks(x_low, x_high, 6):
+        on.text(float(place(np.array([tick]), np.array([y_low]))[0, 0]), HEIGHT - BOTTOM + 17, short(tick), 11, "middle", "faint")
+    on.text(LEFT + wide / 2, HEIGHT - 8, chart.x_label, 11, "middle", "faint")
+    right = LEFT - 44 + on.text(LEFT - 44, 40, chart.unit, 11, colour="faint") + 14
+    for line in chart.lines:
+        if line.low is not None and line.high is not None and not line.dots and len(line.x) > 1:
+            on.area(np.concatenate([place(line.x, line.low), place(line.x, line.high)[::-1]]), line.colour)
+    for name, line in {line.name: line for line in chart.lines if line.name}.items():
+        colour = line.colour if len({other.colour for other in chart.lines if other.name == name}) == 1 else "faint"
+        if line.dots:
+            on.dot(right + 9, 36, colour)
+        else:
+            on.line(np.array([[right, 36.0], [right + 18, 36.0]]), colour, 2.2, DASHES[line.dash])
+        right += 23 + on.text(right + 23, 40, name, 11) + 12
+    for line in chart.lines:
+        points = place(line.x, line.y)
+        if line.dots or len(points) == 1:
+            for number, (x, y) in enumerate(points):
+                if line.low is not None and line.high is not None:
+                    bounds = place(np.repeat(line.x[number], 2), np.array([line.low[number], line.high[number]]))
+                    on.line(bounds, line.colour, 1.4)
+                on.dot(x, y, line.colour)
+        else:
+            on.line(points, line.colour, 1.8, DASHES[line.dash])
+    return x_low, x_high, y_low, y_high
+
+
+def axes(chart: Chart) -> tuple[float, float, float, float]:
+    """The least and the most that is shown of x and of y. A few values that lie far out do not press the others flat."""
+    x = np.concatenate([line.x for line in chart.lines])
+    x_high = max(float(x.max()), 1e-9)
+    x_low = 0.0 if x.min() < 0.5 * x_high else float(x.min())
+    if chart.percent:
+        return x_low, x_high, 0.0, 1.0
+    y = np.concatenate([side for line in chart.lines for side in (line.y, line.low, line.high) if side is not None])
+    low, high = float(y.min()), float(y.max())
+    inner_low, inner_high = np.quantile(y, [0.01, 0.99])
+    if high - low > 3 * (inner_high - inner_low) > 0:
+        low, high = float(inner_low), float(inner_high)
+    if 0 <= low < 0.5 * high:
+        low = 0.0
+    room = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+    return x_low, x_high, low - room * (low != 0), high + room
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Round numbers between two, about so many."""
+    rough = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough * 0.999)
+    return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def short(value: float) -> str:
+    """``12k``, ``0.004``, ``-3``"""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.3g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+class Svg:
+    """A chart as text for a page, whose style gives the colours; the curves come along as data, for whoever points at them."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None:
+        dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
+        self._parts.append(f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(colour)})" stroke-width="{width}"{dashes}/>')
+
+    def area(self, points: Array, colour: Colour) -> None:
+        self._parts.append(f'<polygon points="{_joined(points)}" style="fill:var(--{_name(colour)})" opacity=".16"/>')
+
+    def dot(self, x: float, y: float, colour: Colour) -> None:
+        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" style="fill:var(--{_name(colour)})"/>')
+
+    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False) -> float:
+        weight = ' font-weight="600"' if bold else ""
+        style = f'font-size="{size}" text-anchor="{anchor}"{weight} style="fill:var(--{_name(colour)})"'
+        self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(text)}</text>')
+        return 0.62 * size * len(text)
+
+    def chart(self, chart: Chart) -> str:
+        x_low, x_high, y_low, y_high = draw(chart, self)
+        lines = [{"name": line.name, "colour": _name(line.colour), "x": _rounded(line.x), "y": _rounded(line.y)} for line in chart.lines]
+        data = {"axes": [x_low, x_high, y_low, y_high], "percent": chart.percent, "x": chart.x_label, "lines": lines}
+        facts = html.escape(json.dumps(data, separators=(",", ":")))
+        box, label = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", html.escape(chart.title)
+        head = f'<svg class="chart" viewBox="{box}" role="img" aria-label="{label}" data-chart="{facts}">'
+        return head + "".join(self._parts) + "</svg>"
+
+
+class Pixels:
+    """Charts as a picture, beside and below each other, under a title."""
+
+    def __init__(self, columns: int, rows: int, head: float):
+        self._image, self._draw, self._font = (optional_module(f"PIL.{part}", "A PNG of curves", "images", "pillow") for part in PARTS)
+        size = (round(columns * WIDTH * SCALE), round((head + rows * HEIGHT) * SCALE))
+        self._picture = self._image.new("RGB", size, _rgb("paper"))
+        self._on = self._draw.Draw(self._picture, "RGBA")
+        self.corner = (0.0, 0.0)
+        """Where (0, 0) is"""
+
+    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None:
+        for part in _dashed(points, dash):
+            self._on.line([tuple(point) for point in self._at(part)], _rgb(colour), round(width * SCALE), joint="curve")
+
+    def area(self, points: Array, colour: Colour) -> None:
+        self._on.polygon([tuple(point) for point in self._at(points)], (*_rgb(colour), 40))
+
+    def dot(self, x: float, y: float, colour: Colour) -> None:
+        (x, y), radius = self._at(np.array([x, y])), 3.4 * SCALE
+        self._on.ellipse((x - radius, y - radius, x + radius, y + radius), _rgb(colour))
+
+    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False) -> float:
+        font = self._font.load_default(size * SCALE)
+        place = tuple(self._at(np.array([x, y])))
+        side = {"start": "l", "middle": "m", "end": "r"}[anchor] + "s"
+        self._on.text(place, text, _rgb(colour), font, anchor=side, stroke_width=SCALE / 6 if bold else 0)
+        return float(self._on.textlength(text, font)) / SCALE
+
+    def png(self) -> bytes:
+        file = BytesIO()
+        self._picture.reduce(2).save(file, "PNG", optimize=True)
+        return file.getvalue()
+
+    def _at(self, points: Array) -> Any:
+        return (points + np.array(self.corner)) * SCALE
+
+
+PARTS = ("Image", "ImageDraw", "ImageFont")
+
+
+def _dashed(points: Array, dash: Sequence[float]) -> list[Array]:
+    """The parts of a curve that a dash pattern leaves."""
+    if not dash or len(points) < 2:
+        return [points]
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(points, axis=0).T))])
+    parts, begin, number = [], 0.0, 0
+    while begin < along[-1]:
+        end = min(begin + dash[number % len(dash)], along[-1])
+        if number % 2 == 0:
+            at = np.concatenate([[begin], along[(along > begin) & (along < end)], [end]])
+            parts.append(np.stack([np.interp(at, along, points[:, axis]) for axis in (0, 1)], -1))
+        begin, number = end, number + 1
+    return parts
+
+
+def _name(colour: Colour) -> str:
+    return colour if isinstance(colour, str) else f"c{colour % len(PALETTE)}"
+
+
+def _rgb(colour: Colour) -> tuple[int, int, int]:
+    code = SHADES[colour] if isinstance(colour, str) else PALETTE[colour % len(PALETTE)]
+    return int(code[:2], 16), int(code[2:4], 16), int(code[4:], 16)
+
+
+def _joined(points: Array) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _rounded(values: Array) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]

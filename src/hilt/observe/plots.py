@@ -1,0 +1,349 @@
+"""Curves of runs: success, interventions, losses and rates over online steps and over minutes, as PNG files and as one page.
+
+Runs whose settings differ only by the seed become one curve, their mean, in a band from the lowest to the highest of them. Others have
+a curve each, named after the settings in which they differ.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, EmptyError
+from hilt.core.files import DISK, read_json
+from hilt.core.tree import Array
+from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
+from hilt.observe.metrics import FILE, RESUMED, read_metrics
+from hilt.observe.sinks import config_of
+
+SMOOTH = 20
+"""Episodes, or records of the learner, of which a point is the mean"""
+MOST_POINTS = 200
+"""Of a curve; more would not be seen"""
+COLUMNS, HEAD = 4, 74.0
+"""Of a PNG: charts beside each other, and the height of its title"""
+SAME = ("seed", "wire.", "sinks", "demo_path", "log_period", "checkpoint_")
+"""Settings that do not make two runs different ones: they begin so"""
+DARK = ["6ea0ff", "ff9c5b", "43c79b", "b594f5", "f07a8a", "3dc0d4", "d3a940", "9aa1ad"]
+SOURCES = ("online", "demo", "human")
+"""Whose steps they are"""
+COLOURS = {"human": 1, "demo": 2, "nobody took over": 2, "evaluation": 3}
+"""Of curves, when one run is drawn"""
+
+Record = Mapping[str, Any]
+Value = Callable[[Record], float | None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one chart shows: of which records, and its curves by name."""
+
+    title: str
+    unit: str
+    kind: str
+    curves: Mapping[str, Value]
+    percent: bool = False
+    weight: str = ""
+    """A mean over episodes is weighted by this: a share of all steps, not the mean of shares"""
+    raw: bool = False
+    """Not smoothed: a number that only grows"""
+
+
+def _get(name: str) -> Value:
+    return lambda record: record.get(name)
+
+
+def _success(record: Record) -> float | None:
+    return None if record.get("success") is None else float(record["success"])
+
+
+def _alone(record: Record) -> float | None:
+    return None if record.get("intervention_steps") else _success(record)
+
+
+def _interventions(record: Record) -> float | None:
+    return record["intervention_steps"] / record["length"] if "intervention_steps" in record and record.get("length") else None
+
+
+def _length_of_success(record: Record) -> float | None:
+    return record.get("length") if record.get("success") else None
+
+
+def _per_source(name: str) -> dict[str, Value]:
+    return {source: _get(f"{name}/{source}") for source in SOURCES}
+
+
+PANELS = [
+    Panel("Success of the last {n} episodes", "of episodes", "episode", {"all": _success, "nobody took over": _alone}, percent=True),
+    Panel("Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"),
+    Panel("How long an episode takes", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
+    Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
+    Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
+    Panel("Loss of actor and temperature", "", "update", {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")}),
+    Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
+    Panel("TD error, by whose steps they are", "", "update", _per_source("td_error")),
+    Panel("Whose steps move the critic", "of its gradient", "update", _per_source("gradient_share"), percent=True),
+    Panel("Reward in a batch, by whose steps", "mean", "update", _per_source("reward")),
+    Panel("Entropy of the policy", "nats", "update", {"": _get("entropy")}),
+    Panel("Temperature", "", "update", {"": _get("temperature")}),
+    Panel(
+        "How fast it goes", "per second", "update", {"updates": _get("updates_per_second"), "online steps": _get("env_steps_per_second")}
+    ),
+    Panel("How old the acting weights are", "updates", "update", {"": _get("staleness")}),
+    Panel(
+        "Where the learner's time goes",
+        "of its time",
+        "update",
+        {"torch": _get("torch_share"), "waiting": _get("sample_wait_share")},
+        percent=True,
+    ),
+    Panel(
+        "Steps to learn from",
+        "steps",
+        "update",
+        {name: _get(f"{key}_steps") for name, key in zip(SOURCES, ("log", "demo", "human"), strict=True)},
+        raw=True,
+    ),
+]
+
+
+@dataclass
+class Run:
+    """One run, as its folder has it."""
+
+    path: Path
+    records: list[dict[str, Any]]
+    config: dict[str, Any]
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        if not (path / FILE).is_file():
+            raise ConfigError(f"{path} is not a run: there is no {FILE} in it. Give the folder that `hilt train` made.")
+        records = read_metrics(path)
+        if not any(record["kind"] in ("update", "episode") for record in records):
+            raise EmptyError(f"{path} has no metrics to draw yet: no episode has ended, and no update was made.")
+        paused, before = 0.0, records[0]["time"]
+        for record in records:  # minutes of the run, without those in which it did not run
+            if record.get("event") == RESUMED:
+                paused += record["time"] - before
+            before = record["time"]
+            record["minutes"] = (record["time"] - records[0]["time"] - paused) / 60
+        found = [read_json(file) for file in sorted(path.glob("evaluations/*/evaluation.json"))]
+        return cls(path, records, _flat(config_of(path)), sorted(found, key=lambda one: one["update"]))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+@dataclass
+class Group:
+    """Runs that are drawn as one."""
+
+    runs: list[Run]
+    name: str = ""
+
+
+def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH) -> list[Path]:
+    """Draws these runs into ``curves.html``, ``curves-steps.png`` and ``curves-minutes.png`` of a folder, and gives their paths."""
+    if smooth < 1:
+        raise ConfigError(f"smooth={smooth}: expected how many episodes a point is the mean of, at least 1.")
+    groups = grouped([Run.load(path) for path in paths])
+    DISK.make_folders(out)
+    charts = {axis: all_charts(groups, axis, smooth) for axis in ("step", "minutes")}
+    made = {out / "curves.html": page(groups, charts, smooth).encode()}
+    made |= {out / f"curves-{name}.png": picture(groups, charts[axis]) for axis, name in (("step", "steps"), ("minutes", "minutes"))}
+    for path, data in made.items():
+        DISK.replace(path, data, durable=False)
+    return list(made)
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Those that differ only by their seed together, each group with a name that tells it from the others."""
+    keys = sorted({key for run in runs for key in run.config if not key.startswith(SAME)})
+    groups: dict[tuple[str, ...], Group] = {}
+    for run in runs:
+        same = tuple(str(run.config.get(key)) for key in keys) if run.config else (str(run.path),)
+        groups.setdefault(same, Group([])).runs.append(run)
+    made = list(groups.values())
+    differing = [key for key in keys if len({str(group.runs[0].config.get(key)) for group in made}) > 1]
+    for group in made:
+        words = [f"{key.rpartition('.')[2]}={group.runs[0].config.get(key)}" for key in differing[:3]]
+        group.name = ", ".join(words) + ", …" * (len(differing) > 3) if words and group.runs[0].config else group.runs[0].path.name
+        if len(group.runs) > 1:
+            seeds = ", ".join(str(run.config.get("seed", "?")) for run in group.runs)
+            group.name += f" ({len(group.runs)} runs, seeds {seeds})"
+    return made
+
+
+def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
+    """One for each panel of which there is something to draw."""
+    charts = []
+    for panel in PANELS:
+        lines = []
+        for place, group in enumerate(groups):
+            for number, (name, value) in enumerate(panel.curves.items()):
+                made = [one for run in group.runs if (one := curve(run, panel, value, axis, smooth)) is not None]
+                colour, dash = (place, number) if len(groups) > 1 else (COLOURS.get(name, number), 0)
+                whose = group.name if len(groups) > 1 else ""
+                if made:
+                    lines.append(mean_of(made, Line(name, *made[0], colour, dash, whose=whose)))
+            if panel is PANELS[0]:
+                lines += [
+                    dots
+                    for run in group.runs
+                    if (dots := evaluation_dots(run, axis, place if len(groups) > 1 else COLOURS["evaluation"])) is not None
+                ]
+        if lines:
+            titles = {"step": "online steps", "minutes": "minutes"}
+            charts.append(Chart(panel.title.format(n=smooth), panel.unit, titles[axis], lines, panel.percent))
+    return charts
+
+
+def curve(run: Run, panel: Panel, value: Value, axis: str, smooth: int) -> tuple[Array, Array] | None:
+    """(x, y) of one run: the means over the last `smooth` values, or over as many as there are."""
+    found = [(record[axis], got, record.get(panel.weight) or 1.0) for record in run.of(panel.kind) if (got := value(record)) is not None]
+    if not found:
+        return None
+    x, y, weight = np.array(found, np.float64).T
+    if not panel.raw:
+        y = _rolling(y * weight, smooth) / _rolling(weight, smooth)
+    shown = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).round().astype(int))
+    return x[shown], y[shown]
+
+
+def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
+    """One curve for several runs, as far as all of them have one."""
+    if len(curves) == 1:
+        return line
+    begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    x = np.linspace(begin, max(begin, end), MOST_POINTS)
+    y = np.stack([np.interp(x, *one) for one in curves])
+    return Line(line.name, x, y.mean(0), line.colour, line.dash, y.min(0), y.max(0), whose=line.whose)
+
+
+def evaluation_dots(run: Run, axis: str, colour: int) -> Line | None:
+    """Success on held-out states with its interval, where the learner was when it made those weights."""
+    updates = run.of("update")
+    if not run.evaluations or not updates:
+        return None
+    x = np.interp([one["update"] for one in run.evaluations], [one["update"] for one in updates], [one[axis] for one in updates])
+    y, low, high = (np.array([one[name] for one in run.evaluations], np.float64) for name in ("success", "low", "high"))
+    return Line("evaluation", x, y, colour, 0, low, high, dots=True)
+
+
+def final_numbers(run: Run, smooth: int) -> dict[str, str]:
+    """What the table shows of a run: how it stands at its end."""
+    episodes, updates = run.of("episode")[-smooth:], run.of("update")
+    success = [_success(one) for one in episodes if _success(one) is not None]
+    alone = [_alone(one) for one in run.of("episode") if _alone(one) is not None][-smooth:]
+    steps = sum(one.get("length", 0) for one in episodes)
+    lengths = [one["length"] for one in run.of("episode") if _length_of_success(one)][-smooth:]
+    rates = [
+        _mean([one[name] for one in updates[-smooth:] if one.get(name) is not None])
+        for name in ("updates_per_second", "env_steps_per_second")
+    ]
+    last = run.evaluations[-1] if run.evaluations else None
+    return {
+        "evaluation": f"{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']}"
+        if last
+        else "–",
+        f"last {smooth} episodes": _percent(_mean(success)),
+        "nobody took over": _percent(_mean(alone)),
+        "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),
+        "steps per success": _number(_mean(lengths)),
+        "return": _number(_mean([one["return"] for one in episodes if one.get("return") is not None])),
+        "online steps": f"{max(one['step'] for one in run.records):,}",
+        "updates": f"{max(one['update'] for one in run.records):,}",
+        "minutes": f"{run.records[-1]['minutes']:.1f}",
+        "updates/s": _number(rates[0]),
+        "steps/s": _number(rates[1]),
+    }
+
+
+def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
+    """Everything on one page that needs nothing else."""
+    rows = [(number, run.path.resolve().name, final_numbers(run, smooth)) for number, group in enumerate(groups) for run in group.runs]
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("run", *rows[0][2]))
+    table = [f"<tr>{heads}</tr>"]
+    for number, name, numbers in rows:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in numbers.values())
+        table.append(f'<tr><td><i style="background:var(--c{number % len(PALETTE)})"></i>{html.escape(name)}</td>{cells}</tr>')
+    legend = [
+        f'<span><i style="background:var(--c{n % len(PALETTE)})"></i>{html.escape(group.name)}</span>' for n, group in enumerate(groups)
+    ]
+    return Template((files("hilt.observe") / "page.html").read_text()).substitute(
+        title=html.escape(_title(groups)),
+        subtitle=html.escape(_subtitle(groups)),
+        legend="".join(legend) if len(groups) > 1 else "",
+        light=" ".join(f"--c{n}: #{code};" for n, code in enumerate(PALETTE)),
+        dark=" ".join(f"--c{n}: #{code};" for n, code in enumerate(DARK)),
+        steps="".join(Svg().chart(chart) for chart in charts["step"]),
+        minutes="".join(Svg().chart(chart) for chart in charts["minutes"]),
+        table="".join(table),
+        frame=[LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT],
+    )
+
+
+def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
+    """The same as a PNG."""
+    head = HEAD + 20 * (len(groups) > 1)
+    on = Pixels(COLUMNS, -(-len(charts) // COLUMNS), head)
+    on.text(LEFT - 44, 34, _title(groups), 22, bold=True)
+    on.text(LEFT - 44, 56, _subtitle(groups), 13, colour="faint")
+    right = LEFT - 44
+    for number, group in enumerate(groups) if len(groups) > 1 else ():
+        on.line(np.array([[right, 76.0], [right + 22, 76.0]]), number, 3)
+        right += 30 + on.text(right + 30, 80, group.name, 13) + 24
+    for number, chart in enumerate(charts):
+        on.corner = (number % COLUMNS * WIDTH, head + number // COLUMNS * HEIGHT)
+        draw(chart, on)
+    return on.png()
+
+
+def _title(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    tasks = list(dict.fromkeys(str(run.config["task"]) for run in runs if "task" in run.config))
+    return f"{', '.join(tasks) or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
+
+
+def _subtitle(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    steps, updates = (max(record[name] for run in runs for record in run.records) for name in ("step", "update"))
+    most = "" if len(runs) == 1 else "at most "
+    text = f"{most}{steps:,} online steps, {updates:,} updates, {max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
+    several = any(len(group.runs) > 1 for group in groups)
+    return text + ". A curve is the mean of runs that differ by their seed, its band reaches from the lowest to the highest" * several
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _rolling(values: Array, window: int) -> Array:
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - window, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
+def _mean(values: Sequence[Any]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f}%"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
