@@ -1,0 +1,216 @@
+"""How a run stands, in a terminal: a table that keeps itself up to date, or in a pipe a line now and then.
+
+It only reads the run's ``metrics.jsonl``, so whoever shows it needs no connection to the learner.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from hilt.core.files import storage_errors
+from hilt.observe.metrics import FILE, RESUMED
+
+EPISODES = 20
+"""The last ones, over which success and interventions are counted"""
+LOOK_S, LINE_S = 0.5, 10.0
+"""Seconds between two looks at the file, and between two lines in a pipe"""
+SILENT_S = 10.0
+"""An actor that told nothing for so long is shown as silent"""
+
+
+class Standing:
+    """How a run stands, from what its file has so far."""
+
+    def __init__(self, run: Path, now: Callable[[], float] = time.time):
+        self._path, self._place, self._now = run / FILE, 0, now
+        self.update: dict[str, Any] = {}
+        """The newest of everything that the learner told"""
+        self.episodes: deque[dict[str, Any]] = deque(maxlen=EPISODES)
+        self.actors: dict[str, dict[str, Any]] = {}
+        self.event = ""
+        self.steps = self.updates = 0
+        self._first: float | None = None
+        self._last = self._paused = 0.0
+
+    def read(self) -> None:
+        """Takes in the lines that are new, and whole."""
+        if not self._path.exists():
+            return
+        with storage_errors(self._path), self._path.open("rb") as file:
+            file.seek(self._place)
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        self._place += whole
+        for line in data[:whole].splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, record: dict[str, Any]) -> None:
+        kind = record["kind"]
+        if record.get("event") == RESUMED:
+            self._paused += record["time"] - self._last if self._first is not None else 0.0
+            self.updates = record["update"]
+        elif kind == "update":
+            self.update |= record
+        elif kind == "episode":
+            self.episodes.append(record)
+        elif kind == "actor":
+            self.actors[str(record.get("actor", "?"))] = record
+        self.event = str(record["event"]) if kind == "event" else self.event
+        self.steps, self.updates = max(self.steps, record["step"]), max(self.updates, record["update"])
+        if self._first is None and record["step"] > 0:
+            self._first = record["time"]
+        self._last = record["time"]
+
+    def seconds(self) -> float:
+        """Since the first online step, without the time in which nobody learned."""
+        return 0.0 if self._first is None else max(0.0, self._now() - self._first - self._paused)
+
+    def left(self, limits: Mapping[str, float]) -> float | None:
+        """Seconds until the first of the limits is reached, as fast as it goes now; None when there is none."""
+        rates = {"max_steps": ("updates_per_second", self.updates), "max_env_steps": ("env_steps_per_second", self.steps)}
+        found = [limits["max_seconds"] - self.seconds()] if limits.get("max_seconds") else []
+        for name, (rate, done) in rates.items():
+            if limits.get(name) and self.update.get(rate):
+                found.append((limits[name] - done) / self.update[rate])
+        return max(0.0, min(found)) if found else None
+
+    def success(self) -> str:
+        known = [one for one in self.episodes if one.get("success") is not None]
+        alone = [one for one in known if not one.get("intervention_steps")]
+        if not known:
+            return "no episode yet"
+        words = f"{_share(known)} of the last {len(known)} episodes"
+        return f"{words}; {_share(alone)} of {len(alone)} in which nobody took over" if len(alone) < len(known) else words
+
+    def person(self) -> str:
+        steps = sum(one.get("length", 0) for one in self.episodes)
+        made = sum(one.get("intervention_steps", 0) for one in self.episodes)
+        return f"{100 * made / steps:.0f}% of steps" if steps else "–"
+
+    def acting(self) -> str:
+        """Who acts, at each actor."""
+        now = self._now()
+        told = {name: "silent" if now - one["time"] > SILENT_S else str(one.get("acting", "there")) for name, one in self.actors.items()}
+        return ", ".join(f"{name}: {who}" for name, who in sorted(told.items())) or "nobody yet"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the table shows; what nobody told is left out."""
+        u, length = self.update, [one["length"] for one in self.episodes if one.get("length")]
+        returns = [one["return"] for one in self.episodes if one.get("return") is not None]
+        late = [one["lateness_p99_ms"] for one in self.actors.values() if one.get("lateness_p99_ms") is not None]
+        shares = [
+            f"{100 * u[name]:.0f}% {word}" for name, word in (("torch_share", "torch"), ("sample_wait_share", "waiting")) if _is(u, name)
+        ]
+        found = [
+            ("who acts", self.acting()),
+            ("online steps", f"{self.steps:,}{_rate(u, 'env_steps_per_second')}"),
+            ("updates", "   ".join([f"{self.updates:,}{_rate(u, 'updates_per_second')}", *shares])),
+            ("success", self.success()),
+            ("a person makes", self.person()),
+            ("episode", f"{sum(length) / len(length):.0f} steps" if length else ""),
+            ("return", f"{sum(returns) / len(returns):.3g}" if returns else ""),
+            ("losses", _values(u, {"critic": "critic_loss", "actor": "actor_loss", "temperature": "temperature_loss"})),
+            ("Q values", _values(u, {"online": "q/online", "demo": "q/demo", "human": "q/human"}) or _values(u, {"mean": "q"})),
+            ("policy", _values(u, {"entropy": "entropy", "temperature": "temperature"})),
+            ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
+            ("steps kept", _values(u, {"online": "log_steps", "demo": "demo_steps", "human": "human_steps"}, ",.0f")),
+            ("control rate", f"late by {max(late):.1f} ms at most, in 99% of steps" if late else ""),
+            ("last event", self.event),
+        ]
+        return [(name, text) for name, text in found if text]
+
+    def line(self, limits: Mapping[str, float]) -> str:
+        """All of it that fits in a line."""
+        left = self.left(limits)
+        parts = [
+            clock(self.seconds()),
+            f"{self.steps:,} steps{_rate(self.update, 'env_steps_per_second')}",
+            f"{self.updates:,} updates{_rate(self.update, 'updates_per_second')}",
+            f"success {self.success()}" if self.episodes else "",
+            f"person {self.person()}" if self.episodes else "",
+            _values(self.update, {"critic loss": "critic_loss"}),
+            f"{clock(left)} left" if left is not None else "",
+        ]
+        return "  ".join(part for part in parts if part)
+
+
+class Live:
+    """Shows a run for as long as it is entered; `look` often, at once when nothing is due."""
+
+    def __init__(self, run: Path, title: str = "", limits: Mapping[str, float] | None = None, file: TextIO | None = None):
+        """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them; 0 is none."""
+        from rich.console import Console
+
+        self._standing, self._title, self._limits = Standing(run), title or str(run), dict(limits or {})
+        self._console = Console(file=file or sys.stdout)
+        self._shown, self._said = 0.0, ""
+        self._live: Any = None
+
+    def __enter__(self) -> Live:
+        if self._console.is_terminal:
+            from rich.live import Live as Screen
+
+            self._live = Screen(self._table(), console=self._console, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.look(last=True)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the table."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def look(self, last: bool = False) -> None:
+        now = time.monotonic()
+        if not last and now - self._shown < (LOOK_S if self._live is not None else LINE_S):
+            return
+        self._shown = now
+        self._standing.read()
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+        elif (line := self._standing.line(self._limits)) != self._said and self._standing.steps + self._standing.updates:
+            self._said = line
+            self.say(line)
+
+    def _table(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        left = self._standing.left(self._limits)
+        when = f"{clock(self._standing.seconds())} since the first step" + (f", {clock(left)} left" if left is not None else "")
+        made = Table(title=Text(f"{self._title}   {when}", "bold"), title_justify="left", box=None, show_header=False, pad_edge=False)
+        for name, text in self._standing.rows():
+            made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))
+        return made
+
+
+def clock(seconds: float) -> str:
+    """``3:07``, ``1:02:15``"""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _is(values: Mapping[str, Any], name: str) -> bool:
+    return values.get(name) is not None
+
+
+def _rate(values: Mapping[str, Any], name: str) -> str:
+    return f" ({values[name]:.3g}/s)" if _is(values, name) else ""
+
+
+def _share(episodes: list[dict[str, Any]]) -> str:
+    return f"{100 * sum(one['success'] for one in episodes) / len(episodes):.0f}%" if episodes else "–"
+
+
+def _values(values: Mapping[str, Any], names: Mapping[str, str], form: str = ".3g") -> str:
+    return "   ".join(f"{word} {values[name]:{form}}" for word, name in names.items() if _is(values, name))
