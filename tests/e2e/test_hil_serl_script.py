@@ -1,0 +1,82 @@
+"""docs/hil-serl.md, followed literally: a config of HIL-SERL's kind, its demonstrations, and its script as two processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hilt.envs.task import make
+from hilt.runtime.seat import as_hil_serl
+from hilt.teleop.devices import open_device
+from hilt.teleop.intervene import TakeOver
+from tests.wire.processes import free_port
+
+PAGE = (Path(__file__).parents[2] / "docs" / "hil-serl.md").read_text()
+
+
+def file_of_the_page(name: str) -> str:
+    found = re.search(rf"\*\*{name}\*\*.*?```py(?:thon)?\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None, f"docs/hil-serl.md has no {name}"
+    return found[1]
+
+
+def record_demos(path: Path, episodes: int) -> int:
+    """What HIL-SERL's record_demos.py does, with its keys and no others; returns the number of transitions."""
+    env = as_hil_serl(TakeOver(make("tabletop/reach", image_size=32, step_limit=20), open_device("script")))
+    transitions = []
+    for state in range(episodes):
+        obs, _ = env.reset(options={"split": "train", "state": state})
+        done = False
+        while not done:
+            next_obs, reward, done, _, info = env.step(np.zeros(7, np.float32))
+            kept = dict(observations=obs, actions=info["intervene_action"], next_observations=next_obs, rewards=reward)
+            transitions.append(copy.deepcopy({**kept, "masks": 1.0 - done, "dones": done, "infos": info}))
+            obs = next_obs
+        assert info["succeed"]
+    env.close()
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps(transitions))
+    return len(transitions)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The page's files, and demonstrations."""
+    for name in ("my_task.py", "my_recipe.py", "train.py"):
+        (tmp_path / name).write_text(file_of_the_page(name))
+    record_demos(tmp_path / "demo_data" / "reach_2_demos_2026-11-15_10-00-00.pkl", 2)
+    return tmp_path
+
+
+def test_the_script_runs_as_two_processes(folder: Path):
+    ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"  # others may use the usual ones now
+    (folder / "train.py").write_text((folder / "train.py").read_text().replace("make_trainer_config()", ports))
+    one_thread = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    running = {
+        role: subprocess.Popen(
+            [sys.executable, "train.py", role], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **one_thread
+        )
+        for role in ("learner", "actor")
+    }
+    try:
+        said = {}
+        for role, process in running.items():
+            said[role], errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    finally:
+        for process in running.values():
+            process.kill()
+    acted = re.search(r"acted with version (\d+) interventions (\d+)", said["actor"])
+    assert acted is not None and int(acted[1]) >= 1, f"the actor got no weights: {said['actor']}"
+    demonstrated = int(re.search(r"demonstrated (\d+)", said["learner"])[1])  # type: ignore[index]
+    assert demonstrated > 0
+    assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], "a take-over is in both, and nothing is lost"
+    assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
