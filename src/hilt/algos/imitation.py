@@ -3,6 +3,8 @@
     nll:   -log pi(a | s), pi the tanh-Gaussian of the actor
     mse:   (tanh(mean(s)) - a)^2, summed over the actions
     grasp: max_g [Q(s, g) + margin * (g != g_shown)] - Q(s, g_shown), so that the shown move of the gripper is best by a margin
+
+Which rows are imitated is the caller's choice.
 """
 
 from __future__ import annotations

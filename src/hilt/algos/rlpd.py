@@ -150,9 +150,7 @@ def update(
     return info | {"temperature": nets.temperature().item()}
 
 
-def critic_target(
-    batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, generator: Generator
-) -> Tensor:
+def critic_target(batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, generator: Generator) -> Tensor:
     """What the critics are told to say, ``[B]``."""
     if settings.subset:  # without repetition: two draws of one critic would be a subset of one
         next_q = next_q[torch.randperm(len(next_q), generator=generator)[: settings.subset]]
@@ -182,7 +180,9 @@ def actor_loss(
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
     if weight:
         if batch.demo is None:
-            raise SchemaError("the batch has no 'demo' column, which says whom to imitate; add it, or set critic_warmup and imitation_weight to 0.")
+            raise SchemaError(
+                "demo: the batch has no such column, which says whom to imitate; or set critic_warmup and imitation_weight to 0."
+            )
         if batch.demo.any():
             imitated = imitation_loss(settings.imitation_loss, mean, std, batch.actions)[batch.demo].mean()
             told |= {"imitation_loss": imitated.item(), "imitation_weight": weight}
@@ -232,9 +232,9 @@ def step(optimiser: torch.optim.Optimizer, gradients: Iterable[Tensor | None]) -
     optimiser.zero_grad(set_to_none=True)
 
 
-@torch.no_grad()
 def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:
-    torch._foreach_lerp_(list(slow.parameters()), list(quick.parameters()), tau)
+    with torch.no_grad():
+        torch._foreach_lerp_(list(slow.parameters()), list(quick.parameters()), tau)
 
 
 def _with_noise(gaussian: tuple[Tensor, Tensor], generator: Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Generator, Tensor, nn
@@ -47,7 +48,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.act = activation(act)
         sizes = [inputs, *hidden]
-        self.layers = nn.ModuleList([skip_init(nn.Linear, a, b) for a, b in zip(sizes, sizes[1:], strict=False)])
+        self.layers = nn.ModuleList([skip_init(nn.Linear, a, b) for a, b in pairwise(sizes)])
         self.norms = nn.ModuleList([skip_init(nn.LayerNorm, size, eps=LAYER_NORM_EPS) for size in hidden])
         self.out = skip_init(nn.Linear, sizes[-1], outputs)
 
@@ -84,7 +85,7 @@ class Critics(nn.Module):
         sizes = [self.inputs.width + actions, *hidden, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in pairwise(sizes):
             bound = math.sqrt(6 / (a + b))
             self.weights.append(torch.empty(members, a, b).uniform_(-bound, bound, generator=generator))
             self.biases.append(torch.zeros(members, 1, b))

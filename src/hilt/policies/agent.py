@@ -33,7 +33,7 @@ __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
 FEATURES = "features"
 """Under this name a batch may bring what the encoder makes of its images, instead of these"""
-CHUNK = 64
+CHUNK = 16
 """Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
 ACTING = ("encoder", "actor", "grasp_critic")
 """The networks that an actor needs"""
@@ -42,7 +42,9 @@ ACTING = ("encoder", "actor", "grasp_critic")
 class Agent:
     """Encoder, actor, critics and what trains them. `make` builds one."""
 
-    def __init__(self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int):
+    def __init__(
+        self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int
+    ):
         rlpd.check(config.rlpd)
         self.config, self.shapes, self.images, self.proprio = config, dict(shapes), images, proprio
         self.layout = ActionLayout(config.setup_mode, actions)
@@ -55,7 +57,7 @@ class Agent:
         if not self.encoder.paths and not proprio:
             raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
         sizes = (self.encoder.width, sum(int(np.prod(shapes[path].shape)) for path in proprio))
-        body = (config.hidden, config.activation, made)
+        body: tuple[Any, ...] = (config.hidden, config.activation, made)
         self.networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
             "actor": Actor(*sizes, self.layout.continuous, *body),
@@ -111,7 +113,6 @@ class Agent:
 
     # Acting
 
-    @torch.inference_mode()
     def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
         """The action for one observation, or for each of a batch; the likeliest one with `argmax`.
 
@@ -120,13 +121,14 @@ class Agent:
         leaves, single = self._leaves(observations), False
         if leaves and all(leaf.ndim == (1 if path == FEATURES else len(self.shapes[path].shape)) for path, leaf in leaves.items()):
             leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
-        z = self._encode(self.encoder, leaves)
-        mean, std = self.networks["actor"](z)
-        source = self.generator if seed is None else generator(seed)
-        noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
-        actions = torch.tanh(mean + noise)
-        if self.layout.outcomes:
-            actions = self.layout.join(actions, self.networks["grasp_critic"](z).argmax(dim=1))
+        with torch.inference_mode():
+            z = self._encode(self.encoder, leaves)
+            mean, std = self.networks["actor"](z)
+            source = self.generator if seed is None else generator(seed)
+            noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
+            actions = torch.tanh(mean + noise)
+            if self.layout.outcomes:
+                actions = self.layout.join(actions, self.networks["grasp_critic"](z).argmax(dim=1))
         array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
         return array[0] if single else array
 
@@ -146,7 +148,7 @@ class Agent:
         now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
         learns = "critic" in which and bool(self.encoder.trained_by_critic())
         with torch.set_grad_enabled(learns):
-            z = self._encode(self.encoder, now, self.generator if learns else None)
+            z = self._encode(self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic")
         with torch.no_grad():
             next_z = self._encode(self.encoder, then)
             target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
@@ -165,7 +167,7 @@ class Agent:
         crop = self.config.encoder.pretrain_crop if encoder else settings.random_crop
         leaves = self._cropped(batch, "observations", crop)
         with torch.set_grad_enabled(encoder):
-            z = self._encode(self.encoder, leaves, self.generator if encoder else None)
+            z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
         actions = self._column(batch, "actions")
         continuous, grasps = self.layout.split(actions)
         mean, std = self.networks["actor"](z)
@@ -184,14 +186,14 @@ class Agent:
         self.imitations += 1
         return info
 
-    @torch.no_grad()
     def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
         """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be kept and given as "features" in batches.
 
         An image's features are the same, bit for bit, whatever other images are in the call.
         """
         if not self.frozen:
-            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {self.config.encoder.training!r}.")
+            training = self.config.encoder.training if self.encoder.paths else "no cameras"
+            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
         leaves = {path: self._tensor(_found(images, path), path) for path in self.encoder.paths}
         n = len(next(iter(leaves.values())))
         features = np.empty((n, self.encoder.width), np.float32)
@@ -200,7 +202,8 @@ class Agent:
             size = len(next(iter(part.values())))
             if size < CHUNK:
                 part = {path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])]) for path, leaf in part.items()}
-            features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
+            with torch.no_grad():
+                features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
         return features
 
     # Keeping
@@ -218,14 +221,14 @@ class Agent:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
-        optimisers = {
-            name: {str(i): {key: value.clone() for key, value in optimiser.state[p].items()} for i, p in enumerate(rlpd.parameters_of(optimiser))}
-            for name, optimiser in self.optimisers.items()
-        }
+        moments: dict[str, Any] = {name: {} for name in self.optimisers}
+        for name, optimiser in self.optimisers.items():
+            for i, parameter in enumerate(rlpd.parameters_of(optimiser)):
+                moments[name][str(i)] = {key: value.clone() for key, value in optimiser.state.get(parameter, {}).items()}
         return {
             "networks": {name: _copied(net) for name, net in self.networks.items()},
             "targets": {name: _copied(net) for name, net in self.targets.items()},
-            "optimisers": optimisers,
+            "optimisers": moments,
             "generator": self.generator.get_state().clone(),
             "updates": self.updates,
             "actor_updates": self.actor_updates,
@@ -242,7 +245,7 @@ class Agent:
             kept = _found(_found(state, "optimisers"), name)
             for i, parameter in enumerate(rlpd.parameters_of(optimiser)):
                 moments = kept.get(str(i), {})
-                optimiser.state[parameter] = {key: value.clone().to(value.device) for key, value in moments.items()}
+                optimiser.state[parameter] = {key: value.clone().to(parameter.device) for key, value in moments.items()}
         self.generator.set_state(_found(state, "generator"))
         self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
 
@@ -259,9 +262,9 @@ class Agent:
         pixels = self.config.rlpd.random_crop if pixels is None else pixels
         return {path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf for path, leaf in leaves.items()}
 
-    def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None) -> Tensor:
+    def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
         """``z [B, features + proprio]``."""
-        parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout)] if self.encoder.paths else []
+        parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
         parts += [leaves[path].flatten(1).float() for path in self.proprio]
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
@@ -370,11 +373,11 @@ def _copied(network: nn.Module) -> dict[str, Tensor]:
     return {key: tensor.clone() for key, tensor in network.state_dict().items()}
 
 
-@torch.no_grad()
 def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:
     """Copy values into tensors, all or none."""
     different = sorted(set(known) ^ set(given)) or [key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)]
     if different:
         raise SchemaError(f"{what} are of another agent: they differ at {different[0]!r}. Use the settings that they were made with.")
-    for key, tensor in known.items():
-        tensor.copy_(as_tensor(given[key], key))
+    with torch.no_grad():
+        for key, tensor in known.items():
+            tensor.copy_(as_tensor(given[key], key))

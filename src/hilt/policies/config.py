@@ -27,6 +27,8 @@ class EncoderConfig:
     """What the critic's loss trains: "critic": all of it; "head": what comes after the trunk; "frozen": nothing"""
     features: int = 64
     """Numbers that each camera becomes"""
+    bfloat16: bool = False
+    """Convolutions with 8 bits of precision: 1.5 to 2 times as fast on processors that have them"""
     pretrain_updates: int = 0
     """Updates by imitation of the demonstrations before anything else"""
     pretrain_crop: int = 2

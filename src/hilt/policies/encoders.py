@@ -57,18 +57,16 @@ class Encoder(nn.Module):
             for each in self.trunks:
                 each.load_from(tensors, config.weights)
 
-    def forward(self, images: Mapping[str, Tensor], generator: Generator | None = None) -> Tensor:
-        """`generator` draws the dropout in training; without one nothing is dropped."""
+    def forward(self, images: Mapping[str, Tensor], generator: Generator | None = None, trunk: bool = True) -> Tensor:
+        """`generator` draws the dropout in training; without one nothing is dropped. `trunk`: whether gradients reach it."""
         features = []
         for number, path in enumerate(self.paths):
-            trunk, head = self.trunks[min(number, len(self.trunks) - 1)], self.heads[number]
             pixels = as_image(images[path], self.shapes[path], path)
-            if self.trunk_rests:
-                with torch.no_grad():
-                    maps = trunk(pixels)
-            else:
-                maps = trunk(pixels)
-            features.append(head(maps, generator))
+            with torch.set_grad_enabled(torch.is_grad_enabled() and trunk):
+                with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.config.bfloat16):
+                    maps = self.trunks[min(number, len(self.trunks) - 1)](pixels)
+                maps = maps.float()
+            features.append(self.heads[number](maps, generator))
         if not features:
             raise ConfigError("this encoder has no cameras (kind=none, or no image among the observations).")
         return torch.cat(features, dim=-1)  # [B, width]
@@ -100,7 +98,7 @@ class SmallTrunk(nn.Module):
         ).to(memory_format=torch.channels_last)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = pixels.permute(0, 3, 1, 2).float() / 255.0 - 0.5  # [B, C, H, W], its memory still in the order of the image
+        x = pixels.float().mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # [B, C, H, W], its memory still in the order of the image
         for convolution in self.convolutions:
             x = F.relu(convolution(x))
         return x
@@ -171,7 +169,9 @@ class ResNet10(nn.Module):
     def load_from(self, tensors: Mapping[str, Tensor], where: str) -> None:
         channels = self.conv_init.in_channels
         if channels != 3:
-            raise ConfigError(f"{where} is for single images of 3 channels; these are stacks, of {channels}. Leave the stacks or the file out.")
+            raise ConfigError(
+                f"{where} is for images of 3 channels; these are stacks of frames, {channels}. Leave out the stacks or the file."
+            )
         self.load_state_dict(tensors)
 
 

@@ -39,7 +39,7 @@ def read_resnet10(path: str | Path) -> dict[str, Tensor]:
     where = str(path)
     arrays = _flatten(_load(read(Path(path)), where))
     if lacking := [name for name in _NAMES if name not in arrays]:
-        raise FormatError(f"{where} has no {lacking[0]!r}; expected the weights of HIL-SERL's ResNet-10. It has: {', '.join(list(arrays)[:5])}.")
+        raise FormatError(f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}.")
     tensors = {}
     for theirs, ours in _NAMES.items():
         array = np.array(arrays[theirs], np.float32)
