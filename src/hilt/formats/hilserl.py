@@ -19,7 +19,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,11 @@ class HilSerlDataset(ListedDataset):
 
     def describe(self) -> dict[str, Any]:
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
+
+    def kind_of(self, episode: int) -> str:
+        """Of which files an episode is: ``online``, ``human`` (an intervention that is not among the actor's steps), ``demo``, ..."""
+        found = self._episodes[episode]
+        return "damaged" if isinstance(found, CorruptError) else self._kinds[min(found.pieces)]
 
     def _load(self, number: int) -> list[Row]:
         """The transitions of a file. The last two are kept: an episode may lie in two, and interventions beside the steps."""
@@ -342,6 +347,17 @@ class HilSerlWriter(FolderWriter):
         DISK.make_folders(path.parent)
         with beside(path) as place, place.open("wb") as file:
             dump(rows, file)
+
+
+def write_buffers(run: Path, step: int, episodes: Sequence[Mapping[str, Array]]) -> None:
+    """The two files that HIL-SERL's actor writes every `buffer_period` steps: all steps of these episodes, given as columns by path, and
+    those of them on which a person acted."""
+    rows = [row for columns in episodes for row in _transitions(dict(columns), False, None)]
+    for name, chosen in (("buffer", rows), ("demo_buffer", [row for row in rows if row["source"] == Source.HUMAN])):
+        path = run / name / f"transitions_{step}.pkl"
+        DISK.make_folders(path.parent)
+        with beside(path) as place, place.open("wb") as file:
+            dump(chosen, file)
 
 
 def _files(path: Path) -> list[Path]:

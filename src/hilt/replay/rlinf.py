@@ -152,6 +152,11 @@ class TrajectoryReplayBuffer:
         """Whether there are so many trajectories."""
         return self.size >= min_size
 
+    @property
+    def random_generator(self) -> Any:
+        """What samples are drawn with; its state decides the next ones."""
+        return self._generator
+
     async def is_ready_async(self, min_size: int) -> bool:
         return self.is_ready(min_size)
 
@@ -207,6 +212,8 @@ class TrajectoryReplayBuffer:
                     self._leave_out(number, f"{folder / folders.file_name(entry, found.trajectory_format)} is missing")
                     continue
                 self._index.entries[number], self._unread[number] = entry, path
+                if folder == self._folder:  # it goes on in its own folder, whose index keeps naming them
+                    self._written.add(number)
             self._fill_cache()
 
     # Ending

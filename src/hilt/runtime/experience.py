@@ -1,0 +1,483 @@
+"""What a learner learns from: two logs in the run's folder, the views of them, and batches that are half and half.
+
+- ``log/``: all that actors send, up to `replay_buffer_capacity` steps. All of it is *online*; what a person did in it is *human* too
+- ``demos/``: demonstrations, imported once from `demo_path`, whatever format they are in
+
+    demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count, online first
+
+Each log is made beside its name and renamed, so an import is there as a whole or not at all, and is made once.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import glob
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError, UnknownNameError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
+from hilt.formats import open_dataset
+from hilt.formats.convert import Change, decode
+from hilt.formats.episodes import Episode, map_leaves, plain
+from hilt.replay import Log, Schema
+from hilt.replay import torch as bridge
+from hilt.replay.assemble import NStep
+from hilt.replay.runs import OFFSET_BITS, Runs
+from hilt.replay.schema import BUILT_IN, FOLLOWS
+from hilt.replay.snapshot import Snapshot
+from hilt.replay.view import View
+from hilt.runtime.config import Hil
+from hilt.runtime.recording import GRASP, columns_of
+
+DURABILITY = "at most 1000 ms"
+"""Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
+FILLED = {"times": 0.0, "succeed": False, "lost": False}
+"""What demonstrations may leave out, and have then"""
+AT_ONCE = 256
+"""Frames that go through a frozen encoder in one call"""
+Batch = dict[str, Any]
+logger = logging.getLogger("hilt.runtime")
+
+
+def columns_for(config: Hil, env: Any) -> dict[str, Any]:
+    """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
+    flag = ArraySpec(np.dtype(bool))
+    penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
+    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty}
+
+
+class Experience:
+    """The two logs and the batches drawn from them. `agent` says which observations it sees, and makes the features of a frozen encoder."""
+
+    def __init__(self, run: Path, config: Hil, env: Any, agent: Any, say: Callable[[str], None] = logger.info):
+        schema = Schema.declare(columns_for(config, env))
+        self._config, self._agent, self._say = config, agent, say
+        self.demos, self.log = open_logs(run, config, schema, say)
+        self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
+        self._demonstrations = self.demos.all()
+        self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
+        self._assembly = NStep(config.n_step, config.agent.rlpd.discount)
+        self._images = [f"observations/{path}" for path in agent.encoder.paths] if agent.frozen else []
+        seen = [*([] if agent.frozen else agent.encoder.paths), *agent.proprio]
+        self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
+        self._columns += ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
+        features = partial(Features, images=self._images, trunk=agent.trunk_features) if agent.frozen else lambda _: None
+        self._features = {"log": features(self.online), "demos": features(self._demonstrations)}
+        self._before = len(self.log)  # online steps that were there, or were there once, when this process began
+        self._entered = self._selection().entered
+        self._episodes = Episodes(self.log)
+        self._alone = False
+
+    # What there is
+
+    def register(self, server: Any) -> None:
+        """Actors send to this log from now on."""
+        server.register_data_store("actor_env", self.log)
+
+    def take(self) -> None:
+        """Nothing is to be done: what arrives is in the log."""
+
+    @property
+    def total(self) -> int:
+        """Online steps of the run so far, those that are gone included."""
+        return self._before + self._selection().entered - self._entered
+
+    def counts(self) -> dict[str, int]:
+        return {"log_steps": len(self.online), "demo_steps": len(self.demos) + len(self.human), "human_steps": len(self.human)}
+
+    def newest_versions(self, trajectories: int) -> list[int]:
+        """The versions of the weights that made the last steps of the newest trajectories."""
+        with self.log.lock:
+            runs = self.online.runs()
+            last = (runs.starts + runs.counts - 1)[-trajectories:]
+            with self.log.reading() as steps:
+                return steps.fields(last, ["policy_version"])[0].tolist() if len(last) else []
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        """What is to be told of each trajectory that has ended and was not told of before."""
+        return self._episodes.finished()
+
+    def reported(self, trajectories: Sequence[int]) -> None:
+        """These were told of by an earlier process."""
+        self._episodes.known.update(trajectories)
+
+    def ended_episodes(self, without: set[int]) -> dict[int, dict[str, Array]]:
+        """The columns of every trajectory that has ended and is not among these, by its number."""
+        with self.log.lock:
+            entries = self.log.index.entries
+            numbers = set((entries["key"][entries["ended"]] >> OFFSET_BITS).tolist()) - without
+        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in sorted(numbers)}
+
+    # Batches
+
+    def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
+        """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``. With a frozen encoder observations have ``features``
+        instead of images, unless `images` are asked for (a trunk that is still to be trained)."""
+        with self.log.lock:  # drawn from the same moment of the log that is read
+            reading = self.log.reading()
+            try:
+                online, human, demonstrations, places = self._draw(batch_size, part)
+            except BaseException:
+                reading.__exit__()
+                raise
+        with reading as steps:
+            parts = [(places["log"], self._gather("log", steps, np.concatenate([online, human]), images))]
+        if len(demonstrations):
+            with self.demos.reading() as steps:
+                parts.append((places["demos"], self._gather("demos", steps, demonstrations, images)))
+        batch = _merged([(rows, columns) for rows, columns in parts if len(rows)], batch_size)
+        return finish(batch, len(online))
+
+    def _draw(self, n: int, part: str) -> tuple[Array, Array, Array, dict[str, Array]]:
+        """Keys of online, human and demonstrated steps, and which rows of the batch those of each log are."""
+        demos, human = self._demonstrations.runs(), self.human.runs() if part != "demonstrations" else Runs()
+        wanted = split(n, part, len(demos) + len(human))
+        if part == "both" and wanted == n and not self._alone:
+            self._say("there are no demonstrations and no take-overs yet: batches are all online")
+            self._alone = True
+        online = _keys(self.online, draw(self._draws["online"], len(self.online), wanted))
+        drawn = draw(self._draws["demo"], len(demos) + len(human), n - wanted)
+        of_demos = drawn < len(demos)
+        people = human.draw(drawn[~of_demos] - len(demos)) if not of_demos.all() else np.zeros(0, np.int64)
+        shown = demos.draw(drawn[of_demos]) if of_demos.any() else np.zeros(0, np.int64)
+        rows = {"log": np.r_[np.arange(wanted), wanted + np.flatnonzero(~of_demos)], "demos": wanted + np.flatnonzero(of_demos)}
+        return online, people, shown, rows
+
+    def _gather(self, which: str, steps: Snapshot, keys: Array, images: bool) -> dict[str, Array]:
+        both = [*self._images, *(f"next_{path}" for path in self._images)] if images else []
+        columns = self._assembly.batch(steps, keys, [*self._columns, *both], None)
+        cache = self._features[which]
+        if cache is not None and not images:
+            last = keys + (columns["n_steps"] - 1) * steps.widths(keys)
+            columns["observations/features"], columns["next_observations/features"] = cache.of(steps, keys, last)
+        return columns
+
+    @property
+    def torch_seconds(self) -> float:
+        """Spent in a frozen encoder so far: it is torch's time, not the time of waiting for data."""
+        return sum(cache.seconds for cache in self._features.values() if cache is not None)
+
+    # Going on
+
+    def state(self) -> dict[str, Any]:
+        """All that decides the next batches besides the logs, and what the online view had."""
+        with self.log.lock:
+            runs = self.online.runs()
+            seen = {"starts": runs.starts.tolist(), "counts": runs.counts.tolist()}
+            return {"total": self.total, "seen": seen, "draws": {name: packed(each) for name, each in self._draws.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where that was. Steps that came later are in the log, and are counted."""
+        with self.log.lock:
+            seen = Runs(state["seen"]["starts"], state["seen"]["counts"])
+            self._before = state["total"] + len(self.online.runs() - seen)
+            self._entered = self._selection().entered
+        for name, each in self._draws.items():
+            unpack(each, state["draws"][name])
+
+    def close(self) -> None:
+        self.log.close()
+        self.demos.close()
+
+    def _selection(self) -> Any:
+        return self.online.selection
+
+
+def split(n: int, part: str, demo_steps: int) -> int:
+    """How many rows of a batch are online: half, the smaller one of an odd number; all of them while there is nothing else."""
+    if part != "both" and not demo_steps:
+        what = "demonstrations" if part == "demonstrations" else "demonstrations or take-overs"
+        raise EmptyError(f"there are no {what} to learn from: give some with demo_path.")
+    return 0 if part != "both" else n // 2 if demo_steps else n
+
+
+def draw(generator: Any, size: int, n: int) -> Array:
+    """Places below `size`, with replacement, by the random numbers of `TrajectoryReplayBuffer.sample`: `size` of them at most at a time."""
+    if n and not size:
+        raise EmptyError("there is no online step to draw yet; wait until there is one.")
+    parts = [np.zeros(0, np.int64)]
+    while n:
+        parts.append(bridge.randint(generator, size, min(n, size)))
+        n -= len(parts[-1])
+    return np.concatenate(parts)
+
+
+def finish(columns: dict[str, Array], online: int) -> Batch:
+    """What an agent is given: `masks` (0 where the task came to its end; a time limit bootstraps), and which rows are `demo`."""
+    batch = unflatten(columns)
+    batch["masks"] = (~batch.pop("terminated").astype(bool)).astype(np.float32)
+    batch["demo"] = np.arange(len(batch["masks"])) >= online
+    batch.pop("discounts", None)
+    return batch
+
+
+def packed(generator: Any) -> str:
+    """A generator's state as text."""
+    return base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+
+
+def unpack(generator: Any, text: str) -> None:
+    generator.set_state(bridge.as_tensor(np.frombuffer(base64.b64decode(text), np.uint8), "a generator's state"))
+
+
+def _keys(view: View, places: Array) -> Array:
+    return view.runs().draw(places) if len(places) else np.zeros(0, np.int64)
+
+
+def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str, Array]:
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    out = {path: np.empty((n, *column.shape[1:]), column.dtype) for path, column in parts[0][1].items()}
+    for rows, columns in parts:
+        for path, column in columns.items():
+            out[path][rows] = column
+    return out
+
+
+class Features:
+    """What a frozen encoder makes of each step's two observations, worked out once and kept as long as the step is in the view."""
+
+    def __init__(self, view: View, images: Sequence[str], trunk: Callable[[dict[str, Array]], Any]):
+        self._view, self._images, self._trunk = view, list(images), trunk
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._rows = np.zeros((0, 2, 0), np.float32)  # [slot, before and after, feature]
+        self._done = Runs()
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def of(self, steps: Snapshot, keys: Array, last: Array) -> tuple[Array, Array]:
+        """Features of the observations of steps, and of the next observations of the steps that end their n-step sums."""
+        wanted = np.unique(np.concatenate([keys, last]))
+        if not all(key in self._slots for key in wanted.tolist()):
+            self.refresh()
+            gone = np.array([key for key in wanted.tolist() if key not in self._slots], np.int64)
+            if len(gone):  # evicted since they were drawn; the next refresh forgets them
+                self._add(steps, gone)
+                self._done = self._done | _as_runs(gone)
+        now, after = ([self._slots[key] for key in part.tolist()] for part in (keys, last))
+        return self._rows[now, 0], self._rows[after, 1]
+
+    def refresh(self) -> None:
+        """Takes in all steps that came since, and forgets those that are gone."""
+        log = self._view.log
+        with log.lock:
+            runs, reading = self._view.runs(), log.reading()
+            there = runs.copy()
+        with reading as steps:
+            for key in (self._done - there).keys().tolist():
+                self._free.append(self._slots.pop(key))
+            new = (there - self._done).keys()
+            for first in range(0, len(new), AT_ONCE):
+                self._add(steps, new[first : first + AT_ONCE])
+        self._done = there
+
+    def _add(self, steps: Snapshot, keys: Array) -> None:
+        widths, follows = steps.widths(keys), (steps.fields(keys, ["#flags"])[0] & FOLLOWS).astype(bool)
+        after = self._made(steps, keys, "next_")
+        if len(self._free) < len(keys):
+            self._grow(len(keys), after.shape[1])
+        for key in keys.tolist():
+            self._slots[key] = self._free.pop()
+        slots = np.array([self._slots[key] for key in keys.tolist()])
+        self._rows[slots, 1] = after
+        earlier = [self._slots.get(key, -1) if goes_on else -1 for key, goes_on in zip((keys - widths).tolist(), follows, strict=True)]
+        known = np.array(earlier) >= 0  # the frame that ended the step before is the same frame
+        self._rows[slots[known], 0] = self._rows[np.array(earlier)[known], 1]
+        if not known.all():
+            self._rows[slots[~known], 0] = self._made(steps, keys[~known], "")
+
+    def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
+        frames = steps.gather(keys, [prefix + path for path in self._images])
+        began = time.perf_counter()
+        made = np.asarray(self._trunk({path.partition("/")[2]: frames[prefix + path] for path in self._images}), np.float32)
+        self.seconds += time.perf_counter() - began
+        return made
+
+    def _grow(self, least: int, features: int) -> None:
+        have = len(self._rows)
+        rows = np.zeros((max(have + least, have * 5 // 4), 2, features), np.float32)
+        rows[:have] = self._rows.reshape(have, 2, features)
+        self._rows, self._free = rows, [*self._free, *range(len(rows) - 1, have - 1, -1)]
+
+
+def _as_runs(keys: Array) -> Runs:
+    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    return Runs(keys[first], np.diff(first, append=len(keys)))
+
+
+class Episodes:
+    """What is told of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
+
+    def __init__(self, log: Log):
+        self._log = log
+        self.known: set[int] = {number for number in log.trajectories() if "imported" in log.facts.about(number)}
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        with self._log.lock:
+            entries, origins = self._log.index.entries.copy(), self._log.facts.origins()
+        numbers = entries["key"] >> OFFSET_BITS
+        for number in np.unique(numbers[entries["ended"]]).tolist():
+            if number not in self.known:
+                origin = int(entries["origin"][numbers == number][0])
+                open_ones = np.unique(numbers[(entries["origin"] == origin) & (numbers < number)])
+                unended = sorted(set(open_ones.tolist()) - set(numbers[entries["ended"]].tolist()), reverse=True)
+                self.known.add(number)
+                with contextlib.suppress(UnknownNameError):  # evicted meanwhile
+                    yield {"trajectory": number, **self._told(number, unended), "actor": origins.get(origin, ("",))[0]}
+
+    def _told(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
+        with self._log.reading() as steps:
+            keys = steps.trajectory(number)
+            for earlier in unended:
+                before = steps.trajectory(earlier)
+                if not _goes_on(steps, before[-1:], keys[:1]):
+                    break
+                keys = np.concatenate([before, keys])
+            return told(steps.gather(keys, ["rewards", "source", "succeed", "times/observed", "times/applied"]))
+
+
+def told(columns: Mapping[str, Array]) -> dict[str, Any]:
+    """What is told of an episode, from its columns."""
+    human = columns["source"] == Source.HUMAN
+    return {
+        "success": bool(columns["succeed"].any()),
+        "return": float(columns["rewards"].astype(np.float64).sum()),
+        "length": len(human),
+        "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
+        "intervention_steps": int(human.sum()),
+        "interventions": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
+    }
+
+
+def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
+    """Whether a step is the next one of the same sender, and sees what the other one ended with."""
+    numbers = [int(steps.fields(key, ["#sequence"])[0][0]) for key in (last, first)]
+    pairs = steps.schema.layout.pairs
+    ended, begun = steps.gather(last, [after for _, after in pairs]), steps.gather(first, [now for now, _ in pairs])
+    return numbers[1] == numbers[0] + 1 and all(equal(ended[after], begun[now]) for now, after in pairs)
+
+
+# Importing
+
+
+def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]) -> tuple[Log, Log]:
+    """(demos, log), made at the first start with all that is to be imported; later ones find them."""
+    paths = _expanded(config.demo_path)
+    told = {"demo_path": paths, "checkpoint_path": config.checkpoint_path}
+    folder = config.checkpoint_path
+    makers: dict[str, Callable[[Log], dict[str, int]]] = {
+        "demos": lambda log: {path: _import(log, path, say) for path in paths} | _buffer(log, folder, "human"),
+        "log": lambda log: _buffer(log, folder, "online"),
+    }
+    capacity = {"demos": None, "log": config.replay_buffer_capacity}
+    for name, fill in makers.items():
+        if not (run / name).exists():
+            made = run / f".{name}.new"
+            DISK.remove(made)
+            with Log.create(made, schema, durability=DURABILITY, capacity_steps=capacity[name]) as log:
+                counted = fill(log)
+            write_json(run / f"imported_{name}.json", {**told, "steps": counted})
+            DISK.rename(made, run / name)
+            DISK.sync_folder(run)
+            for path, steps in counted.items():
+                say(f"{steps} steps imported from {path}")
+    _check_same(run, told)
+    demos = Log.open(run / "demos", schema=_known(run / "demos", schema))
+    try:
+        return demos, Log.open(run / "log", schema=_known(run / "log", schema), capacity_steps=config.replay_buffer_capacity)
+    except BaseException:
+        demos.close()
+        raise
+
+
+def _known(path: Path, schema: Schema) -> Schema:
+    """Refuses a log of another task: its steps cannot be learned from here."""
+    found = Schema.from_json(read_json(path / "log.json")["schemas"][-1])
+    if lines := found.columns.difference(schema.columns):
+        raise ConfigError(f"{path} is of another task or setting: {'; '.join(lines[:3])}. Begin another run folder, or set it back.")
+    return schema
+
+
+def _check_same(run: Path, told: Mapping[str, Any]) -> None:
+    for name in ("demos", "log"):
+        found = read_json(run / f"imported_{name}.json")
+        for key in told:
+            if found[key] != told[key] and (name, key) != ("log", "demo_path"):
+                was, now = found[key] or "nothing", told[key] or "nothing"
+                raise ConfigError(f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run.")
+
+
+def _expanded(paths: Sequence[str]) -> list[str]:
+    out: list[str] = []
+    for path in paths:
+        found = sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
+        if not found:
+            raise StorageError(f"demo_path has {path}, and there is no such file. Check the pattern.")
+        out += [each for each in found if each not in out]
+    return out
+
+
+def _import(log: Log, path: str, say: Callable[[str], None]) -> int:
+    """All episodes of a dataset in any format, or of a recording of `hilt record`."""
+    place = Path(path)
+    dataset = open_dataset(place / "log" if (place / "log" / "log.json").is_file() else place)
+    count = sum(_add(log, done.result()[0], path) for done in decode(dataset, 0, Change()))
+    for note, times in dataset.notes.counts.items():
+        say(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
+    return count
+
+
+def _buffer(log: Log, path: str, kind: str) -> dict[str, int]:
+    """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
+    if not path:
+        return {}
+    place = Path(path)
+    if not any((place / name).is_dir() for name in ("buffer", "demo_buffer")):
+        raise ConfigError(f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path.")
+    dataset: Any = open_dataset(place, "hil-serl")
+    count = 0
+    for number, done in enumerate(decode(dataset, 0, Change())):
+        if dataset.kind_of(number) == kind:
+            count += _add(log, done.result()[0], path)
+    return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
+
+
+def _add(log: Log, episode: Episode | None, path: str) -> int:
+    if episode is None:
+        return 0
+    given, columns = flatten(episode.columns), {}
+    for name, spec in log.schema.columns.items():
+        if name in given:
+            columns[name] = _cast(name, np.asarray(given[name]), spec, path)
+        elif name.partition("/")[0] in FILLED:
+            columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
+            if name == "succeed":
+                columns[name][-1] = bool(episode.facts.get("success"))
+        elif name not in BUILT_IN:
+            has = ", ".join(sorted(given))
+            raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. Give demonstrations of the same task.")
+    whole = map_leaves(lambda column: column[:, None], unflatten(columns))
+    log.add(whole, actor="import", facts={**plain(episode.facts), "imported": path})
+    return len(episode)
+
+
+def _cast(name: str, column: Array, spec: ArraySpec, path: str) -> Array:
+    fits = column.dtype.kind == spec.dtype.kind or (spec.dtype.kind == "f" and column.dtype.kind in "iu")
+    if column.shape[1:] != spec.shape or not fits:
+        got = f"{column.dtype} {column.shape[1:]}"
+        cure = "Convert it first (hilt data convert has --image-size), or give demonstrations of the same task."
+        raise SchemaError(f"{path}: {name} is {got}, and this run's task has {spec.dtype} {spec.shape}. {cure}")
+    return np.ascontiguousarray(column, spec.dtype)

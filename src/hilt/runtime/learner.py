@@ -1,0 +1,410 @@
+"""The learner: takes in what actors send, trains the agent from it, and gives them its weights.
+
+    learner = Learner(config, Path("runs/pick"), resume=True)
+    summary = learner.run(stop=lambda: False)
+
+It never waits for the disk: the log is synced by a thread, checkpoints are written by another from a copy, and steps are received by the
+wire's own. It may be killed at any moment: the log has every step, and the newest whole checkpoint says where to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import ConfigError, LockedError, SchemaError, UnknownNameError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.tree import flatten
+from hilt.observe.metrics import Metrics, read_metrics
+from hilt.replay.lock import WriterLock
+from hilt.replay.schema import spec_of_space
+from hilt.runtime.checkpoint import Buffers, Saver, latest, numbers
+from hilt.runtime.config import Hil
+from hilt.runtime.experience import Batch, Experience
+from hilt.runtime.recording import nested
+from hilt.wire import TrainerConfig, TrainerServer
+
+ALGORITHMS = ("rlpd", "bc", "hg-dagger")
+STORES = ("log", "trajectories")
+CHECKPOINT_S = 300.0
+"""Between two checkpoints, when no number of updates is given for it"""
+TELL_S, LOOK_S, NAP_S = 5.0, 0.5, 0.01
+"""How often it says what it waits for; how often it looks for what is to be reported; how long it sleeps while it waits"""
+GOODBYE_S, ACTIVE_S = 10.0, 5.0
+"""After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
+SAVE_S = 120.0
+"""The last checkpoint has so long"""
+VERSIONS_PER_START = 1_000_000
+"""Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
+logger = logging.getLogger("hilt.runtime")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run, or this part of it, ended."""
+
+    reason: str
+    """"max_steps", "max_seconds", "max_env_steps", or "stopped": to be resumed"""
+    update: int
+    online: int
+
+
+class Learner:
+    """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an action_space, by default
+    what the config's task has; `wire` replaces the config's own settings of the wire."""
+
+    def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
+        _check(config)
+        self.config, self.run_folder = config, run
+        DISK.make_folders(run)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_lock(run))
+            if not resume and (numbers(run) or (run / "log").exists()):
+                raise ConfigError(f"{run} has a run in it already. Go on with it (--resume), or choose another folder.")
+            self.metrics = stack.enter_context(Metrics(run, config.sinks))
+            self.update, self._elapsed = 0, 0.0
+            self._reason, self._stopped_by_actor = "", False
+            self._make(env, wire, stack)
+            self._undo = stack.pop_all()
+
+    def _make(self, env: Any, wire: TrainerConfig | None, stack: contextlib.ExitStack) -> None:
+        from hilt.policies.agent import Agent
+        from hilt.runtime.rollouts import Rollouts
+
+        config, run = self.config, self.run_folder
+        if env is None or wire is None:
+            from hilt.runtime.workplace import spaces, trainer_config
+
+            env, wire = env or spaces(config), wire or trainer_config(config, learner=True)
+        checkpoint = latest(run, self.say)
+        seen = nested(spec_of_space(env.observation_space, "observation_space"))
+        self.agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
+        if checkpoint is not None:
+            self.agent.load_state_dict(checkpoint.agent)
+        kind: Any = Experience if config.store == "log" else Rollouts
+        self.experience = kind(run, config, env, self.agent, self.say)
+        stack.callback(self.experience.close)
+        if checkpoint is not None:
+            self.update, self._elapsed = checkpoint.update, checkpoint.state["elapsed"]
+            self.experience.load_state(checkpoint.state["experience"])
+        self.experience.reported([record["trajectory"] for record in read_metrics(run, ["episode"])])
+        self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
+        self.experience.register(self.server)
+        self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
+        self._resumed = checkpoint is not None
+        self._saver, self._buffers = Saver(run, config.checkpoint_keep), Buffers(run, config.buffer_period)
+        self._saved_at, self._saved_update = time.monotonic(), self.update
+        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._heard: dict[str, float] = {}
+        self._knows: set[str] = set()
+        self._update_of: dict[int, int] = {}
+        self._first: float | None = None  # when the first online step was seen
+        self._looked = self._said = 0.0
+        self._clock = Clock()
+
+    # The whole
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Summary:
+        """Learns until one of the limits is reached, or `stop()` is true. Closes everything."""
+        with self._undo:
+            self._stop = stop
+            if self._resumed:
+                self.metrics.resumed(self.update, self.experience.total)
+            if self._resumed or not self._pretraining():
+                self._publish(first=True)  # before anything else: actors wait for it
+            self.server.start(threaded=True)
+            if self._pretraining() and not self._over():
+                self._pretrain()
+                if not self._update_of:
+                    self._publish(first=True)
+            self._learn()
+            self._end()
+            return Summary(self._reason, self.update, self.experience.total)
+
+    def say(self, text: str) -> None:
+        """To whoever looks on."""
+        logger.info("%s", text)
+        self.metrics.event(text, update=self.update, step=self.experience.total if hasattr(self, "experience") else 0)
+
+    def _learn(self) -> None:
+        while not self._over():
+            self._look()
+            if why := self._must_wait():
+                self._wait(why)
+                continue
+            self._said = 0.0
+            info = self._step(details=(self.update + 1) % self.config.log_period == 0)
+            self.update += 1
+            if self.update % self.config.steps_per_update == 0:
+                self._publish()
+            if self.update % self.config.log_period == 0:
+                self._log(info)
+            self._save_if_due()
+
+    def _step(self, details: bool) -> dict[str, float]:
+        """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
+        config = self.config
+        if config.algorithm != "rlpd":
+            trained = self.agent.config.encoder.training != "frozen"
+            batch = self._sample(config.batch_size, "demonstrations" if config.algorithm == "bc" else "demo")
+            with self._clock("torch"):
+                return self.agent.imitate(batch, encoder=trained)
+        critics = frozenset(name for name in self.agent.networks if name in ("critic", "grasp_critic"))
+        for _ in range(config.cta_ratio - 1):
+            batch = self._sample(config.batch_size, "both")
+            with self._clock("torch"):
+                self.agent.update(batch, critics)
+        batch = self._sample(config.batch_size, "both")
+        with self._clock("torch"):
+            return self.agent.update(batch, details=details)[1]
+
+    def _sample(self, batch_size: int, part: str, images: bool = False) -> Batch:
+        before = self.experience.torch_seconds
+        with self._clock("data"):
+            batch: Batch = self.experience.sample(batch_size, part, images)
+        self._clock.move("data", "torch", self.experience.torch_seconds - before)
+        return batch
+
+    # Before learning, and between
+
+    def _pretraining(self) -> bool:
+        return self.agent.imitations < self.config.agent.encoder.pretrain_updates
+
+    def _pretrain(self) -> None:
+        settings = self.config.agent.encoder
+        while self._pretraining():
+            if self._over():
+                return
+            batch = self._sample(settings.pretrain_batch, "demonstrations", images=True)
+            with self._clock("torch"):
+                info = self.agent.imitate(batch, encoder=True)
+            if self.agent.imitations % 100 == 0 or not self._pretraining():
+                done = f"{self.agent.imitations} of {settings.pretrain_updates}"
+                self.say(f"imitates the demonstrations first: {done} updates, loss {info['imitation_loss']:.3f}")
+            self._look()
+        self._save()
+
+    def _must_wait(self) -> str:
+        """What has to come before the next update; empty when it may be made."""
+        config, have, counts = self.config, self.experience.total, self.experience.counts()
+        if config.algorithm != "rlpd":
+            lacks = config.algorithm == "hg-dagger" and not counts["demo_steps"]
+            return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
+        if self.update == 0 and have < config.training_starts:
+            return f"learning starts with {config.training_starts} online steps, and there are {have}"
+        if not counts["log_steps"]:
+            return "there is no online step yet"
+        if config.update_to_data and self.update + 1 > config.update_to_data * have:
+            return f"update_to_data={config.update_to_data:g}: {self.update} updates for {have} online steps, more are to come"
+        return ""
+
+    def _wait(self, why: str) -> None:
+        with self._clock("wait"):
+            time.sleep(NAP_S)
+        now = time.monotonic()
+        if self._said == 0.0:
+            self._said = now if self.update else now - TELL_S
+        if now - self._said >= TELL_S:
+            self.say(f"waits: {why}")
+            self._said = now
+
+    def _over(self) -> bool:
+        """Whether it is time to end; then `_reason` says why."""
+        config, online = self.config, self.experience.total
+        if self._first is None and online:
+            self._first = time.monotonic() - self._elapsed
+        limits = {
+            "stopped": self._stop() or self._stopped_by_actor,
+            "max_steps": self.update >= config.max_steps,
+            "max_env_steps": bool(config.max_env_steps) and online >= config.max_env_steps,
+            "max_seconds": bool(config.max_seconds) and self._seconds() >= config.max_seconds,
+        }
+        self._reason = next((reason for reason, reached in limits.items() if reached), "")
+        return bool(self._reason)
+
+    def _seconds(self) -> float:
+        """Since the first online step, without the time between two starts."""
+        return 0.0 if self._first is None else time.monotonic() - self._first
+
+    # Weights, checkpoints, metrics
+
+    def _publish(self, first: bool = False) -> None:
+        version = None
+        if first:
+            path = self.run_folder / "starts.json"
+            starts = (read_json(path)["starts"] if path.exists() else 0) + 1
+            write_json(path, {"starts": starts})
+            version = starts * VERSIONS_PER_START
+        published = self.server.publish_network(self.agent.acting_state(), version)
+        self._update_of[published] = self.update
+        for old in list(self._update_of)[:-1000]:
+            del self._update_of[old]
+
+    def _save_if_due(self) -> None:
+        period, since = self.config.checkpoint_period, self.update - self._saved_update
+        due = since >= period if period else time.monotonic() - self._saved_at >= CHECKPOINT_S
+        if due and since:
+            self._save()
+        self._buffers.write_if_due(self.experience)
+
+    def _save(self) -> None:
+        """Begins a checkpoint, unless one is still being written: then the next update tries again."""
+        if self._saver.busy:
+            return
+        state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
+        if self._saver.save(self.update, self.agent.state_dict(), state):
+            self._saved_at, self._saved_update = time.monotonic(), self.update
+
+    def _log(self, info: Mapping[str, float]) -> None:
+        made, arrived, seconds = self._clock.since(self.update, self.experience.total)
+        shares = self._clock.shares()
+        versions = self.experience.newest_versions(max(1, len(self._heard)))
+        behind = [self.update - self._update_of[version] for version in versions if version in self._update_of]
+        values = {
+            **info,
+            "updates_per_second": made / seconds,
+            "env_steps_per_second": arrived / seconds,
+            "torch_share": shares["torch"],
+            "sample_wait_share": shares["data"],
+            "wait_share": shares["wait"],
+            "other_share": shares["other"],
+            **({"staleness": sum(behind) / len(behind)} if behind else {}),
+            **self.experience.counts(),
+        }
+        self.metrics.write("update", values, update=self.update, step=self.experience.total)
+
+    def _look(self) -> None:
+        """Now and then: takes in what came, reports episodes that ended and what actors told."""
+        if (now := time.monotonic()) - self._looked < LOOK_S:
+            return
+        self._looked = now
+        self.experience.take()
+        for episode in self.experience.finished():
+            self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
+        while not self._told.empty():
+            self.metrics.write("actor", self._told.get(), update=self.update, step=self.experience.total)
+
+    # Actors
+
+    def _answer(self, _: str, payload: Any) -> dict[str, Any]:
+        """Of "send-stats", in a thread of the wire's."""
+        told = _scalars(payload)
+        name = str(told.get("actor", ""))
+        self._stopped_by_actor = self._stopped_by_actor or bool(told.get("stop"))
+        ended = self._reason not in ("", "stopped")
+        if told.pop("bye", False):
+            self._heard.pop(name, None)
+        elif name:
+            self._heard[name] = time.monotonic()
+            if ended:
+                self._knows.add(name)
+        if len(told) > 1:
+            self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
+        return {"stop": ended, "update": self.update, "run": self._run_id}
+
+    def _end(self) -> None:
+        self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
+        with contextlib.suppress(Exception):
+            self._saver.wait(SAVE_S)
+        if self._update_of:
+            self._publish()
+        if self._reason != "stopped":
+            self._say_goodbye()
+        self._looked = 0.0
+        self._look()
+        self._save()
+        self._saver.wait(SAVE_S)
+        self._buffers.finish(self.experience, SAVE_S)
+
+    def _say_goodbye(self) -> None:
+        """Until every actor knows, and what it still had has arrived."""
+        deadline = time.monotonic() + GOODBYE_S
+        while time.monotonic() < deadline and not self._stop():
+            recent = [name for name, heard in list(self._heard.items()) if time.monotonic() - heard < ACTIVE_S]
+            if not recent:
+                return
+            time.sleep(NAP_S)
+            self._looked = 0.0 if self.config.store == "trajectories" else self._looked
+            self._look()
+
+
+class Clock:
+    """Where the learner's time goes, since the last look."""
+
+    def __init__(self) -> None:
+        self._spent: Counter[str] = Counter()
+        self._began, self._last = time.perf_counter(), (0, 0, time.perf_counter())
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[what] += time.perf_counter() - began  # type: ignore[assignment]
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        self._spent[source] -= seconds  # type: ignore[assignment]
+        self._spent[target] += seconds  # type: ignore[assignment]
+
+    def shares(self) -> dict[str, float]:
+        now = time.perf_counter()
+        total = max(now - self._began, 1e-9)
+        shares = {what: self._spent[what] / total for what in ("torch", "data", "wait")}
+        self._spent.clear()
+        self._began = now
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    def since(self, *counts: int) -> tuple[float, float, float]:
+        """How far two counters have come since they were last given, and in how many seconds."""
+        now, before = time.perf_counter(), self._last
+        self._last = (counts[0], counts[1], now)
+        return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
+
+
+def _check(config: Hil) -> None:
+    if config.algorithm not in ALGORITHMS:
+        raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
+    if config.store not in STORES:
+        raise UnknownNameError("store", config.store, STORES)
+    least = {"batch_size": 2, "n_step": 1, "cta_ratio": 1, "steps_per_update": 1, "log_period": 1, "checkpoint_keep": 1}
+    least |= {"replay_buffer_capacity": 1, **dict.fromkeys(("training_starts", "max_steps", "max_env_steps", "checkpoint_period"), 0)}
+    for name, smallest in {**least, "buffer_period": 0, "update_to_data": 0, "max_seconds": 0}.items():
+        if not getattr(config, name) >= smallest:
+            raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
+
+
+def _lock(run: Path) -> contextlib.AbstractContextManager[Any]:
+    try:
+        return contextlib.closing(_Held(WriterLock(run).__enter__()))
+    except LockedError as error:
+        raise LockedError(f"{run} has a learner already: {error} One run has one learner; give this one another folder.") from None
+
+
+@dataclass
+class _Held:
+    lock: WriterLock
+
+    def close(self) -> None:
+        self.lock.__exit__()
+
+
+def _scalars(payload: Any) -> dict[str, Any]:
+    """What an actor told, flat; only numbers, flags and text are metrics."""
+    if not isinstance(payload, Mapping):
+        raise SchemaError(f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text.")
+    flat = {}
+    for path, value in flatten(payload).items():
+        if getattr(value, "size", 2) == 1:
+            value = value.reshape(-1)[0].item()
+        if not isinstance(value, (str, bool, int, float)):
+            raise SchemaError(f"send-stats: {path} is a {type(value).__name__}; give numbers, flags and text only.")
+        flat[path] = value
+    return flat
