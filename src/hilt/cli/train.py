@@ -50,9 +50,11 @@ def train_command(
         _show(recipe, words, folder, resume)
         return
     config = _opened(recipe, words, folder, resume)
+    from hilt.observe.live import Live
     from hilt.runtime.train import train as run_all
 
-    with stop_signals() as stopped, Screen(folder, config) as screen:
+    limits = {name: getattr(config, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
+    with stop_signals() as stopped, Live(folder, f"{config.task} in {folder}", limits) as screen:
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
         outcome = run_all(config, folder, say=screen.say, look=screen.look, stop=stop, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
@@ -104,25 +106,6 @@ def actor_command(
     if acted.spooled:
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
     _leave(stopped)
-
-
-class Screen:
-    """Shows a run: a line for what happens, and the live table."""
-
-    def __init__(self, run: Path, config: Hil):
-        self._run, self._config = run, config
-
-    def __enter__(self) -> Screen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        typer.echo(text)
-
-    def look(self) -> None:
-        pass
 
 
 def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:

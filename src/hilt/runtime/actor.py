@@ -29,6 +29,7 @@ from hilt.envs.rate import Rate
 from hilt.envs.task import success_of
 from hilt.policies.agent import Agent
 from hilt.replay import QueuedDataStore
+from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import GRASP, TIMES, nested
@@ -105,7 +106,8 @@ class Actor:
         self._seeds = (config.seed, zlib.crc32(name.encode()))  # no two actors do the same
         seed = self._seed(self._journal.steps)
         self._env.action_space.seed(seed)
-        self._agent = Agent.make(env.observation_space, env.action_space, config.agent, config.image_keys, config.proprio_keys, seed)
+        seen = nested(spec_of_space(env.observation_space, "observation_space"))
+        self._agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, seed)
         self._weights: Weights | None = None
         self._client: TrainerClient | None = None
         self._store: Any = None

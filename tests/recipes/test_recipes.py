@@ -1,0 +1,41 @@
+"""Recipes by name, file and function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hilt.core.config import build, freeze
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.recipes import RECIPES, recipe
+from hilt.runtime.config import Hil
+from hilt.runtime.workplace import spaces
+
+
+def mine() -> Hil:
+    return Hil(batch_size=7)
+
+
+def wrong() -> int:
+    return 7
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_complete_and_its_task_can_be_made(name: str, tmp_path: Path):
+    config = recipe(name)
+    assert isinstance(config, Hil) and recipe(name) is not config, "each call gives its own"
+    freeze(config, tmp_path / "run.yaml")
+    assert recipe(str(tmp_path / "run.yaml")) == config, "frozen and read again it is the same"
+    assert spaces(config).action_space.shape
+
+
+def test_functions_of_ones_own_and_files():
+    assert recipe(f"{__name__}:mine").batch_size == 7
+    assert build(recipe(f"{__name__}:mine"), "agent.rlpd.discount=0.9").agent.rlpd.discount == 0.9
+    with pytest.raises(ConfigError, match=r"gave 7: expected a hilt\.runtime.config.Hil"):
+        recipe(f"{__name__}:wrong")
+    with pytest.raises(UnknownNameError, match="no recipe named 'tabletop_pik'; did you mean 'tabletop_pick'"):
+        recipe("tabletop_pik")
+    with pytest.raises(ConfigError, match="there is no module 'nowhere'"):
+        recipe("nowhere:function")
