@@ -612,3 +612,15 @@ def test_many_threads_insert_and_sample():
     assert wrong == []
     assert buffer.latest_data_id() == 321
     buffer.close()
+
+
+def test_a_slash_in_a_key_is_a_level():
+    """Two arms of HIL-SERL's show left/wrist and right/wrist."""
+    arms = Dict({f"{arm}/wrist": Box((1, 4, 4, 3), np.uint8) for arm in ("left", "right")})
+    store = MemoryEfficientReplayBufferDataStore(arms, Box((14,)), 10, image_keys=list(arms.spaces))
+    before, after = ({key: np.full((1, 4, 4, 3), t + (key == "right/wrist"), np.uint8) for key in arms.spaces} for t in (1, 3))
+    ends = {"rewards": 0.0, "masks": 1.0, "dones": False}
+    store.insert({"observations": before, "next_observations": after, "actions": np.zeros(14, np.float32), **ends})
+    batch = store.sample(1)
+    assert batch["observations"]["right"]["wrist"].max() == 2 and batch["next_observations"]["left"]["wrist"].max() == 3
+    store.close()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
+from hilt.core.tree import flatten, unflatten
 from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig
 
@@ -52,7 +53,7 @@ class _Face(Agent):
 
     def sample_actions(self, observations: Any, seed: int | None = None, argmax: bool = False) -> np.ndarray:
         with self._one_at_a_time:
-            return super().sample_actions(observations, seed=seed, argmax=argmax)
+            return super().sample_actions(unflatten(observations), seed=seed, argmax=argmax)
 
 
 class _SAC(_Face):
@@ -104,7 +105,7 @@ def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
     if encoder_type == "small":  # ours, quick without a GPU
         return EncoderConfig(kind="small")
     if encoder_type == "resnet":
-        return EncoderConfig(kind="resnet10", training="critic")
+        return EncoderConfig(kind="resnet10", training="critic", features=256)
     if encoder_type == "resnet-pretrained":
         path = Path(weights or PRETRAINED).expanduser()
         if not path.is_file():
@@ -112,17 +113,17 @@ def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
                 f"encoder_type='resnet-pretrained' begins with the file {path}, which is not there: copy HIL-SERL's resnet10_params.pkl "
                 f"to it, or choose 'resnet' (from scratch) or 'small' (quick without a GPU)."
             )
-        return EncoderConfig(kind="resnet10", weights=str(path), training="head")
+        return EncoderConfig(kind="resnet10", weights=str(path), training="head", features=256)
     raise ConfigError(f"encoder_type={encoder_type!r}: expected 'resnet-pretrained', 'resnet' or 'small'; there are no others here.")
 
 
 def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
     """``observations[image]`` of a packed batch has the stack and the frame after it; both observations have their own here."""
-    seen, after = dict(batch["observations"]), dict(batch["next_observations"])
-    for key in seen.keys() - after.keys():
-        both = seen[key]
-        seen[key], after[key] = both[:, :-1], both[:, 1:]
-    return {**batch, "observations": seen, "next_observations": after}
+    seen, after = flatten(batch["observations"]), flatten(batch["next_observations"])
+    for path in seen.keys() - after.keys():
+        both = seen[path]
+        seen[path], after[path] = both[:, :-1], both[:, 1:]
+    return {**batch, "observations": unflatten(seen), "next_observations": unflatten(after)}
 
 
 def _make(
@@ -143,7 +144,8 @@ def _make(
     for name, value in rlpd.items():
         setattr(config.rlpd, name, value)
     proprio = [key for key in ("state",) if key in sample_obs]
-    return kind.make(_space(sample_obs), _space(sample_action), config, image_keys=list(image_keys), proprio_keys=proprio, seed=seed)
+    space = _space(unflatten(sample_obs))  # a slash in a key, such as left/wrist, is a level here
+    return kind.make(space, _space(sample_action), config, image_keys=list(image_keys), proprio_keys=proprio, seed=seed)
 
 
 def _space(sample: Any) -> Any:

@@ -35,8 +35,9 @@ class ReplayBufferDataStore:
 
     A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
     ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over. Done with mask 0 is kept as
-    terminated, done with mask 1 as truncated. With `path` the buffer is a log that outlives the process; without, it
-    lives in a temporary folder. `settings` go to `Log.create`.
+    terminated, done with mask 1 as truncated. A slash in a key, as two arms have them (``left/wrist``), is a level. With
+    `path` the buffer is a log that outlives the process; without, it lives in a temporary folder. `settings` go to
+    `Log.create`.
     """
 
     _stacked: tuple[str, ...] = ()
@@ -55,8 +56,9 @@ class ReplayBufferDataStore:
         seed: int | None = None,
         **settings: Any,
     ):
-        observations, actions = spec_of_space(observation_space, "observations"), spec_of_space(action_space, "actions")
-        after = observations if next_observation_space is None else spec_of_space(next_observation_space, "next_observations")
+        observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
+        after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
+        self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
         if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
             raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
         columns: dict[str, Any] = {
@@ -180,6 +182,8 @@ class ReplayBufferDataStore:
 
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
         given = {key: value for key, value in transition.items() if key != "infos"}
+        if self._has_slashes:
+            given |= {key: _levels(given[key]) for key in ("observations", "next_observations") if key in given}
         infos = transition.get("infos")
         if "grasp_penalty" in self.log.schema.columns and isinstance(infos, Mapping) and "grasp_penalty" in infos:
             given.setdefault("grasp_penalty", infos["grasp_penalty"])
@@ -201,6 +205,11 @@ class ReplayBufferDataStore:
             done, mask = ends
             columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
         return block.with_columns(columns)
+
+
+def _levels(observations: Any) -> Any:
+    """With a level for each slash in a key."""
+    return unflatten(dict(observations)) if isinstance(observations, Mapping) else observations
 
 
 def _is_number(value: Any) -> bool:
