@@ -11,7 +11,7 @@ Each is `hilt.policies.agent.Agent` with that face; an agent changes in place, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,6 @@ from hilt.policies.config import AgentConfig, EncoderConfig
 
 PRETRAINED = Path("~/.serl/resnet10_params.pkl")
 """Where HIL-SERL keeps the weights of "resnet-pretrained" """
-EVERYTHING = frozenset({"actor", "critic", "temperature"})
 
 
 class _Face(Agent):
@@ -57,9 +56,9 @@ class _Face(Agent):
 
 
 class _SAC(_Face):
-    def update(self, batch: Mapping[str, Any], networks_to_update: Collection[str] = EVERYTHING, **options: Any) -> Any:
+    def update(self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False) -> Any:
         """(the agent, what is to be logged). Batches may be packed, as ``pack_obs_and_next_obs=True`` makes them."""
-        return super().update(unpacked(batch), networks_to_update=frozenset(networks_to_update), **options)
+        return super().update(unpacked(batch), networks_to_update, details)
 
 
 class SACAgent(_SAC):
@@ -77,7 +76,7 @@ class SACAgentHybridDualArm(_SAC):
 class BCAgent(_Face):
     """Imitates; for `train_bc.py` and `train_hgdagger.py`."""
 
-    def update(self, batch: Mapping[str, Any]) -> Any:
+    def update(self, batch: Mapping[str, Any]) -> Any:  # type: ignore[override]
         return self, self.imitate(unpacked(batch), encoder=True)
 
 

@@ -75,7 +75,7 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     return build(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
 
 
-class HilSerlTask(gymnasium.Env[Any, Any]):
+class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]
     """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which reaches no arm; the real one is made at the
     first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
 
@@ -85,7 +85,7 @@ class HilSerlTask(gymnasium.Env[Any, Any]):
         fake = self._make(fake_env=True, save_video=False, classifier=False)
         self.observation_space, self.action_space, self.spec = fake.observation_space, fake.action_space, fake.spec
         self.instruction = config.partition(":")[0].split(".")[-2 if config.partition(":")[0].endswith(".config") else -1].replace("_", " ")
-        self.step_limit = _limit_of(fake) or getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT)
+        self.step_limit: int = _limit_of(fake) or getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT)
         if fake.has_wrapper_attr("control_hz"):
             self.control_hz = fake.get_wrapper_attr("control_hz")
         self._steps = 0
@@ -95,7 +95,8 @@ class HilSerlTask(gymnasium.Env[Any, Any]):
         if self._env is None:
             self._env = self._make(fake_env=False, **self._options)
         self._steps = 0
-        return self._env.reset(seed=seed, options=options)
+        observation, info = self._env.reset(seed=seed, options=options)
+        return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, done, truncated, info = self._env.step(action)
