@@ -18,7 +18,7 @@ from hilt.core.errors import HiltError
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": ("hilt.cli.demo", "See Hilt at work: a log, then a learner and actors, that are killed and lose nothing."),
+    "demo": ("hilt.cli.demo", "See an arm learn a task from images in ten minutes; store and wire show what lies below."),
     "eval": ("hilt.cli.evaluate", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
     "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
     "train": ("hilt.cli.train:train", "Train a policy with a person in the loop: a learner and actors, from a recipe, on this machine."),

@@ -1,306 +1,205 @@
-"""``hilt demo store``: an experience log records, is killed, recovers, is sampled and verified, before your eyes."""
+"""``hilt demo``: an arm learns a task from images, with demonstrations and take-overs, before your eyes; and the proof.
+
+Everything is done by the same commands that a user has: a recipe, `hilt train`, `hilt eval`, `hilt plot`. ``hilt demo store`` and
+``hilt demo wire`` show what lies below: a log and a wire that are killed and lose nothing.
+"""
 
 from __future__ import annotations
 
-import os
-import random
-import select
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
+from hilt.cli.demo_store import store
 from hilt.cli.demo_wire import wire
-from hilt.cli.recorder import episode
-from hilt.cli.show import human_bytes, progress_bar, table
-from hilt.core.errors import DeadlineError, DiskFullError, HiltError
-from hilt.core.trajectory import Source
-from hilt.core.tree import Array, flatten
-from hilt.replay import Batch, Log, Mix
-from hilt.replay.repair import verify
+from hilt.cli.record import stop_signals
+from hilt.cli.show import progress_bar, table
+from hilt.core.errors import optional_module
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+if TYPE_CHECKING:
+    from hilt.runtime.config import Hil
+    from hilt.runtime.evaluate import Evaluation
+
+app = typer.Typer(add_completion=False)
+app.command("store")(store)
 app.command("wire")(wire)
 
-BATCH = 256
-BATCHES = 12
-"""Batches of each kind that are drawn and compared."""
-STEP_BYTES = 110_000
-N_STEP, DISCOUNT = 5, 0.97
-SILENCE_SECONDS = 60.0
-"""A recording process that says nothing for so long is given up."""
-
-Progress = Callable[[int, int], None]
+VIDEOS = 3
+"""Episodes that are shown side by side, before and after"""
+LATEST = 20
+"""Episodes of which the rate of take-overs is told"""
 
 
-@app.callback()
-def demo() -> None:
-    """See Hilt at work."""
+@dataclass(frozen=True)
+class Plan:
+    """What is learned, and what counts as learned."""
+
+    recipe: str
+    states: int
+    """Initial states of the split test, used for nothing else, on which it is tried"""
+    goal: float
+    """The share of them on which it must succeed in the end"""
 
 
-@app.command("store")
-def store(
-    steps: Annotated[int, typer.Option("--steps", help="Transitions to record, two pictures of 128 × 128 each.", min=4)] = 20_000,
-    folder: Annotated[Path | None, typer.Option("--folder", help="Where to make the log.", show_default="a temporary folder")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the log.")] = False,
+WHOLE, FAST = Plan("tabletop_pick", 100, 0.95), Plan("tabletop_reach", 40, 0.8)
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    context: typer.Context,
+    fast: Annotated[bool, typer.Option("--fast", help="A smaller task, in less than a minute.")] = False,
+    human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="How long it learns.", show_default="the recipe's", min=0.01)
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
+    run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/demo-TIME")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
 ) -> None:
-    """Record transitions with images, get killed half-way, recover, go on, sample, and check everything."""
-    with _workplace(folder, steps, keep) as log:
-        story = Story(log, steps)
-        story.record_and_kill()
-        story.recover()
-        story.go_on()
-        story.sample()
-        story.check_bytes()
-        story.show()
-        if story.wrong:
-            raise typer.Exit(1)
+    """See an arm learn a task from images, with demonstrations and take-overs."""
+    if context.invoked_subcommand is not None:
+        return
+    for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
+        optional_module(package, "hilt demo", extra)
+    from hilt.core.config import build
+    from hilt.recipes import recipe
+
+    plan = FAST if fast else WHOLE
+    config = build(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}}, *(overrides or []))
+    if minutes is not None:
+        config.max_seconds = 60 * minutes
+    if human:
+        config.operator, config.operator_options = "browser", {}
+    story = Story(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
+    story.learn()
+    story.exam()
+    story.show()
+    if story.wrong:
+        raise typer.Exit(1)
 
 
 @dataclass
 class Story:
     """What happened, and what was wrong about it."""
 
-    folder: Path
-    steps: int
-    promised: set[tuple[int, int]] = field(default_factory=set)
-    """(episode, time) of every step whose append returned."""
-    facts: set[int] = field(default_factory=set)
-    values: dict[str, str] = field(default_factory=dict)
+    plan: Plan
+    config: Hil
+    run: Path
     wrong: list[str] = field(default_factory=list)
-    _next_episode: int = 0
-    _left: int = 0
-    _speed: float = 0.0
-    """Steps per second, as the recorder that reached its end measured them."""
+    _tried: dict[str, Evaluation] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
 
-    def record_and_kill(self) -> None:
-        """Records until about half-way, then sends SIGKILL at a moment that nobody chose."""
-        chance = random.SystemRandom()
-        enough = int(self.steps * chance.uniform(0.4, 0.6))
-        with _stage("recording, until it is killed") as progress, Recorder(self.folder, 0, self.steps) as recorder:
-            for line in recorder.lines():
-                self._hear(line)
-                progress(len(self.promised), self.steps)
-                if len(self.promised) >= enough:
-                    break
-            time.sleep(chance.uniform(0, 0.01))
-            recorder.kill()
-            for line in recorder.lines():
-                self._hear(line)
-        number, t = max(self.promised)
-        self.values["killed at"] = "its end: it was quicker than the kill" if self._speed else f"episode {number}, step {t}, with SIGKILL"
-        self.values["promised before the kill"] = f"{len(self.promised):,} steps"
+    def learn(self) -> None:
+        """`hilt train RECIPE`, with its table."""
+        from hilt.observe.live import Live
+        from hilt.runtime.train import begin_run, train
 
-    def recover(self) -> None:
-        """Opens the log as the next writer does, and looks for everything that was promised."""
-        with Log.open(self.folder) as log:
-            recovery = log.recovery
-            found = _places(log)
-            facts = {log.facts.about(t).get("episode") for t in log.trajectories()}
-        self._left = self.steps - len(found)
-        self._next_episode = 1 + max(number for number, _ in found)
-        self.values["found after"] = f"{len(found):,} steps"
-        self.values["torn, cut"] = f"{recovery.torn_steps:,} steps that nobody was promised"
-        self.values["recovered in"] = f"{recovery.seconds:.2f} s"
-        self._expect(not self.promised - set(found), f"{len(self.promised - set(found))} promised steps are gone")
-        self._expect(not self.facts - facts, f"{len(self.facts - facts)} promised facts are gone")
-        self._expect(recovery.corrupt_steps == 0, f"{recovery.corrupt_steps} steps are damaged")
+        c = self.config
+        who = "you take over, on the page whose address is below" if c.operator == "browser" else "a script takes over, like a person"
+        self._say(
+            f"An arm learns: {c.task}, from two cameras and its own joints.",
+            f"1. Its script demonstrates {c.demonstrations} times, slowly and not very well.",
+            "2. A network learns to see by imitating that. This alone is not enough: the exam has it as a row of its own.",
+            f"3. Reinforcement learning for {c.max_seconds / 60:.3g} minutes. One process acts, one learns. Half of each batch is experience,",
+            f"   half is demonstrations. When the policy gets nowhere, {who}; that is both at once.",
+            f"4. The exam: {self.plan.states} initial states that were used for nothing else, and nobody to help.",
+            f"Everything is kept in {self.run}",
+        )
+        self.config = begin_run(self.run, self.plan.recipe, c)
+        limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
+        with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
+            train(self.config, self.run, say=screen.say, look=screen.look, stop=lambda: bool(stopped))
+        if stopped:
+            self._say(f"stopped; it goes on with: hilt train --run {self.run} --resume")
+            raise typer.Exit(128 + stopped[0])
 
-    def go_on(self) -> None:
-        """The rest, by a second process; then everything must be there once."""
-        if self._left:
-            with _stage("going on to the end") as progress, Recorder(self.folder, self._next_episode, self._left) as recorder:
-                for line in recorder.lines():
-                    self._hear(line)
-                    progress(min(len(self.promised), self.steps), self.steps)
-        with Log.open(self.folder, "r") as log:
-            places, size = _places(log), log.stats()["bytes"]
-        self.values = {"recorded": f"{len(places):,} steps", **self.values}
-        lost, doubled = len(self.promised - set(places)), len(places) - len(set(places))
-        self.values["lost"] = f"{lost:,} steps"
-        self.values["duplicated"] = f"{doubled:,} steps"
-        self.values["inserted"] = f"{self._speed:,.0f} steps/s, one by one (process-safe; power-safe at each episode's end)"
-        self.values["on disk"] = f"{size / max(1, len(places)):,.0f} bytes per transition, {human_bytes(size)} in all"
-        self._expect(not lost, f"{lost} promised steps are gone")
-        self._expect(not doubled, f"{doubled} steps are there twice")
-        self._expect(len(places) == self.steps, f"{len(places)} steps are there, not {self.steps}")
+    def exam(self) -> None:
+        """The policy that only imitates, and the last one, on the same states."""
+        import torch
 
-    def sample(self) -> None:
-        """Draws batches in four ways and compares every field of every element with what must have gone in."""
-        with Log.open(self.folder, "r") as log, _stage("sampling and comparing every pixel") as progress:
-            lengths = _lengths(_places(log))
-            human, policy = log.by_source("human"), log.by_source("policy", "random")
-            mixed = Mix({"policy": policy.sampler(seed=1), "human": human.sampler(seed=2)}) if len(human) else None
-            kinds: dict[str, Any] = {"uniform": log.all().sampler(seed=0)}
-            if mixed is not None:
-                kinds |= {"human": human.sampler(seed=3), "mix 50/50": mixed}
-            kinds["n-step"] = log.all().sampler(seed=4, n_step=N_STEP, discount=DISCOUNT)
-            done = 0
-            for kind, sampler in kinds.items():
-                seconds = size = 0.0
-                for _ in range(BATCHES):
-                    started = time.perf_counter()
-                    batch = sampler.sample(BATCH)
-                    seconds += time.perf_counter() - started
-                    size += sum(leaf.nbytes for leaf in flatten(batch).values())
-                    self._compare(kind, batch, lengths)
-                    done += 1
-                    progress(done, BATCHES * len(kinds))
-                speed = f"{BATCHES / seconds:,.1f} batches/s, {size / seconds / 1e6:,.0f} MB/s"
-                self.values[f"sampled, {kind}"] = f"{speed} ({BATCHES} × {BATCH}, every pixel compared)"
+        from hilt.runtime.evaluate import evaluate, find_checkpoint, make_agent
+        from hilt.runtime.workplace import spaces
 
-    def check_bytes(self) -> None:
-        with _stage("verifying all checksums") as progress:
-            report = verify(self.folder, progress)
-        self._expect(report.ok, f"verify: {'; '.join(map(str, report.of('damage')[:3]))}")
-        whole = f"{report.steps:,} steps and {report.frames:,} frames are whole"
-        self.values["verified"] = f"{whole}, {human_bytes(report.bytes)} in {report.seconds:.1f} s"
+        torch.set_num_threads(1)
+        agent = make_agent(self.config, spaces(self.config))
+        for name, which in (("before", 0), ("after", "last")):
+            found = find_checkpoint(self.run, which)
+            agent.load_state_dict(found.agent)
+            with progress_bar(f"exam, {name}") as move:
+                self._tried[name] = evaluate(
+                    self.config,
+                    agent,
+                    "test",
+                    states=range(self.plan.states),
+                    update=found.update,
+                    workers=2,
+                    folder=self.run / "evaluations",
+                    videos=VIDEOS,
+                    watch=lambda outcome, done, total, move=move: move(done, total),  # type: ignore[misc]
+                )
+        before, after = self._tried["before"], self._tried["after"]
+        if after.success < self.plan.goal:
+            self.wrong.append(f"success {after.success:.0%} is below {self.plan.goal:.0%}")
+        if after.success <= before.success:
+            self.wrong.append(f"it was {before.success:.0%} before, by imitation alone: nothing was learned")
 
     def show(self) -> None:
+        """The table, the curve, and the video."""
         from rich.console import Console
 
-        Console().print(table("what", "value", rows=list(self.values.items()), title=f"hilt demo store, {self.steps:,} transitions"))
-        if self.wrong:
-            typer.echo(f"WRONG: {'; '.join(self.wrong)}.")
-        else:
-            typer.echo("All is right: nothing promised was lost, nothing is there twice, and every pixel is the one that was recorded.")
+        from hilt.observe.plots import plot
+        from hilt.runtime.evaluate import before_after
 
-    # Inside
+        before, after = self._tried["before"], self._tried["after"]
+        demonstrated, person = _demonstrated(self.run), _take_overs(self.run)
+        title = f"{self.config.task}, seed {self.config.seed}: {self.plan.states} unseen initial states, nobody helps"
+        rows: list[list[Any]] = [["demonstrations", "", "", f"{demonstrated:.1f}"]]
+        rows += [_row(f"imitation of {self.config.demonstrations} demonstrations", before), _row("after reinforcement learning", after)]
+        screen = Console(soft_wrap=True)
+        screen.print()
+        screen.print(table("", "success", "95% interval", "steps per success", rows=rows, title=title, right=(1, 3)))
+        screen.print()
+        video = self.run / "before-after.mp4"
+        before_after(before.videos, after.videos, video, ("imitation only", "after reinforcement learning"))
+        curves = plot([self.run], self.run / "plots")
+        facts: list[list[object]] = [
+            ["taken over, steps", f"{person[0]:.0%} of the first {LATEST} episodes, {person[1]:.0%} of the last {LATEST}"],
+            ["learner", f"{after.update:,} updates; all of it took {(time.monotonic() - self._began) / 60:.1f} minutes"],
+            ["curves", ", ".join(str(path) for path in curves)],
+            ["video", video],
+            ["the run", f"{self.run}: hilt eval, hilt plot, hilt train --resume work on it"],
+        ]
+        screen.print(table("", "", rows=facts))
+        for sentence in self.wrong:
+            typer.echo(f"WRONG: {sentence}", err=True)
 
-    def _hear(self, line: str) -> None:
-        """Takes in one report of a recorder."""
-        word, *numbers = line.split()
-        if word == "step":
-            self.promised.add((int(numbers[0]), int(numbers[1])))
-        elif word == "fact":
-            self.facts.add(int(numbers[0]))
-        elif word == "done":
-            self._speed = int(numbers[0]) / float(numbers[1])
-
-    def _expect(self, holds: bool, otherwise: str) -> None:
-        if not holds and otherwise not in self.wrong:
-            self.wrong.append(otherwise)
-
-    def _compare(self, kind: str, batch: Batch, lengths: Mapping[int, int]) -> None:
-        leaves = flatten(batch)
-        for i in range(BATCH):
-            number, t = int(leaves["episode"][i]), int(leaves["time"][i])
-            wanted = expected(number, t, lengths[number], kind)
-            for path, value in flatten(wanted).items():
-                if not np.array_equal(leaves[path][i], value):
-                    self._expect(False, f"{kind}: {path} of episode {number}, step {t} is not what was recorded")
-        if kind == "mix 50/50":
-            self._expect(batch.counts == {"policy": BATCH // 2, "human": BATCH // 2}, f"the mix gave {batch.counts}")
-        people = leaves["source"][BATCH // 2 :] if kind == "mix 50/50" else leaves["source"] if kind == "human" else []
-        self._expect(all(source == Source.HUMAN for source in people), f"{kind}: a step that no human made")
+    @staticmethod
+    def _say(*lines: str) -> None:
+        typer.echo("\n".join(lines) + "\n")
 
 
-def expected(number: int, t: int, length: int, kind: str) -> dict[str, Any]:
-    """A step as the generator makes it; for n-step, the sum over the steps that follow as far as they were recorded."""
-    made = episode(number)
-    step = made.step(t)
-    if kind != "n-step":
-        return step
-    taken = min(N_STEP, length - t)
-    last = made.step(t + taken - 1)
-    rewards = sum(np.float64(made.reward(t + i)) * DISCOUNT**i for i in range(taken))
-    ends = {name: last[name] for name in ("next_observations", "terminated", "truncated")}
-    discount = np.float32(0.0 if last["terminated"] else DISCOUNT**taken)
-    return {**step, **ends, "rewards": np.float32(rewards), "discounts": discount, "n_steps": np.int64(taken)}
+def _row(name: str, done: Evaluation) -> list[str]:
+    low, high = done.interval
+    steps = done.steps_per_success
+    return [name, f"{done.success:.0%}", f"{low:.0%} to {high:.0%}", "–" if steps is None else f"{steps:.1f}"]
 
 
-class Recorder:
-    """The recording process, and what it reports."""
+def _demonstrated(run: Path) -> float:
+    """Steps of a demonstration, on the average."""
+    from hilt.replay import Log
 
-    def __init__(self, folder: Path, first: int, steps: int):
-        command = [sys.executable, "-m", "hilt.cli.recorder", str(folder), str(first), str(steps)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        self._rest = b""
-
-    def lines(self) -> Iterator[str]:
-        """What it says, line by line, until its end; a line that was cut off is no report."""
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        while True:
-            line, ended, rest = self._rest.partition(b"\n")
-            if ended:
-                self._rest = rest  # before the yield: the caller may stop there and ask again later
-                yield line.decode()
-                continue
-            ready, _, _ = select.select([pipe], [], [], SILENCE_SECONDS)
-            if not ready:
-                raise DeadlineError(f"the recording process reported nothing for {SILENCE_SECONDS:.0f} s.")
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                break
-            self._rest += data
-        if self._process.wait(SILENCE_SECONDS) not in (0, -signal.SIGKILL):
-            raise HiltError(f"the recording process ended with exit code {self._process.returncode}; its error is above.")
-
-    def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait(SILENCE_SECONDS)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+    with Log.open(run / "demonstrations" / "log", "r") as log:
+        return len(log) / len(log.trajectories())
 
 
-@contextmanager
-def _workplace(folder: Path | None, steps: int, keep: bool) -> Iterator[Path]:
-    """A folder for the log, removed at the end unless it is to be kept or something was wrong."""
-    parent = folder if folder is not None else Path(tempfile.gettempdir())
-    parent.mkdir(parents=True, exist_ok=True)
-    free, needed = shutil.disk_usage(parent).free, steps * STEP_BYTES
-    if free < needed:
-        room = f"{steps:,} steps need {human_bytes(needed)}, {human_bytes(free)} are free"
-        raise DiskFullError(f"{parent}: {room}; give --steps or --folder.")
-    place = Path(tempfile.mkdtemp(prefix="hilt-demo-", dir=parent))
-    log = place / "log"
-    try:
-        yield log
-    except typer.Exit:
-        keep = True
-        raise
-    finally:
-        if keep:
-            typer.echo(f"The log is in {log}. Look into it with: hilt data inspect {log}")
-        else:
-            shutil.rmtree(place, ignore_errors=True)
+def _take_overs(run: Path) -> tuple[float, float]:
+    """Which share of the steps a person made, of the first and of the last episodes."""
+    from hilt.observe.metrics import read_metrics
 
-
-@contextmanager
-def _stage(title: str) -> Iterator[Progress]:
-    """A progress bar; where there is no terminal, a line that says what is being done."""
-    if not sys.stderr.isatty():
-        typer.echo(f"{title} ...", err=True)
-    with progress_bar(title) as progress:
-        yield progress
-
-
-def _places(log: Log) -> list[tuple[int, int]]:
-    """(episode, time) of every step of the log."""
-    keys: Array = log.all().keys()
-    batch = log.read(keys, ["episode", "time"])
-    return list(zip(batch["episode"].tolist(), batch["time"].tolist(), strict=True))
-
-
-def _lengths(places: list[tuple[int, int]]) -> dict[int, int]:
-    lengths: dict[int, int] = {}
-    for number, t in places:
-        lengths[number] = max(lengths.get(number, 0), t + 1)
-    return lengths
+    episodes = [(one["intervention_steps"], one["length"]) for one in read_metrics(run) if one["kind"] == "episode"]
+    first, last = (map(sum, zip(*part, strict=True)) for part in (episodes[:LATEST], episodes[-LATEST:]))
+    (a, b), (c, d) = first, last
+    return a / b, c / d

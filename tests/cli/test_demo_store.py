@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.cli import demo, recorder
+from hilt.cli import demo_store, recorder
 from hilt.core.errors import DeadlineError, HiltError
 from hilt.replay import Log
 
@@ -22,7 +22,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "BATCHES", 1)
+    monkeypatch.setattr(demo_store, "BATCHES", 1)
 
 
 def test_it_records_is_killed_recovers_and_goes_on(tmp_path: Path):
@@ -59,23 +59,23 @@ def test_the_log_is_kept_when_asked(tmp_path: Path):
 
 def test_it_sees_a_wrong_pixel_a_lost_step_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The world is changed behind its back: what it compares with, what it was promised, what lies on disk."""
-    monkeypatch.setattr(demo, "expected", lambda *arguments: {"rewards": np.float32(77)})
-    heard = demo.Story._hear
+    monkeypatch.setattr(demo_store, "expected", lambda *arguments: {"rewards": np.float32(77)})
+    heard = demo_store.Story._hear
 
-    def hear(self: demo.Story, line: str) -> None:
+    def hear(self: demo_store.Story, line: str) -> None:
         self.promised.add((9999, 0))
         heard(self, line)
 
-    monkeypatch.setattr(demo.Story, "_hear", hear)
-    look = demo.Story.check_bytes
+    monkeypatch.setattr(demo_store.Story, "_hear", hear)
+    look = demo_store.Story.check_bytes
 
-    def damage_first(self: demo.Story) -> None:
+    def damage_first(self: demo_store.Story) -> None:
         with (self.folder / "segments/000000/observations.front.frames").open("r+b") as file:
             file.seek(1000)
             file.write(b"x")
         look(self)
 
-    monkeypatch.setattr(demo.Story, "check_bytes", damage_first)
+    monkeypatch.setattr(demo_store.Story, "check_bytes", damage_first)
     result = run("--steps", 60, "--folder", tmp_path)
     assert result.exit_code == 1
     verdict = next(line for line in result.stdout.splitlines() if line.startswith("WRONG: "))
@@ -94,12 +94,12 @@ def test_too_little_room_is_one_line(tmp_path: Path):
 
 def test_a_recorder_that_fails_or_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "log").write_text("not a folder")
-    with demo.Recorder(tmp_path / "log", 0, 5) as failing, pytest.raises(HiltError, match="ended with exit code 1"):
+    with demo_store.Recorder(tmp_path / "log", 0, 5) as failing, pytest.raises(HiltError, match="ended with exit code 1"):
         list(failing.lines())
-    monkeypatch.setattr(demo, "SILENCE_SECONDS", 0.01)
-    with demo.Recorder(tmp_path / "other", 0, 5) as slow, pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
+    monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 0.01)
+    with demo_store.Recorder(tmp_path / "other", 0, 5) as slow, pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
         list(slow.lines())
-        monkeypatch.setattr(demo, "SILENCE_SECONDS", 20.0)
+        monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 20.0)
 
 
 def test_the_world_moves_and_can_be_recomputed():
