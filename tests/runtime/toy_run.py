@@ -1,4 +1,4 @@
-"""A small run of which everything is known: steps of a seen number, a log filled with them, and a learner that has no network to wait for."""
+"""A small run of which everything is known: episodes by number, logs filled with them, and a wire without ports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def wire() -> Any:
     return make_trainer_config(port, port + 1, transport="in-process")
 
 
-def episode(number: int, length: int = 5, human: tuple[int, ...] = (), lost: tuple[int, ...] = (), images: bool = False) -> Iterator[dict[str, Any]]:
+def episode(
+    number: int, length: int = 5, human: tuple[int, ...] = (), lost: tuple[int, ...] = (), images: bool = False
+) -> Iterator[dict[str, Any]]:
     """The steps of an episode; an even number succeeds at its end, an odd one runs out of time. Who acted on which steps is given."""
     rng = np.random.default_rng(number)
     frames = rng.integers(0, 255, (length + 1, SIZE, SIZE, 3)).astype(np.uint8)

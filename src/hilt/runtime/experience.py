@@ -375,11 +375,10 @@ def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
 
 def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
-    paths = _expanded(config.demo_path)
-    told = {"demo_path": paths, "checkpoint_path": config.checkpoint_path}
     folder = config.checkpoint_path
+    asked = {"demo_path": list(config.demo_path), "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
-        "demos": lambda log: {path: _import(log, path, say) for path in paths} | _buffer(log, folder, "human"),
+        "demos": lambda log: {path: _import(log, path, say) for path in _expanded(config.demo_path)} | _buffer(log, folder, "human"),
         "log": lambda log: _buffer(log, folder, "online"),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
@@ -389,12 +388,12 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
             DISK.remove(made)
             with Log.create(made, schema, durability=DURABILITY, capacity_steps=capacity[name]) as log:
                 counted = fill(log)
-            write_json(run / f"imported_{name}.json", {**told, "steps": counted})
+            write_json(run / f"imported_{name}.json", {**asked, "steps": counted})
             DISK.rename(made, run / name)
             DISK.sync_folder(run)
             for path, steps in counted.items():
                 say(f"{steps} steps imported from {path}")
-    _check_same(run, told)
+    _check_same(run, asked)
     demos = Log.open(run / "demos", schema=_known(run / "demos", schema))
     try:
         return demos, Log.open(run / "log", schema=_known(run / "log", schema), capacity_steps=config.replay_buffer_capacity)
@@ -411,12 +410,12 @@ def _known(path: Path, schema: Schema) -> Schema:
     return schema
 
 
-def _check_same(run: Path, told: Mapping[str, Any]) -> None:
+def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
     for name in ("demos", "log"):
         found = read_json(run / f"imported_{name}.json")
-        for key in told:
-            if found[key] != told[key] and (name, key) != ("log", "demo_path"):
-                was, now = found[key] or "nothing", told[key] or "nothing"
+        for key in asked:
+            if found[key] != asked[key] and (name, key) != ("log", "demo_path"):
+                was, now = found[key] or "nothing", asked[key] or "nothing"
                 raise ConfigError(f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run.")
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, LockedError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, LockedError, SchemaError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import Metrics, read_metrics
@@ -311,7 +311,7 @@ class Learner:
 
     def _end(self) -> None:
         self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
             self._saver.wait(SAVE_S)
         if self._update_of:
             self._publish()

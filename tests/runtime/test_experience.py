@@ -1,0 +1,294 @@
+"""What a learner draws from: exact halves, views instead of copies, n-step sums and masks, cached features, and imports that happen once."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
+from hilt.core.tree import flatten
+from hilt.core.unpickle import dump
+from hilt.policies.agent import Agent
+from hilt.replay import Log
+from hilt.replay.schema import spec_of_space
+from hilt.runtime.experience import Experience
+from hilt.runtime.recording import columns_of
+from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
+
+
+def agent_for(settings: Any, images: bool = False) -> Agent:
+    env = spaces(images)
+    return Agent.make(spec_of_space(env.observation_space, ""), env.action_space, settings.agent, seed=0)
+
+
+def experience_for(run: Path, images: bool = False, said: list[str] | None = None, **changes: Any) -> Experience:
+    settings = config(**changes)
+    run.mkdir(exist_ok=True)
+    return Experience(run, settings, spaces(images), agent_for(settings, images), (said if said is not None else []).append)
+
+
+@pytest.fixture
+def filled(memory_path: Path) -> Any:
+    """Six online episodes, in which a person acts on steps 1 and 2 and is lost on 2; four demonstrations."""
+    shown = demonstrations(memory_path / "shown", range(50, 54))
+    experience = experience_for(memory_path / "run", demo_path=[str(shown)], n_step=1)
+    fill(experience.log, range(6), human=(1, 2), lost=(2,))
+    yield experience
+    experience.close()
+
+
+def identity(batch: Any) -> list[tuple[float, ...]]:
+    return [tuple(row) for row in batch["observations"]["state"]["point"].tolist()]
+
+
+def known(number: int, **options: Any) -> dict[tuple[float, ...], dict[str, Any]]:
+    return {tuple(step["observations"]["state"]["point"].tolist()): step for step in episode(number, **options)}
+
+
+@pytest.mark.parametrize("batch_size", [16, 15])
+def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_size: int):
+    steps = {point: step for number in range(6) for point, step in known(number, human=(1, 2), lost=(2,)).items()}
+    shown = {point for number in range(50, 54) for point in known(2 * number)}
+    drawn: Counter[str] = Counter()
+    for _ in range(300):
+        batch = filled.sample(batch_size)
+        points, online = identity(batch), batch_size // 2
+        assert batch["demo"].tolist() == [False] * online + [True] * (batch_size - online)
+        assert all(point in steps for point in points[:online])  # all of the log is online, what a person did too
+        for point, source in zip(points[online:], batch["source"][online:], strict=True):
+            assert (point in shown and source == 2) or (steps[point]["source"] == 1 and not steps[point]["lost"] and source == 1)
+            drawn["human" if source == 1 else "demo"] += 1
+        drawn["human online"] += int((batch["source"][:online] == 1).sum())
+        drawn["lost online"] += sum(bool(steps[point]["lost"]) for point in points[:online])
+    share = drawn["human"] / (drawn["human"] + drawn["demo"])
+    assert abs(share - 6 / 26) < 0.04  # six steps that a person did, twenty that were shown: each as likely as any other
+    assert drawn["human online"] and drawn["lost online"]
+    assert filled.counts() == {"log_steps": 30, "demo_steps": 26, "human_steps": 6}
+
+
+def test_other_parts_and_what_is_missing(memory_path: Path):
+    said: list[str] = []
+    experience = experience_for(memory_path / "run", said=said)
+    with pytest.raises(EmptyError, match="no online step to draw yet"):
+        experience.sample(4)
+    fill(experience.log, range(2))
+    with pytest.raises(EmptyError, match="no demonstrations or take-overs to learn from: give some with demo_path"):
+        experience.sample(4, "demo")
+    assert not experience.sample(4)["demo"].any() and not experience.sample(4)["demo"].any()
+    assert sum("all online" in line for line in said) == 1
+    fill(experience.log, range(2, 3), human=(0,))
+    assert experience.sample(5)["demo"].tolist() == [False, False, True, True, True]
+    assert set(experience.sample(6, "demo")["source"]) == {1}
+    with pytest.raises(EmptyError, match="no demonstrations to learn from"):
+        experience.sample(4, "demonstrations")
+    experience.close()
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
+    experience = experience_for(memory_path / "run", n_step=n)
+    fill(experience.log, range(4))
+    batch, discount = experience.sample(200), 0.97
+    steps = {point: (number, t) for number in range(4) for t, point in enumerate(known(number))}
+    for i, point in enumerate(identity(batch)):
+        number, t = steps[point]
+        whole = list(episode(number))
+        k = min(n, len(whole) - t)
+        last = whole[t + k - 1]
+        assert batch["rewards"][i] == np.float32(sum(discount**j * float(whole[t + j]["rewards"]) for j in range(k)))
+        assert batch["n_steps"][i] == k and batch["masks"][i] == (0.0 if last["terminated"] else 1.0)  # a time limit bootstraps
+        assert (batch["next_observations"]["state"]["point"][i] == last["next_observations"]["state"]["point"]).all()
+    assert set(batch["masks"]) == {0.0, 1.0} and batch["masks"].dtype == np.float32
+    experience.close()
+
+
+def test_features_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: Path):
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    encoder = {"agent": {"encoder": IMAGES}}
+    experience = experience_for(memory_path / "run", True, demo_path=[str(shown)], replay_buffer_capacity=30, n_step=2, **encoder)
+    agent, frames = experience._agent, 0
+    made = agent.trunk_features
+
+    def counted(images: Any) -> Any:
+        nonlocal frames
+        frames += len(images["images/front"])
+        return made(images)
+
+    for cache in experience._features.values():
+        cache._trunk = counted
+    fill(experience.log, range(3), images=True)
+    for _ in range(20):
+        batch = experience.sample(32)
+        assert "images" not in batch["observations"]
+    assert frames == 3 * 6 + 2 * 6  # five steps have six frames
+    plain = experience.sample(32, images=True)
+    for which in ("observations", "next_observations"):
+        assert plain[which]["images"]["front"].shape == (32, 32, 32, 3)
+    lookup = {tuple(step["observations"]["state"]["point"]): step for number in range(3) for step in episode(number, images=True)}
+    for i in np.flatnonzero(~batch["demo"]):
+        step = lookup[tuple(batch["observations"]["state"]["point"][i])]
+        assert (batch["observations"]["features"][i] == made({"images/front": step["observations"]["images"]["front"][None]})[0]).all()
+    fill(experience.log, range(3, 20), images=True)
+    batch = experience.sample(64)
+    assert len(experience._features["log"]) == len(experience.log) <= 30
+    assert len(experience._features["log"]._rows) <= 2 * 30
+    last = {tuple(s["next_observations"]["state"]["point"]): s for number in range(14, 20) for s in episode(number, images=True)}
+    for i in np.flatnonzero(~batch["demo"]):
+        after = last[tuple(batch["next_observations"]["state"]["point"][i])]["next_observations"]["images"]["front"]
+        assert (batch["next_observations"]["features"][i] == made({"images/front": after[None]})[0]).all()
+    experience.close()
+
+
+def test_capacity_and_what_is_counted(memory_path: Path):
+    experience = experience_for(memory_path / "run", replay_buffer_capacity=20)
+    fill(experience.log, range(10))
+    assert experience.counts()["log_steps"] == 20 and experience.total == 50
+    state = experience.state()
+    fill(experience.log, range(10, 11))
+    experience.close()
+    again = experience_for(memory_path / "run", replay_buffer_capacity=10)
+    assert again.counts()["log_steps"] == 10
+    again.load_state(state)
+    assert again.total == 55  # those that came after that state are counted
+    fill(again.log, range(11, 12))
+    assert again.counts()["log_steps"] == 10 and again.total == 60
+    again.close()
+
+
+# Importing
+
+
+def transitions(number: int, **options: Any) -> list[dict[str, Any]]:
+    """An episode as HIL-SERL pickles it."""
+    keep = ("observations", "actions", "rewards", "next_observations")
+    return [
+        {**{name: step[name] for name in keep}, "masks": 1.0 - step["terminated"], "dones": bool(step["terminated"] or step["truncated"])}
+        for step in episode(number, **options)
+    ]
+
+
+def pickled(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        dump(rows, file)
+    return path
+
+
+def test_demonstrations_in_any_format_once(memory_path: Path):
+    shown = demonstrations(memory_path / "recording" / "log", range(50, 52))
+    pickled(memory_path / "pkl" / "a_1_demos_now.pkl", transitions(0) + transitions(2))
+    pickled(memory_path / "pkl" / "b_1_demos_now.pkl", transitions(4))
+    said: list[str] = []
+    paths = [str(shown.parent), str(memory_path / "pkl" / "*.pkl")]
+    experience = experience_for(memory_path / "run", said=said, demo_path=paths)
+    assert len(experience.demos) == 10 + 15
+    columns = experience.demos.read(experience.demos.all().keys())
+    assert columns["succeed"].sum() == 2 and not columns["lost"].any() and set(columns["source"]) == {2}  # two said so in their facts
+    assert [line.split()[0] for line in said if "imported" in line] == ["10", "10", "5"]
+    experience.close()
+    shutil.rmtree(memory_path / "pkl")
+    again = experience_for(memory_path / "run", said=said, demo_path=paths)
+    assert len(again.demos) == 25 and sum("imported" in line for line in said) == 3
+    again.close()
+    with pytest.raises(ConfigError, match=r"demo_path was .* when .*run began, and is nothing now; it is imported once"):
+        experience_for(memory_path / "run")
+
+
+def test_both_buffers_of_a_hil_serl_folder(memory_path: Path):
+    folder = memory_path / "checkpoint"
+    pickled(folder / "buffer" / "transitions_10.pkl", transitions(0) + transitions(1))
+    pickled(folder / "demo_buffer" / "transitions_10.pkl", transitions(0)[1:3] + transitions(8))  # two of them are among the actor's
+    said: list[str] = []
+    experience = experience_for(memory_path / "run", said=said, checkpoint_path=str(folder))
+    assert experience.counts() == {"log_steps": 10, "demo_steps": 7, "human_steps": 2} and len(experience.demos) == 5
+    assert experience.total == 10 and list(experience.finished()) == []  # they are no episodes of this run
+    assert any("10 steps imported" in line and line.endswith(", buffer") for line in said)
+    assert any("5 steps imported" in line and line.endswith(", demo_buffer") for line in said)
+    experience.close()
+    again = experience_for(memory_path / "run", said=said, checkpoint_path=str(folder))
+    assert len(again.log) == 10 and len(again.demos) == 5
+    again.close()
+    with pytest.raises(ConfigError, match=r"expected a folder of HIL-SERL's with buffer/ or demo_buffer/"):
+        experience_for(memory_path / "other", checkpoint_path=str(memory_path / "run"))
+
+
+def test_an_import_that_was_stopped_is_made_again(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shown = demonstrations(memory_path / "shown", range(50, 54))
+    added, count = Log.add, 0
+
+    def stops(log: Log, *given: Any, **named: Any) -> int:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+        return added(log, *given, **named)
+
+    monkeypatch.setattr(Log, "add", stops)
+    with pytest.raises(KeyboardInterrupt):
+        experience_for(memory_path / "run", demo_path=[str(shown)])
+    assert not (memory_path / "run" / "demos").exists()
+    experience = experience_for(memory_path / "run", demo_path=[str(shown)])
+    assert len(experience.demos) == 20
+    experience.close()
+
+
+def test_what_does_not_fit_is_refused(memory_path: Path):
+    with pytest.raises(StorageError, match="demo_path has .*nothing.*pkl, and there is no such file"):
+        experience_for(memory_path / "a", demo_path=[str(memory_path / "nothing*.pkl")])
+    wide = pickled(memory_path / "wide.pkl", [{**row, "actions": np.zeros(3, np.float32)} for row in transitions(0)])
+    with pytest.raises(SchemaError, match=r"wide.pkl: actions is float32 \(3,\), and this run's task has float32 \(2,\)"):
+        experience_for(memory_path / "b", demo_path=[str(wide)])
+    lacking = pickled(memory_path / "lacking.pkl", transitions(0))
+    with pytest.raises(SchemaError, match="lacking.pkl has no observations/images/front, which this run's task has"):
+        experience_for(memory_path / "c", True, demo_path=[str(lacking)])
+    with pytest.raises(SchemaError, match="has no grasp_penalty"):
+        experience_for(memory_path / "d", demo_path=[str(lacking)], agent={"setup_mode": "single-arm-learned-gripper"})
+    experience_for(memory_path / "e").close()
+    with pytest.raises(ConfigError, match="is of another task or setting: observations/images/front: added"):
+        experience_for(memory_path / "e", True)
+
+
+def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
+    experience = experience_for(memory_path / "run")
+    steps = list(episode(2, human=(1, 3)))
+    running = experience.log.episode(actor="a", boot="1", store="actor_env")
+    for number, step in enumerate(steps[:3]):
+        running.append(step, sequence=number)
+    assert list(experience.finished()) == []
+    running.end()  # as a restart does
+    running = experience.log.episode(actor="a", boot="1", store="actor_env")
+    for number, step in enumerate(steps[3:], 3):
+        running.append(step, sequence=number)
+    (told,) = experience.finished()
+    assert told == {
+        "trajectory": running.trajectory,
+        "success": True,
+        "return": 1.0,
+        "length": 5,
+        "seconds": 4.5,
+        "intervention_steps": 2,
+        "interventions": 2,
+        "actor": "a",
+    }
+    assert list(experience.finished()) == []
+    experience.reported([running.trajectory])
+    experience.close()
+    again = experience_for(memory_path / "run")
+    again.reported([running.trajectory])
+    assert list(again.finished()) == []
+    again.close()
+
+
+def test_columns_are_those_of_a_recording_and_what_a_run_knows_besides():
+    from hilt.runtime.experience import columns_for
+
+    base, learned = columns_for(config(), spaces()), columns_for(config(agent={"setup_mode": "dual-arm-learned-gripper"}), spaces())
+    assert set(flatten(base)) - set(flatten(columns_of(spaces()))) == {"succeed", "lost"}
+    assert set(learned) - set(base) == {"grasp_penalty"}
+
+
