@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init  # modules as torch makes them would draw from the global generator
 
 THRESHOLDS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 LOWEST = 0.5
@@ -25,17 +26,18 @@ PLATEAU = 0.005
 
 
 class Classifier(nn.Module):
-    """An encoder that turns images into features, and HIL-SERL's head: Dense, dropout, LayerNorm, relu, Dense."""
+    """An encoder that turns images into features, and HIL-SERL's head: Dense, dropout, LayerNorm, relu, Dense. First values are the
+    caller's matter."""
 
     def __init__(self, encoder: nn.Module, width: int, classes: int = 2, hidden: int = 256, dropout: float = 0.1):
         super().__init__()
         self.encoder, self.dropout = encoder, dropout
-        self.dense, self.norm = nn.Linear(width, hidden), nn.LayerNorm(hidden)
-        self.out = nn.Linear(hidden, 1 if classes == 2 else classes)
+        self.dense, self.norm = skip_init(nn.Linear, width, hidden), skip_init(nn.LayerNorm, hidden, eps=1e-6)
+        self.out = skip_init(nn.Linear, hidden, 1 if classes == 2 else classes)
 
     def forward(self, images: Mapping[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
         """Logits [B, 1] or [B, n] of uint8 images; dropout only with a `generator`, that is, in training."""
-        hidden = self.dense(self.encoder(images))
+        hidden = self.dense(self.encoder(images, generator))
         if generator is not None and self.dropout:
             keep = 1 - self.dropout
             hidden = hidden * torch.empty_like(hidden).bernoulli_(keep, generator=generator) / keep
