@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hilt.core.trajectory import Source
 from hilt.envs.task import make
+from hilt.recipes import recipe
+from hilt.replay import Log
 from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import open_device
 from hilt.teleop.intervene import TakeOver
@@ -80,3 +83,25 @@ def test_the_script_runs_as_two_processes(folder: Path):
     assert demonstrated > 0
     assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], "a take-over is in both, and nothing is lost"
     assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
+
+
+def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """``hilt train hil-serl:…``: pickles as they are, a folder of buffers imported, take-overs of the environment's own wrapper."""
+    (demos,) = (folder / "demo_data").glob("*.pkl")
+    episode = [{key: value for key, value in step.items() if key != "infos"} for step in pickle.loads(demos.read_bytes())[:8]]
+    for name, steps in (("buffer", episode), ("demo_buffer", episode[2:5])):
+        (folder / "old" / name).mkdir(parents=True)
+        (folder / "old" / name / "transitions_1000.pkl").write_bytes(pickle.dumps(steps))
+    settings = ["demo_path=[demo_data/*.pkl]", "checkpoint_path=old", "max_steps=20", "training_starts=60", "checkpoint_period=0"]
+    ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
+    command = [sys.executable, "-m", "hilt", "train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Log.open(folder / "run" / "log", "r") as log, Log.open(folder / "run" / "demos", "r") as demonstrated:
+        sources = log.read(log.all().keys(), ["source"])["source"]
+        assert sources[:8].tolist() == [0, 0, 1, 1, 1, 0, 0, 0], "the imported steps come first, and say on which a person acted"
+        assert set(sources[8:].tolist()) == {Source.RANDOM, Source.POLICY, Source.HUMAN} and len(sources) >= 60
+        assert len(demonstrated) == len(pickle.loads(demos.read_bytes()))
+    monkeypatch.chdir(folder)
+    hil = recipe("my_recipe:reach")
+    assert hil.demo_path == ["demo_data/*.pkl"] and hil.task_options == {"config": "my_task:TrainConfig"} and hil.max_steps == 60

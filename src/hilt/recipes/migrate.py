@@ -85,7 +85,7 @@ class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]
         fake = self._make(fake_env=True, save_video=False, classifier=False)
         self.observation_space, self.action_space, self.spec = fake.observation_space, fake.action_space, fake.spec
         self.instruction = config.partition(":")[0].split(".")[-2 if config.partition(":")[0].endswith(".config") else -1].replace("_", " ")
-        self.step_limit = int(_limit_of(fake) or getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT))
+        self.step_limit: int = _limit_of(fake) or int(getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT))
         if fake.has_wrapper_attr("control_hz"):
             self.control_hz = fake.get_wrapper_attr("control_hz")
         self._steps = 0
