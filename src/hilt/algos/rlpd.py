@@ -14,13 +14,13 @@ parameters before the update. A network that is not updated stays as it is, bit 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
+from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample
 from hilt.algos.imitation import LOSSES, imitation_loss
@@ -41,7 +41,7 @@ class Networks:
     target_critic: Any
     temperature: Any
     """-> a positive number"""
-    optimisers: dict[str, torch.optim.Optimizer]
+    optimisers: dict[str, Adam]
     """"critic" holds the parameters of the encoder too"""
     grasp_critic: Any = None
     """z -> Q ``[B, outcomes]``"""
@@ -119,7 +119,7 @@ def update(
         q = nets.critic(batch.z, batch.actions)  # [E, B]
         errors = (q - target).square().mean(0)  # [B]
         loss = errors.mean()
-        trained = parameters_of(nets.optimisers["critic"])
+        trained = nets.optimisers["critic"].parameters
         if batch.groups:
             info |= by_group(batch, q, target, errors, trained, settings)
         gradients["critic"] = torch.autograd.grad(loss, trained)
@@ -127,20 +127,20 @@ def update(
         info["reward"] = (batch.rewards.mean() + settings.reward_bias).item()
     if "grasp_critic" in which:
         loss, values = grasp_loss(nets, batch, settings)
-        gradients["grasp_critic"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["grasp_critic"]))
+        gradients["grasp_critic"] = torch.autograd.grad(loss, nets.optimisers["grasp_critic"].parameters)
         info |= {"grasp_critic_loss": loss.item(), "grasp_q": values.mean().item()}
     if "actor" in which:
         loss, told = actor_loss(nets, batch, settings, temperature, generator, actor_updates)
         if loss.requires_grad:  # not where there is nothing to imitate
-            gradients["actor"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["actor"]))
+            gradients["actor"] = torch.autograd.grad(loss, nets.optimisers["actor"].parameters)
         info |= {"actor_loss": loss.item(), **told}
     if "temperature" in which and not warming:  # while the actor imitates, no temperature can steer its entropy
         loss = nets.temperature() * (-next_log_prob.mean() - target_entropy)
-        gradients["temperature"] = torch.autograd.grad(loss, parameters_of(nets.optimisers["temperature"]))
+        gradients["temperature"] = torch.autograd.grad(loss, nets.optimisers["temperature"].parameters)
         info["temperature_loss"] = loss.item()
 
     for name, found in gradients.items():
-        step(nets.optimisers[name], found)
+        nets.optimisers[name].step(found)
     if "critic" in which:
         polyak(nets.target_critic, nets.critic, settings.tau)
         if nets.target_encoder is not None:
@@ -225,13 +225,6 @@ def by_group(batch: Batch, q: Tensor, target: Tensor, errors: Tensor, trained: l
     return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
 
 
-def step(optimiser: torch.optim.Optimizer, gradients: Iterable[Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters_of(optimiser), gradients, strict=True):
-        parameter.grad = gradient
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-
-
 def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:
     with torch.no_grad():
         torch._foreach_lerp_(list(slow.parameters()), list(quick.parameters()), tau)
@@ -240,7 +233,3 @@ def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:
 def _with_noise(gaussian: tuple[Tensor, Tensor], generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
     mean, std = gaussian
     return mean, std, torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
-
-
-def parameters_of(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -13,10 +13,9 @@ from itertools import pairwise
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from hilt.core.errors import UnknownNameError
-from hilt.policies.encoders import LAYER_NORM_EPS, Projection, initialise
+from hilt.policies.encoders import LAYER_NORM_EPS, Linear, Projection, initialise
 
 PROPRIO_WIDTH = 64
 STD_RANGE = (1e-5, 5.0)
@@ -48,9 +47,9 @@ class Mlp(nn.Module):
         super().__init__()
         self.act = activation(act)
         sizes = [inputs, *hidden]
-        self.layers = nn.ModuleList([skip_init(nn.Linear, a, b) for a, b in pairwise(sizes)])
-        self.norms = nn.ModuleList([skip_init(nn.LayerNorm, size, eps=LAYER_NORM_EPS) for size in hidden])
-        self.out = skip_init(nn.Linear, sizes[-1], outputs)
+        self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
+        self.norms = nn.ModuleList([nn.LayerNorm(size, eps=LAYER_NORM_EPS) for size in hidden])
+        self.out = Linear(sizes[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, norm in zip(self.layers, self.norms, strict=True):

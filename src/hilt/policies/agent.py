@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hilt.algos import rlpd
+from hilt.algos.adam import Adam
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
@@ -72,9 +73,9 @@ class Agent:
         self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
         trained = {name: list(net.parameters()) for name, net in self.networks.items() if name != "encoder"}
         trained["critic"] += self.encoder.trained_by_critic()
-        self.optimisers = {name: adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
+        self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
         imitating = [*self.encoder.trained_by_imitation(), *trained["actor"]]
-        self.optimisers["imitation"] = adam(imitating, config.encoder.pretrain_learning_rate)
+        self.optimisers["imitation"] = Adam(imitating, config.encoder.pretrain_learning_rate)
         self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
 
     @classmethod
@@ -173,13 +174,11 @@ class Agent:
         mean, std = self.networks["actor"](z)
         loss = imitation_loss(settings.imitation_loss, mean, std, continuous).mean()
         info = {"imitation_loss": loss.item(), "mse": (torch.tanh(mean) - continuous).square().sum(-1).mean().item()}
-        optimiser = self.optimisers["imitation" if encoder else "actor"]
-        rlpd.step(optimiser, torch.autograd.grad(loss, rlpd.parameters_of(optimiser)))
+        self.optimisers["imitation" if encoder else "actor"].descend(loss)
         if grasps is not None:
             q = self.networks["grasp_critic"](z.detach())
             grasp_loss = grasp_margin_loss(q, grasps, settings.grasp_margin).mean()
-            optimiser = self.optimisers["grasp_critic"]
-            rlpd.step(optimiser, torch.autograd.grad(grasp_loss, rlpd.parameters_of(optimiser)))
+            self.optimisers["grasp_critic"].descend(grasp_loss)
             info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": (q.argmax(dim=1) == grasps).float().mean().item()}
         if encoder and "encoder" in self.targets:
             self.targets["encoder"].load_state_dict(self.encoder.state_dict())
@@ -210,44 +209,36 @@ class Agent:
 
     def acting_state(self) -> dict[str, npt.NDArray[np.float32]]:
         """All that an actor needs, by name: copies, which later updates leave alone."""
-        networks = {name: self.networks[name] for name in ACTING if name in self.networks}
-        return {f"{name}.{key}": tensor.cpu().numpy().copy() for name, net in networks.items() for key, tensor in net.state_dict().items()}
+        return {key: tensor.numpy() for key, tensor in _copied(self._acting()).items()}
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `acting_state` of an agent of the same making returned."""
+        _load(self._acting(), state, "these weights")
+
+    def _acting(self) -> dict[str, Tensor]:
         networks = {name: self.networks[name] for name in ACTING if name in self.networks}
-        known = {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
-        _load(known, state, "these weights")
+        return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
-        moments: dict[str, Any] = {name: {} for name in self.optimisers}
-        for name, optimiser in self.optimisers.items():
-            for i, parameter in enumerate(rlpd.parameters_of(optimiser)):
-                moments[name][str(i)] = {key: value.clone() for key, value in optimiser.state.get(parameter, {}).items()}
-        return {
-            "networks": {name: _copied(net) for name, net in self.networks.items()},
-            "targets": {name: _copied(net) for name, net in self.targets.items()},
-            "optimisers": moments,
-            "generator": self.generator.get_state().clone(),
-            "updates": self.updates,
-            "actor_updates": self.actor_updates,
-            "imitations": self.imitations,
-        }
+        kept = {part: {name: _copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()}
+        numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations}
+        return {**kept, "generator": self.generator.get_state(), **numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of an agent of the same making returned."""
-        for part, ours in (("networks", self.networks), ("targets", self.targets)):
-            known = {f"{part}/{name}/{key}": tensor for name, net in ours.items() for key, tensor in net.state_dict().items()}
-            given = {f"{part}/{name}/{key}": tensor for name, net in _found(state, part).items() for key, tensor in net.items()}
-            _load(known, given, "this state")
-        for name, optimiser in self.optimisers.items():
-            kept = _found(_found(state, "optimisers"), name)
-            for i, parameter in enumerate(rlpd.parameters_of(optimiser)):
-                moments = kept.get(str(i), {})
-                optimiser.state[parameter] = {key: value.clone().to(parameter.device) for key, value in moments.items()}
+        ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
+        _load(ours, theirs, "this state")
         self.generator.set_state(_found(state, "generator"))
         self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
+
+    def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """Every tensor that learning changes."""
+        return {
+            "networks": {name: net.state_dict() for name, net in self.networks.items()},
+            "targets": {name: net.state_dict() for name, net in self.targets.items()},
+            "optimisers": {name: optimiser.tensors() for name, optimiser in self.optimisers.items()},
+        }
 
     # What observations and batches look like
 
@@ -352,10 +343,6 @@ class ActionLayout:
         return whole
 
 
-def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.Adam:
-    return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
-
-
 def _chosen(what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
     for key in keys:
         if key not in known:
@@ -369,8 +356,8 @@ def _found(tree: Mapping[str, Any], name: str) -> Any:
     return tree[name]
 
 
-def _copied(network: nn.Module) -> dict[str, Tensor]:
-    return {key: tensor.clone() for key, tensor in network.state_dict().items()}
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
 
 
 def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:

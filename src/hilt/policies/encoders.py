@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init  # modules as torch makes them would draw from the global generator
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.config import EncoderConfig
@@ -28,6 +27,20 @@ LAYER_NORM_EPS = 1e-6  # as in flax
 DROPOUT = 0.1
 SPATIAL_FEATURES = 8
 RESNET_PIXELS = 128
+
+
+class Linear(nn.Linear):
+    """As torch's, without the values that it would draw from the global generator; `initialise` gives it some."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Conv(nn.Conv2d):
+    """The same for convolutions."""
+
+    def reset_parameters(self) -> None:
+        pass
 
 
 class Encoder(nn.Module):
@@ -91,9 +104,9 @@ class SmallTrunk(nn.Module):
         super().__init__()
         self.convolutions = nn.ModuleList(
             [
-                skip_init(nn.Conv2d, channels, 32, 5, stride=4),
-                skip_init(nn.Conv2d, 32, 32, 3, stride=2),
-                skip_init(nn.Conv2d, 32, 32, 3),
+                Conv(channels, 32, 5, stride=4),
+                Conv(32, 32, 3, stride=2),
+                Conv(32, 32, 3),
             ]
         ).to(memory_format=torch.channels_last)
 
@@ -125,12 +138,12 @@ class Block(nn.Module):
     def __init__(self, inputs: int, filters: int, stride: int):
         super().__init__()
         self.stride = stride
-        self.conv_0 = skip_init(nn.Conv2d, inputs, filters, 3, stride=stride, padding=0 if stride > 1 else 1, bias=False)
-        self.norm_0 = skip_init(nn.GroupNorm, 4, filters, eps=1e-5)
-        self.conv_1 = skip_init(nn.Conv2d, filters, filters, 3, padding=1, bias=False)
-        self.norm_1 = skip_init(nn.GroupNorm, 4, filters, eps=1e-5)
-        self.conv_proj = skip_init(nn.Conv2d, inputs, filters, 1, stride=stride, bias=False) if inputs != filters else None
-        self.norm_proj = skip_init(nn.GroupNorm, 4, filters, eps=1e-5) if inputs != filters else None
+        self.conv_0 = Conv(inputs, filters, 3, stride=stride, padding=0 if stride > 1 else 1, bias=False)
+        self.norm_0 = nn.GroupNorm(4, filters, eps=1e-5)
+        self.conv_1 = Conv(filters, filters, 3, padding=1, bias=False)
+        self.norm_1 = nn.GroupNorm(4, filters, eps=1e-5)
+        self.conv_proj = Conv(inputs, filters, 1, stride=stride, bias=False) if inputs != filters else None
+        self.norm_proj = nn.GroupNorm(4, filters, eps=1e-5) if inputs != filters else None
 
     def forward(self, x: Tensor) -> Tensor:
         # flax pads an even image on its far side only where the stride is 2; torch would pad both sides
@@ -146,8 +159,8 @@ class ResNet10(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.conv_init = skip_init(nn.Conv2d, channels, 64, 7, stride=2, padding=3, bias=False)
-        self.norm_init = skip_init(nn.GroupNorm, 4, 64, eps=1e-5)
+        self.conv_init = Conv(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.norm_init = nn.GroupNorm(4, 64, eps=1e-5)
         self.blocks = nn.ModuleList([Block(64 * max(1, 2**i // 2), 64 * 2**i, stride=2 if i else 1) for i in range(4)])
         # of ImageNet, in the unit of pixels
         self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).repeat(channels // 3), persistent=False)
@@ -193,8 +206,8 @@ class Projection(nn.Module):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.linear = skip_init(nn.Linear, inputs, outputs)
-        self.norm = skip_init(nn.LayerNorm, outputs, eps=LAYER_NORM_EPS)
+        self.linear = Linear(inputs, outputs)
+        self.norm = nn.LayerNorm(outputs, eps=LAYER_NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(self.norm(self.linear(x)))
