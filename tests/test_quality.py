@@ -49,8 +49,8 @@ def test_import_brings_no_torch(module: str):
 
 
 def test_import_is_quick():
-    clock = "import time; start = time.perf_counter(); import hilt; print(time.perf_counter() - start)"
-    seconds = min(float(run("-c", clock)) for _ in range(3))  # the least, for the machine may be busy
+    clock = "import time; start = time.process_time(); import hilt; print(time.process_time() - start)"  # the machine may be busy
+    seconds = min(float(run("-c", clock)) for _ in range(3))
     assert seconds < 0.3
 
 

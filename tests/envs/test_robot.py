@@ -189,9 +189,10 @@ def test_who_waits_after_a_reset_sees_what_is_there_now(toy: ToyRobot):
     obs, _ = env.reset()
     time.sleep(0.5)  # the scene is put in order
     toy.gripper, toy.asked = 0.25, []
+    looked = time.monotonic()
     now = env.look()
     assert (obs["state"]["gripper_pose"][0], now["state"]["gripper_pose"][0]) == (1.0, 0.25) and toy.routes == ["getstate"]
-    assert env.step(STILL)[4]["period_seconds"] < 0.45, "the wait is no period"
+    assert env.step(STILL)[4]["period_seconds"] < time.monotonic() - looked, "the wait is no period"
 
 
 def test_its_settings_are_known_without_where_it_is(toy: ToyRobot):
@@ -362,29 +363,33 @@ def test_a_sagging_arm_does_not_sink(toy: ToyRobot):
 
 def test_the_gripper_does_not_stop_the_loop_and_is_not_hurried(toy: ToyRobot):
     """Upstream sleeps for 0.6 s in the middle of a step, and forgets what comes sooner than that."""
-    env = env_of(toy, gripper_seconds=0.15)
+    env = env_of(toy, gripper_seconds=0.5)
     env.reset()
-    grips = [-1.0, -1.0, -0.4, 1.0, -1.0, 1.0, *[0.0] * 20]
+    grips = [-1.0, -1.0, -0.4, 1.0, -1.0, 1.0, *[0.0] * 30]
     for grip in grips:
         env.step(act(grip=grip))
     sent = [(route, began) for route, _, began, _ in toy.asked if "gripper" in route]
     assert [route for route, _ in sent] == ["close_gripper", "open_gripper"]  # once each; the newest wish counts
-    assert sent[1][1] - sent[0][1] >= 0.14
+    assert sent[1][1] - sent[0][1] >= 0.49
     between = [began for route, _, began, _ in toy.asked if route == "pose" and sent[0][1] < began < sent[1][1]]
     assert len(between) >= 3  # the arm was still commanded
 
 
 def test_the_rate_is_kept_whatever_the_policy_takes(toy: ToyRobot):
-    env = env_of(toy, hz=20.0)
-    env.reset()
-    began = time.monotonic()
-    for _ in range(10):
-        time.sleep(0.02)  # a policy thinks
-        env.step(STILL)
-    timing = env.timing()
-    assert timing["steps"] == 10 and timing["nominal"] == 0.05 and timing["p50"] <= timing["p99"] <= timing["max"]
-    if not timing["missed"]:  # on a machine that kept up, no drift: upstream's would take 0.7 s
-        assert 0.5 <= time.monotonic() - began < 0.56
+    for _ in range(20):  # until the machine kept up, if it ever does
+        env = env_of(toy, hz=20.0)
+        env.reset()
+        began = time.monotonic()
+        for _ in range(10):
+            time.sleep(0.02)  # a policy thinks
+            env.step(STILL)
+        seconds, timing = time.monotonic() - began, env.timing()
+        env.close()
+        assert timing["steps"] == 10 and timing["nominal"] == 0.05 and timing["p50"] <= timing["p99"] <= timing["max"]
+        assert seconds >= 0.49
+        if seconds < 0.56:
+            break
+    assert seconds < 0.56 or timing["missed"], "no drift: upstream's would take 0.7 s"
 
 
 # --- cameras, settings ---
@@ -531,19 +536,20 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
     moves = [act(x=1, y=-1, rz=0.5)] * 4 + [act(z=-1, grip=-1)] * 3 + [STILL] * 6
     for move in moves:
         expected, *_ = bench.step(move)
+    cameras = {"front": {"deadline_seconds": 60}, "wrist": {"deadline_seconds": 60}}
     with RobotServer("tabletop", {"task": "pick"}, port=0) as server:
-        env = make(f"robot/{server.urls[0]}", cameras={"front": {"deadline_seconds": 60}, "wrist": {"deadline_seconds": 60}}, image_size=16)
-        for _ in range(5):  # until no period was late: an arm that is measured before it moved is given less motion, by `lead`
+        # Slower than the bench, so that the arm has time to get there; and again when it was late all the same, for a busy machine
+        # simulates slowly: an arm that is measured before it moved is given less motion, by `lead`.
+        env = make(f"robot/{server.urls[0]}", cameras=cameras, image_size=16, hz=5)
+        deadline, late = time.monotonic() + 120, True
+        while late and time.monotonic() < deadline:
             obs, info = env.reset(options={"split": "eval", "state": 3})
             assert info == {"succeed": False, "split": "eval", "state": 3}
             np.testing.assert_allclose(obs["state"]["tcp_pose"], begun["state"]["tcp_pose"], atol=2e-3)
-            periods = []
             for move in moves:
                 obs, reward, terminated, truncated, info = env.step(move)
                 assert env.observation_space.contains(obs)
-                periods.append(info["period_seconds"])
-            if max(periods) < 0.12:
-                break
+            late = np.abs(obs["state"]["tcp_pose"] - expected["state"]["tcp_pose"]).max() > 0.01
         assert (env.instruction, env.step_limit) == (bench.instruction, bench.step_limit)
         assert env.observation_space == bench.observation_space and env.action_space == bench.action_space
         np.testing.assert_allclose(obs["state"]["tcp_pose"], expected["state"]["tcp_pose"], atol=0.01)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.wire.journal import wait_for
 from tests.wire.proxy import DEADLINE_S, DOWN, UP, Proxy
 
 
@@ -71,6 +72,7 @@ def test_passes_everything_in_order(proxy: Proxy):
     with call(proxy) as end:
         threading.Thread(target=end.sendall, args=(data,), daemon=True).start()
         assert receive(end, len(data)) == data
+        wait_for(lambda: proxy.counts[DOWN] >= len(data), "what has arrived to be counted", DEADLINE_S)  # it is counted afterwards
     assert proxy.counts[UP] == proxy.counts[DOWN] == len(data)
 
 
@@ -111,7 +113,7 @@ def test_stall_holds_and_loses_nothing(echo: Echo, proxy: Proxy, way: str):
         end.sendall(b"held")
         with pytest.raises(TimeoutError):
             end.recv(1)
-        assert echo.heard == (b"" if way == UP else b"held")
+        wait_for(lambda: echo.heard == (b"" if way == UP else b"held"), "the server to hear it, or not", DEADLINE_S)
         proxy.heal()
         end.settimeout(DEADLINE_S)
         assert receive(end, 4) == b"held"
@@ -126,7 +128,7 @@ def test_answers_stall_after_so_many_bytes(echo: Echo, proxy: Proxy):
         end.settimeout(0.2)
         with pytest.raises(TimeoutError):
             end.recv(1)
-        assert echo.heard == b"x" * 10 + b"y"
+        wait_for(lambda: echo.heard == b"x" * 10 + b"y", "the server to hear it", DEADLINE_S)
 
 
 def test_cut_in_the_middle_of_a_message(echo: Echo, proxy: Proxy):
