@@ -18,7 +18,7 @@ demo: $(VENV)/.installed  ## a log that is killed and recovers; then a learner a
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
