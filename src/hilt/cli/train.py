@@ -103,8 +103,10 @@ def actor_command(
         _end_with_parent()
         acted = act(config, spool or Path("spools") / _plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
-    if acted.spooled:
+    if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
+    elif acted.spooled:
+        typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
     _leave(stopped)
 
 

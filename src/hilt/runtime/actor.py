@@ -138,16 +138,26 @@ class Actor:
         if self._teller.ident is not None:
             self._teller.join(ANSWER_S)
         if self._client is not None:
-            if self._client.stats()["connected"]:
-                self._ask({"bye": True})
-                self._client.update(timeout_ms=1e3 * FLUSH_S)
-            if self._spool is None and self._store is not None:
-                self._store.close(FLUSH_S)
+            self._flush()
             self._client.stop()
         if self._spool is not None:
-            self.acted.spooled = len(self._spool)
             self._spool.close()
         self._journal.close()
+
+    def _flush(self) -> None:
+        """A learner that ends waits until everybody has said goodbye: first the steps, then that."""
+        assert self._client is not None
+        if self._spool is None:
+            self.acted.spooled = self._store.close(FLUSH_S)
+        elif self._client.stats()["connected"]:
+            latest = self._spool.latest_data_id()
+            self._client.update(timeout_ms=1e3 * FLUSH_S)
+            self._client.wait_acknowledged(STORE, latest, power=True, timeout=1.0)
+            self.acted.spooled = max(0, latest - self._client.stats()["stores"][STORE]["process_safe"])
+        else:
+            self.acted.spooled = len(self._spool)
+        if self._client.stats()["connected"]:
+            self._ask({"bye": True})
 
     def _episode(self) -> None:
         number = self._journal.begin_episode()

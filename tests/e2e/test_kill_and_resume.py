@@ -1,0 +1,197 @@
+"""`hilt train` as real processes: killed, each side and all of it, interrupted, and resumed; the log is what the environments produced."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hilt.core.files import read_json
+from hilt.core.trajectory import Source
+from hilt.observe.metrics import read_metrics
+from hilt.replay import Log, QueuedDataStore
+from tests.e2e.journaled import image_of
+
+ROOT = Path(__file__).parent.parent.parent
+DEADLINE_S = 120.0
+RECIPE = "tests.e2e.journaled:recipe"
+
+
+class Train:
+    """`hilt train` on one folder, over its lives."""
+
+    def __init__(self, folder: Path):
+        self.run, self.journals, self.output = folder / "run", folder / "journals", folder / "output"
+        self.journals.mkdir()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.kills: Counter[str] = Counter()
+
+    def start(self, *words: str) -> None:
+        with self.output.open("ab") as out:
+            command = [sys.executable, "-m", "hilt", "train", *words, "--run", str(self.run)]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True)
+
+    def pid(self, name: str) -> int:
+        """Of the newest process of this name."""
+        found = re.findall(rf"{name}(?:: process| was killed by \w+ and is started again, process) (\d+)", self.said())
+        return int(found[-1])
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def steps(self) -> int:
+        return sum(path.read_bytes().count(b"\n") for path in self.journals.iterdir())
+
+    def wait(self, ready: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not ready():
+            assert self.process is not None and self.process.poll() is None, f"it ended before {what}: {self.said()}"
+            assert time.monotonic() < deadline, f"{what} took too long: {self.said()}"
+            time.sleep(0.02)
+
+    def wait_steps(self, count: int) -> None:
+        target = self.steps() + count
+        self.wait(lambda: self.steps() >= target, f"{count} more steps")
+
+    def updates(self) -> int:
+        return max((record["update"] for record in read_metrics(self.run)), default=0) if (self.run / "metrics.jsonl").exists() else 0
+
+    def kill(self, *names: str) -> None:
+        for name in names:
+            os.kill(self.pid(name), signal.SIGKILL)
+        self.kills[" and ".join(names)] += 1
+
+    def end(self, number: int = 0) -> int:
+        assert self.process is not None
+        if number:
+            self.process.send_signal(number)
+        code = self.process.wait(DEADLINE_S)
+        self.wait_gone()
+        return code
+
+    def wait_gone(self) -> None:
+        """None of the processes that were ever started is left."""
+        pids = {int(pid) for pid in re.findall(r"process (\d+)", self.said())}
+        deadline = time.monotonic() + 40
+        while left := [pid for pid in pids if _alive(pid)]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "hilt" in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace") and _state(pid) != "Z"
+    except OSError:
+        return False
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.fixture
+def train(memory_path: Path) -> Iterator[Train]:
+    train = Train(memory_path)
+    yield train
+    if train.process is not None and train.process.poll() is None:
+        train.process.kill()
+    train.wait_gone()
+
+
+def check(train: Train, actors: int = 1) -> dict[str, int]:
+    """The log has every step of every environment, in order, once, pixel for pixel; but for the last one of a life, whose insert may not
+    have returned. What a spool still has is the same as what the log has, or comes after it."""
+    journals = {int(path.stem): [json.loads(line) for line in path.read_text().splitlines()] for path in train.journals.iterdir()}
+    with Log.open(train.run / "log", "r") as log:
+        rows = log.read(log.all().keys())
+        lengths = [len(log.trajectory_keys(number)) for number in log.trajectories()]
+    before, after = rows["observations"]["state"].astype(int), rows["next_observations"]["state"].astype(int)
+    names = list(zip(after[:, 0].tolist(), after[:, 1].tolist(), strict=True))
+    assert len(set(names)) == len(names), "a step is in the log twice"
+    where = {name: row for row, name in enumerate(names)}
+    spooled = set()
+    for number in range(actors):
+        spool = QueuedDataStore(1, path=train.run / "actors" / f"actor-{number + 1}" / "spool")
+        spooled |= {tuple(step["next_observations"]["state"].astype(int)[:2].tolist()) for step in spool.get_latest_data(-1)}
+        spool.close()
+    last = lost = 0
+    for life, lines in journals.items():
+        for place, line in enumerate(lines):
+            name = (life, line["count"])
+            if name not in where:
+                lost += name not in spooled and place + 1 < len(lines)
+                last += 1
+                continue
+            row = where[name]
+            assert before[row].tolist()[:2] == [life, line["count"] - 1] and after[row, 2] == before[row, 2]
+            np.testing.assert_array_equal(rows["actions"][row], np.float32(line["action"]))
+            assert rows["rewards"][row] == line["reward"]
+            assert [bool(rows["terminated"][row]), bool(rows["truncated"][row])] == line["ends"] and rows["succeed"][row] == line["ends"][0]
+            np.testing.assert_array_equal(rows["observations"]["image"][row], image_of(life, line["count"] - 1))
+            np.testing.assert_array_equal(rows["next_observations"]["image"][row], image_of(life, line["count"]))
+    assert lost == 0, f"{lost} steps whose insert had returned are not in the log"
+    assert last <= len(journals), "at most the last step of each life, which was under way"
+    assert set(names) <= {(life, line["count"]) for life, lines in journals.items() for line in lines}
+    policy = rows["source"] == Source.POLICY
+    assert (rows["policy_version"][policy] > 0).all() and (rows["policy_version"][~policy] == -1).all()
+    assert (rows["source"] == Source.RANDOM).sum() <= 30 * actors, "random steps are counted over all lives"
+    assert max(lengths) <= 12
+    return {"steps": len(names), "lives of environments": len(journals), "under way when killed": last}
+
+
+def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(train: Train, counted: Callable[[str], None]):
+    train.start(RECIPE, f"task_options.folder={train.journals}")
+    train.wait_steps(60)
+    for names in (("actor-1",), ("learner",), ("actor-1", "learner")):
+        train.kill(*names)
+        train.wait_steps(40)
+    assert train.end(signal.SIGINT) == 130, train.said()
+    assert "stopped: " in train.said() and f"hilt train --run {train.run} --resume" in train.said()
+    assert list((train.run / "checkpoints").iterdir()), "Ctrl-C leaves a checkpoint"
+
+    before = train.updates()
+    train.start("--resume", f"max_env_steps={train.steps() + 150}")
+    assert train.end() == 0, train.said()
+    found = check(train)
+    assert train.updates() > before and "ended: " in train.said() and read_json(train.run / "run.json")["changed"][0]["max_env_steps"]
+    assert found["lives of environments"] >= 4
+    counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
+
+
+@pytest.mark.peers
+def test_a_soak_of_kills(train: Train, counted: Callable[[str], None]):
+    """Two actors; something is killed every few seconds, also while it starts, and once `hilt train` itself."""
+    rng = random.Random(6)
+    train.start(RECIPE, f"task_options.folder={train.journals}", "actors=2")
+    train.wait_steps(50)
+    end = time.monotonic() + 240
+    while time.monotonic() < end:
+        names = rng.choice([("learner",), ("actor-1",), ("actor-2",), ("learner", "actor-1"), ("learner", "actor-1", "actor-2")])
+        time.sleep(rng.uniform(12, 30))  # more often, and `hilt train` gives up: at most 3 in a minute
+        if train.process is not None and train.process.poll() is None:
+            train.kill(*(name for name in names if _alive(train.pid(name))))
+        else:
+            assert "was killed 4 times within a minute" in train.said(), train.said()
+            train.start("--resume")
+            train.kills["given up"] += 1
+            train.wait_steps(1)
+    train.end(signal.SIGKILL)  # its children notice, and end
+    train.kills["hilt train"] += 1
+    train.start("--resume")
+    train.wait_steps(20)
+    assert train.end(signal.SIGINT) == 130, train.said()
+    train.start("--resume", f"max_env_steps={train.steps() + 150}")
+    assert train.end() == 0, train.said()
+    counted(f"SIGKILL: {dict(train.kills)}; {check(train, actors=2)}; 0 lost, 0 doubled")

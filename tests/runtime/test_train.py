@@ -1,0 +1,186 @@
+"""A run's folder, its demonstrations, and how its processes are looked after; the processes here are small scripts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hilt.core.config import thaw
+from hilt.core.errors import ConfigError, HiltError
+from hilt.core.files import read_json
+from hilt.core.trajectory import Source
+from hilt.replay import Log
+from hilt.runtime import train as module
+from hilt.runtime.config import Hil, Wire
+from hilt.runtime.train import CHANGEABLE, Child, begin_run, commands, demonstrate, differences, resume_run, train, with_demonstrations
+
+TOY: dict[str, Any] = {"task": "tests.runtime.toy:Toy"}
+DEADLINE_S = 60.0
+WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('there', flush=True); time.sleep(600)"
+
+
+def scripts(monkeypatch: pytest.MonkeyPatch, **codes: str) -> None:
+    made = {name.replace("_", "-"): [sys.executable, "-c", code] for name, code in codes.items()}
+    monkeypatch.setattr(module, "commands", lambda config, run, debug: made)
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def started(said: list[str]) -> list[int]:
+    return [int(line.split("process ")[1].split(",")[0]) for line in said if "process " in line]
+
+
+# The folder
+
+
+def test_a_run_is_frozen_once_and_resumed_with_its_settings(tmp_path: Path):
+    run = tmp_path / "runs" / "one"
+    config = begin_run(run, "mine", Hil(batch_size=12, wire=Wire(port=0, broadcast_port=0)))
+    assert thaw(Hil, run / "config.yaml") == config and config.batch_size == 12
+    assert config.wire.port > 0 and config.wire.broadcast_port not in (0, config.wire.port), "port 0 becomes a free one"
+    with pytest.raises(ConfigError, match=r"has a run already: --resume goes on with it, --run FOLDER begins another"):
+        begin_run(run, "mine", Hil())
+    assert resume_run(run, "mine", []) == resume_run(run, "", []) == config
+    assert resume_run(run, "", ["max_steps=5", "wire.host=::1"]).max_steps == 5
+    assert resume_run(run, "", []).wire.host == "::1", "what was changed is frozen"
+    card = read_json(run / "run.json")
+    assert card["recipe"] == "mine" and len(card["id"]) == 16 and card["changed"][0]["max_steps"] == 5
+
+
+def test_what_would_break_a_resumed_run_is_refused_and_changes_nothing(tmp_path: Path):
+    begin_run(tmp_path / "run", "mine", Hil())
+    for override, words in {
+        "batch_size=8": "batch_size was 256 in .* and is 8 now, which a resumed run cannot change: leave it out, or begin another",
+        "agent.rlpd.discount=0.5": r"agent\.rlpd\.discount was 0.97",
+        "task_options.image_size=32": r"task_options was \{\} in .* and is \{'image_size': 32\} now",
+    }.items():
+        with pytest.raises(ConfigError, match=words):
+            resume_run(tmp_path / "run", "", ["max_steps=5", override])
+    with pytest.raises(ConfigError, match="is a run of mine, not of yours: leave the recipe out"):
+        resume_run(tmp_path / "run", "yours", [])
+    assert thaw(Hil, tmp_path / "run" / "config.yaml") == Hil()
+    with pytest.raises(ConfigError, match="has no run to resume: leave out --resume to begin one"):
+        resume_run(tmp_path / "other", "", [])
+    (tmp_path / "things").mkdir()
+    (tmp_path / "things" / "letter.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"is not a run: letter\.txt is in it"):
+        begin_run(tmp_path / "things", "mine", Hil())
+
+
+def test_what_may_be_changed_are_settings_that_exist():
+    flat = set(differences(Hil(), Hil(**{name: None for name in Hil.__dataclass_fields__ if name not in ("wire", "agent")})))
+    assert {key for key in CHANGEABLE if "." not in key} <= flat
+    assert {key.removeprefix("wire.") for key in CHANGEABLE if "." in key} == set(Wire.__dataclass_fields__)
+
+
+# Demonstrations
+
+
+def test_demonstrations_are_recorded_once_and_given_to_the_learner(tmp_path: Path):
+    config, said = Hil(**TOY, demonstrations=3, demonstration_options={"expert": f"{__name__}:slow"}), []  # type: ignore[var-annotated]
+    demonstrate(config, tmp_path, said.append)
+    assert said[0].startswith("recording 3 demonstrations of tests.runtime.toy:Toy with its script")
+    demonstrate(config, tmp_path, said.append)
+    assert len(said) == 2, "they are there"
+    with Log.open(tmp_path / "demonstrations" / "log", "r") as log:
+        assert len(log.trajectories()) == 3 and len(log.by_source("demo")) == len(log)
+        assert abs(log.read(log.all().keys(), ["actions"])["actions"]).max() <= 0.7, "as the options have it"
+        assert (log.read(log.all().keys(), ["source"])["source"] == Source.DEMO).all()
+    assert with_demonstrations(config, tmp_path).demo_path == [str(tmp_path / "demonstrations" / "log")]
+    assert with_demonstrations(Hil(demo_path=["a"]), tmp_path).demo_path == ["a"]
+
+
+def slow(env: Any) -> Any:
+    expert = env.unwrapped.expert()
+    return lambda: 0.7 * expert()
+
+
+# Processes
+
+
+def test_the_commands_are_one_learner_and_the_actors_that_were_asked_for(tmp_path: Path):
+    found = commands(Hil(actors=2, wire=Wire(host="10.0.0.1")), tmp_path, debug=True)
+    assert list(found) == ["learner", "actor-1", "actor-2"] and all(command[1:4] == ["-m", "hilt", "--debug"] for command in found.values())
+    assert found["learner"][4:] == ["learner", "--run", str(tmp_path), "--resume"]
+    own = ["--name", "actor-2", "--spool", str(tmp_path / "actors" / "actor-2"), "--learner", "10.0.0.1"]
+    assert found["actor-2"][4:] == ["actor", str(tmp_path / "config.yaml"), *own]
+    with pytest.raises(ConfigError, match="actors=0: a run needs at least 1"):
+        train(Hil(actors=0), tmp_path)
+
+
+def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripts(monkeypatch, learner="import time; time.sleep(0.5)", actor_1=WAITS, actor_2=WAITS)
+    said: list[str] = []
+    looks: list[int] = []
+    outcome = train(Hil(), tmp_path, say=said.append, look=lambda: looks.append(1))
+    assert outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
+
+
+def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "END_S", 2.0)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('there', flush=True); time.sleep(600)"
+    scripts(monkeypatch, learner=WAITS, actor_1=deaf)
+    said: list[str] = []
+    ready = [tmp_path / "logs" / f"{name}.log" for name in ("learner", "actor-1")]
+    outcome = train(Hil(), tmp_path, say=said.append, stop=lambda: all(path.exists() and path.read_text() for path in ready))
+    assert not outcome.ended and said[-1] == "actor-1 did not end within 2 s: killed" and gone(started(said))
+
+
+def test_an_error_of_a_process_is_the_error_of_the_run_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    says = "import sys, time; time.sleep(0.5); print('error: the arm is not there. Switch it on.', file=sys.stderr); sys.exit(1)"
+    scripts(monkeypatch, learner=WAITS, actor_1=says)
+    said: list[str] = []
+    with pytest.raises(HiltError, match=r"^actor-1: the arm is not there\. Switch it on\.$"):
+        train(Hil(), tmp_path, say=said.append)
+    assert gone(started(said))
+    scripts(monkeypatch, learner="1 / 0", actor_1=WAITS)
+    words = r"learner ended with exit code 1; its last words, from .*learner\.log:\nTraceback(.|\n)*ZeroDivisionError"
+    with pytest.raises(HiltError, match=words):
+        train(Hil(), tmp_path, say=said.append)
+    assert gone(started(said))
+
+
+def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripts(monkeypatch, learner=WAITS, actor_1=WAITS)
+    said: list[str] = []
+
+    def kill() -> None:
+        deadline, killed = time.monotonic() + DEADLINE_S, 0
+        while killed < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            if len(pids := started([line for line in said if line.startswith("actor-1")])) > killed:
+                os.kill(pids[-1], signal.SIGKILL if killed else signal.SIGTERM)  # each of them was somebody's doing
+                killed += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    with pytest.raises(HiltError, match=r"actor-1 was killed 4 times within a minute, last by SIGKILL\. Find out by whom"):
+        train(Hil(), tmp_path, say=said.append)
+    thread.join()
+    assert sum("is started again" in line for line in said) == 3 and "by SIGTERM and is started again" in "".join(said)
+    assert gone(started(said))
+
+
+def test_a_page_to_open_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(2)"
+    scripts(monkeypatch, learner="import time; time.sleep(1.5)", actor_1=page)
+    said: list[str] = []
+    train(Hil(), tmp_path, say=said.append)
+    assert "actor-1: open http://127.0.0.1:8080/?token=a" in said and not any("episode" in line for line in said)
+
+
+def test_a_child_says_into_its_log_after_what_was_said_before(tmp_path: Path):
+    child = Child("one", [sys.executable, "-c", "import sys; print('error: it is broken', flush=True); sys.exit(1)"], tmp_path / "one.log")
+    (tmp_path / "one.log").write_text("error: of long ago\n")
+    child.start()
+    assert child.wait(DEADLINE_S) and child.failed and str(child.error()) == "one: it is broken"
+    assert (tmp_path / "one.log").read_text() == "error: of long ago\nerror: it is broken\n"
