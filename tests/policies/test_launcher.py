@@ -14,6 +14,7 @@ from hilt.policies import launcher
 from hilt.policies.launcher import (
     BCAgent,
     SACAgent,
+    checkpoints,
     encoder_of,
     make_bc_agent,
     make_sac_pixel_agent,
@@ -117,3 +118,20 @@ def test_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_an_unknown_argument_is_named():
     with pytest.raises(ConfigError, match="discont: not an argument of this function; expected image_keys"):
         make_sac_pixel_agent(0, sample(np.random.default_rng(0)), np.zeros(6), image_keys=["wrist"], encoder_type="small", discont=0.9)
+
+
+def test_checkpoints_under_their_names(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    options = {"image_keys": ["wrist"], "encoder_type": "small"}
+    agent, other = (make_sac_pixel_agent(seed, sample(rng), np.zeros(6, np.float32), **options) for seed in (1, 2))
+    assert checkpoints.latest_checkpoint(tmp_path) is None and checkpoints.restore_checkpoint(tmp_path, other.state) is other
+    for step in (9, 10, 11):
+        checkpoints.save_checkpoint(str(tmp_path), agent.state, step=step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_10", "checkpoint_11"]
+    assert checkpoints.latest_checkpoint(tmp_path) == str(tmp_path / "checkpoint_11")
+    other = other.replace(state=checkpoints.restore_checkpoint(tmp_path, other.state, step=10))
+    batch = packed_batch(rng, 6)
+    assert agent.update(batch)[1] == other.update(batch)[1], "it goes on as the one that was saved"
+    (tmp_path / "checkpoint_5000").mkdir()
+    with pytest.raises(ConfigError, match="checkpoint_5000 is a checkpoint of flax, whose weights are not read here"):
+        checkpoints.latest_checkpoint(tmp_path)

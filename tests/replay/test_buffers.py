@@ -624,3 +624,14 @@ def test_a_slash_in_a_key_is_a_level():
     batch = store.sample(1)
     assert batch["observations"]["right"]["wrist"].max() == 2 and batch["next_observations"]["left"]["wrist"].max() == 3
     store.close()
+
+
+def test_a_penalty_that_is_not_asked_for_is_passed_over():
+    """HIL-SERL's loader takes it out of ``infos`` whatever the buffer is."""
+    for asked in (False, True):
+        store = ReplayBufferDataStore(Dict({"state": Box((2,))}), Box((7,)), 10, include_grasp_penalty=asked)
+        seen = {"state": np.zeros(2, np.float32)}
+        ends = {"rewards": 0.0, "masks": 1.0, "dones": False, "grasp_penalty": -0.02, "infos": {"grasp_penalty": -0.02}}
+        store.insert({"observations": seen, "next_observations": seen, "actions": np.zeros(7, np.float32), **ends})
+        assert ("grasp_penalty" in store.sample(1)) == asked
+        store.close()

@@ -10,6 +10,8 @@ Each is `hilt.policies.agent.Agent` with that face; an agent changes in place, a
 
 from __future__ import annotations
 
+import io
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
+from hilt.core.files import DISK
 from hilt.core.tree import flatten, unflatten
 from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig
+from hilt.replay.torch import load_pt, save_pt
 
 PRETRAINED = Path("~/.serl/resnet10_params.pkl")
 """Where HIL-SERL keeps the weights of "resnet-pretrained" """
@@ -97,6 +101,40 @@ def make_sac_pixel_agent_hybrid_dual_arm(seed: int, sample_obs: Any, sample_acti
 def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
     """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here."""
     return _make(BCAgent, "single-arm-fixed-gripper", seed, sample_obs, sample_action, hidden=[512, 512, 512], **options)
+
+
+class checkpoints:  # flax has a module of this name
+    """As much of ``flax.training.checkpoints`` as the scripts use: files ``checkpoint_{step}``, each whole or not there. They hold all that
+    goes on learning; `target` is ``agent.state``, and is changed in place."""
+
+    @staticmethod
+    def save_checkpoint(ckpt_dir: str | os.PathLike[str], target: Agent, step: int, keep: int = 1) -> str:
+        folder, contents = Path(ckpt_dir), io.BytesIO()
+        save_pt(target.state_dict(), contents)
+        DISK.make_folders(folder)
+        DISK.replace(folder / f"checkpoint_{step}", contents.getvalue())
+        for old in _numbered(folder)[:-keep]:
+            DISK.remove(old)
+        return str(folder / f"checkpoint_{step}")
+
+    @staticmethod
+    def latest_checkpoint(ckpt_dir: str | os.PathLike[str]) -> str | None:
+        found = _numbered(Path(ckpt_dir))
+        return str(found[-1]) if found else None
+
+    @staticmethod
+    def restore_checkpoint(ckpt_dir: str | os.PathLike[str], target: Any, step: int | None = None) -> Any:
+        found = _numbered(Path(ckpt_dir))
+        if found or step is not None:
+            target.load_state_dict(load_pt(found[-1] if step is None else Path(ckpt_dir) / f"checkpoint_{step}"))
+        return target
+
+
+def _numbered(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("checkpoint_*") if path.name.removeprefix("checkpoint_").isdigit()]
+    if flax := [path for path in found if path.is_dir()]:
+        raise ConfigError(f"{flax[0]} is a checkpoint of flax, whose weights are not read here; its buffers are: see docs/hil-serl.md.")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint_")))
 
 
 def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:

@@ -34,8 +34,8 @@ class ReplayBufferDataStore:
     """A learner's buffer of transitions.
 
     A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
-    ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over. Done with mask 0 is kept as
-    terminated, done with mask 1 as truncated. A slash in a key, as two arms have them (``left/wrist``), is a level. With
+    ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over, as is ``grasp_penalty``
+    without `include_grasp_penalty`. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a key, as two arms have them (``left/wrist``), is a level. With
     `path` the buffer is a log that outlives the process; without, it lives in a temporary folder. `settings` go to
     `Log.create`.
     """
@@ -58,6 +58,7 @@ class ReplayBufferDataStore:
     ):
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
+        self._passed_over = ("infos",) if include_grasp_penalty else ("infos", "grasp_penalty")  # scripts give it unasked
         self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
         if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
             raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
@@ -181,7 +182,7 @@ class ReplayBufferDataStore:
         return batch
 
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
-        given = {key: value for key, value in transition.items() if key != "infos"}
+        given = {key: value for key, value in transition.items() if key not in self._passed_over}
         if self._has_slashes:
             given |= {key: _levels(given[key]) for key in ("observations", "next_observations") if key in given}
         infos = transition.get("infos")
@@ -196,7 +197,7 @@ class ReplayBufferDataStore:
 
     def _block_with_ends(self, block: Block) -> Block:
         """As `_with_ends`, for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
-        columns = {path: column for path, column in block.columns.items() if not path.startswith("infos/")}
+        columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] not in self._passed_over}
         if "grasp_penalty" in self.log.schema.columns and "infos/grasp_penalty" in block.columns:
             columns.setdefault("grasp_penalty", block.columns["infos/grasp_penalty"])
         ends = [columns[name] for name in ("dones", "masks") if name in columns]
