@@ -35,9 +35,9 @@ class ReplayBufferDataStore:
 
     A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
     ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over, as is ``grasp_penalty``
-    without `include_grasp_penalty`. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a key, as two arms have them (``left/wrist``), is a level. With
-    `path` the buffer is a log that outlives the process; without, it lives in a temporary folder. `settings` go to
-    `Log.create`.
+    without `include_grasp_penalty`. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a
+    key, as two arms have them (``left/wrist``), is a level. With `path` the buffer is a log that outlives the process;
+    without, it lives in a temporary folder. `settings` go to `Log.create`.
     """
 
     _stacked: tuple[str, ...] = ()
