@@ -120,7 +120,7 @@ class Standing:
             ("policy", _values(u, {"entropy": "entropy", "temperature": "temperature"})),
             ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
             ("steps kept", _values(u, {"online": "log_steps", "demo": "demo_steps", "human": "human_steps"}, ",.0f")),
-            ("control rate", f"late by {max(late):.1f} ms at most, in 99% of steps" if late else ""),
+            ("control rate", f"{max(late):.1f} ms late at the 99th percentile" if late else ""),
             ("last event", self.event),
         ]
         return [(name, text) for name, text in found if text]
@@ -183,15 +183,16 @@ class Live:
             self.say(line)
 
     def _table(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         left = self._standing.left(self._limits)
         when = f"{clock(self._standing.seconds())} since the first step" + (f", {clock(left)} left" if left is not None else "")
-        made = Table(title=Text(f"{self._title}   {when}", "bold"), title_justify="left", box=None, show_header=False, pad_edge=False)
+        made = Table(box=None, show_header=False, pad_edge=False)
         for name, text in self._standing.rows():
             made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))
-        return made
+        return Group(Text(f"{self._title}   {when}", "bold"), made)
 
 
 def clock(seconds: float) -> str:

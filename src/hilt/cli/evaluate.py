@@ -1,0 +1,99 @@
+"""``hilt eval``: a trained policy tries every evaluation state, alone; its success comes with a 95% interval."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hilt.cli.show import progress_bar, table
+from hilt.core.errors import optional_module
+from hilt.core.files import DISK
+
+if TYPE_CHECKING:
+    from hilt.runtime.evaluate import Evaluation
+
+app = typer.Typer(add_completion=False)
+
+
+def _option(metavar: str, help: str, default: str | bool = True, **rest: Any) -> Any:
+    return typer.Option(metavar=metavar, help=help, show_default=default, **rest)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="The folder that `hilt train` made.", show_default=False)],
+    checkpoint: Annotated[
+        str, _option("WHICH", "last, best (by an evaluation on the split eval), or its number of learner steps.")
+    ] = "last",
+    split: Annotated[str, _option("NAME", "Whose initial states are tried.")] = "test",
+    episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Actions are drawn as in training, not the likeliest ones.")] = False,
+    seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
+    videos: Annotated[int, _option("N", "Make videos of the first so many episodes.", min=0)] = 0,
+    workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
+    ] = None,
+) -> None:
+    """Try a policy on all evaluation states, each episode counted. Nobody can take over."""
+    optional_module("gymnasium", "hilt eval", "sim")
+    torch = optional_module("torch", "hilt eval", "torch")
+    from hilt.runtime.evaluate import config_of, find_checkpoint, make_agent
+    from hilt.runtime.evaluate import evaluate as tried
+    from hilt.runtime.workplace import spaces
+
+    torch.set_num_threads(1)
+    config = config_of(run)
+    found = find_checkpoint(run, checkpoint)
+    agent = make_agent(config, spaces(config))
+    agent.load_state_dict(found.agent)
+    with progress_bar(f"{split} states") as move:
+        done = tried(
+            config,
+            agent,
+            split,
+            episodes=episodes,
+            seed=seed,
+            sample=sample,
+            update=found.update,
+            workers=workers,
+            folder=run / "evaluations",
+            videos=videos,
+            watch=lambda outcome, count, total: move(count, total),
+        )
+    if json_file is not None:
+        DISK.replace(json_file, json.dumps(done.card(), indent=1).encode() + b"\n", durable=False)
+    show(done)
+
+
+def show(done: Evaluation) -> None:
+    from rich.console import Console
+
+    card, (low, high) = done.card(), done.interval
+    rows: list[list[object]] = [
+        ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
+        ["policy", f"after {done.update:,} learner steps, actions {'drawn' if done.sample else 'the likeliest'}, nobody else acts"],
+        [
+            "success",
+            f"{done.successes} of {len(done.outcomes)}: {100 * done.success:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%",
+        ],
+        ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
+        ["episode length", f"{card['length']:.1f} steps"],
+        ["return", f"{card['return']:.3f}"],
+        ["took", f"{done.seconds:.1f} s, {len(done.outcomes) / done.seconds:.1f} episodes/s"],
+        ["recorded in", done.folder],
+    ]
+    rows += [["video", path] for path in done.videos]
+    lost = [str(one.state) for one in done.outcomes if not one.success and not one.error]
+    if lost:
+        rows.append(["failed states", ", ".join(lost[:20]) + ", …" * (len(lost) > 20)])
+    rows += [[f"lost: {count}", f"the environment failed: {error}"] for error, count in Counter(one.error for one in done.errors).items()]
+    Console(soft_wrap=True).print(table("", "", rows=rows))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,493 @@
+"""How good a policy is: it tries numbered initial states, alone, and every try counts.
+
+Nobody can take over, and the policy does what it thinks best (`sample`: what it draws, as in training). Each episode has a seed of its
+own that follows from the evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval
+(Wilson's). An episode in which the environment fails is lost, and shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hilt.core.config import thaw
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.trajectory import Source, Step
+from hilt.core.tree import Array
+from hilt.envs.task import success_of
+from hilt.formats.episodes import INSTRUCTION
+from hilt.formats.units import beside
+from hilt.formats.video import VideoWriter
+from hilt.replay import Log, Schema
+from hilt.replay.schema import spec_of_space
+from hilt.runtime.config import Hil
+from hilt.runtime.film import cameras, film, video_of
+from hilt.runtime.record import RATE_HZ
+from hilt.runtime.recording import columns_of, nested
+from hilt.runtime.workplace import make_env, spaces
+from hilt.teleop.intervene import attribute
+
+if TYPE_CHECKING:
+    from hilt.policies.agent import Agent
+    from hilt.runtime.checkpoint import Checkpoint
+
+Z = 1.959963984540054
+"""Of a normal distribution, 95% lies within so many standard deviations"""
+EPISODE_S = 600.0
+"""An episode of a worker may take so long"""
+CARD = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One episode."""
+
+    state: int
+    """The initial state's number in its split"""
+    seed: int
+    success: bool
+    steps: int
+    total: float
+    """Sum of its rewards"""
+    error: str = ""
+    """What the environment raised: the episode is lost"""
+
+
+@dataclass
+class Evaluation:
+    """All episodes of an evaluation, and what follows from them."""
+
+    task: str
+    split: str
+    update: int
+    """Learner steps that the policy had made"""
+    sample: bool
+    seed: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+    folder: Path | None = None
+    """Where it is recorded"""
+    videos: list[Path] = field(default_factory=list)
+
+    @property
+    def successes(self) -> int:
+        return sum(one.success for one in self.outcomes)
+
+    @property
+    def success(self) -> float:
+        """The share of episodes that succeeded."""
+        return self.successes / len(self.outcomes)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson(self.successes, len(self.outcomes))
+
+    @property
+    def steps_per_success(self) -> float | None:
+        """The mean over episodes that succeeded; None when none did."""
+        lengths = [one.steps for one in self.outcomes if one.success]
+        return sum(lengths) / len(lengths) if lengths else None
+
+    @property
+    def errors(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.error]
+
+    def card(self) -> dict[str, Any]:
+        """As JSON has it."""
+        low, high = self.interval
+        return {
+            **{name: getattr(self, name) for name in ("task", "split", "update", "sample", "seed", "successes", "success")},
+            **{"low": low, "high": high, "episodes": len(self.outcomes), "errors": len(self.errors)},
+            "steps_per_success": self.steps_per_success,
+            "return": sum(one.total for one in self.outcomes) / len(self.outcomes),
+            "length": sum(one.steps for one in self.outcomes) / len(self.outcomes),
+            "seconds": round(self.seconds, 3),
+            "outcomes": [asdict(one) for one in self.outcomes],
+        }
+
+
+Watch = Callable[[Outcome, int, int], None]
+"""Told of each episode: its outcome, how many are done, and of how many"""
+
+
+def evaluate(
+    config: Hil,
+    agent: Any,
+    split: str = "test",
+    states: Sequence[int] = (),
+    episodes: int | None = None,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    update: int = 0,
+    workers: int = 1,
+    folder: Path | None = None,
+    videos: int = 0,
+    watch: Watch = lambda outcome, done, total: None,
+) -> Evaluation:
+    """Tries each of `states` (all of the split when empty) once; or `episodes` in all, from the first state on and around again.
+
+    `agent` has ``sample_actions(observation, seed=, argmax=)``; with several `workers` it is an `Agent`, which they make again from its
+    weights. With a `folder` the episodes are recorded in a new folder below it, with ``evaluation.json`` and `videos` of the first ones.
+    """
+    if workers < 1 or videos < 0 or seed < 0 or (episodes is not None and episodes < 1):
+        given = f"{workers} workers, {videos} videos, seed {seed}, {episodes} episodes"
+        raise ConfigError(f"{given}: expected at least 1, 0, 0, and 1 or None for every state once.")
+    if videos and folder is None:
+        raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
+    if videos:
+        optional_module("av", "A video of an episode", "formats")
+    began, done = time.monotonic(), Evaluation(config.task, split, update, sample, seed)
+    env = make_env(config, operator=False)
+    try:
+        known = attribute(env, "initial_states", {})
+        tries = [Try(state, _seed(seed, number)) for number, state in enumerate(_states(config.task, known, split, states, episodes))]
+        plan = Plan(config, split, update, sample, keep=folder is not None)
+        with contextlib.ExitStack() as stack:
+            record = stack.enter_context(Recorder(folder, env, plan, seed)) if folder is not None else None
+            made = _alone(plan, agent, env, tries) if workers == 1 else _together(plan, agent.acting_state(), tries, workers)
+            for outcome, steps in stack.enter_context(contextlib.closing(made)):
+                done.outcomes.append(outcome)
+                if record is not None:
+                    record.add(outcome, steps)
+                watch(outcome, len(done.outcomes), len(tries))
+            done.seconds = time.monotonic() - began
+            if record is not None:
+                done.folder = record.folder
+                done.videos = record.finish(done, videos)
+    finally:
+        env.close()
+    return done
+
+
+def wilson(successes: int, episodes: int) -> tuple[float, float]:
+    """The 95% interval of a share: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    if not 0 <= successes <= episodes or episodes < 1:
+        raise ConfigError(
+            f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes than episodes."
+        )
+    share, scale = successes / episodes, Z * Z / episodes
+    half = Z * math.sqrt(share * (1 - share) / episodes + scale / (4 * episodes))
+    low, high = ((share + scale / 2 + sign * half) / (1 + scale) for sign in (-1, 1))
+    return (low if successes else 0.0), (high if successes < episodes else 1.0)
+
+
+# Which weights
+
+
+def load_agent(run: Path, checkpoint: str | int = "last") -> Agent:
+    """The agent of a run as a checkpoint has it: "last", "best" (see `find_checkpoint`), or of this update."""
+    config = config_of(run)
+    agent = make_agent(config, spaces(config))
+    agent.load_state_dict(find_checkpoint(run, checkpoint).agent)
+    return agent
+
+
+def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
+    """ "best" is the one with the highest success in an evaluation on the split "eval": never one on the states that are reported."""
+    from hilt.runtime.checkpoint import latest, load, numbers
+
+    if str(which) == "best":
+        cards = [read_json(path) for path in sorted(run.glob(f"evaluations/*/{CARD}"))]
+        there = set(numbers(run))
+        found = [card for card in cards if card["split"] == "eval" and card["update"] in there]
+        if not found:
+            raise ConfigError(f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N.")
+        return load(run, max(found, key=lambda card: (card["success"], card["update"]))["update"])
+    if str(which) == "last":
+        if (newest := latest(run)) is None:
+            raise ConfigError(f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps.")
+        return newest
+    if not str(which).isdecimal():
+        raise ConfigError(
+            f"checkpoint {which!r}: expected last, best, or the number of one: {', '.join(map(str, numbers(run))) or 'none'}."
+        )
+    return load(run, int(which))
+
+
+def config_of(run: Path) -> Hil:
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run} is not a run: there is no config.yaml in it. Give the folder that `hilt train` made.")
+    return thaw(Hil, run / "config.yaml")
+
+
+def make_agent(config: Hil, env: Any) -> Agent:
+    """An agent that is still to be given its weights, for an environment or for its spaces."""
+    from hilt.policies.agent import Agent
+
+    seen = nested(spec_of_space(env.observation_space, "observation_space"))
+    return Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
+
+
+# The episodes
+
+
+@dataclass(frozen=True)
+class Try:
+    """Where an episode begins."""
+
+    state: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all episodes have in common."""
+
+    config: Hil
+    split: str
+    update: int
+    sample: bool
+    keep: bool
+    """Whether the steps are wanted, for a log"""
+
+
+Steps = list[dict[str, Any]]
+
+
+class Lost(Exception):
+    """Raised when an environment fails: it costs the episode, not the evaluation."""
+
+
+def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try]) -> Generator[tuple[Outcome, Steps]]:
+    """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
+    own = None
+    try:
+        for one in tries:
+            outcome, steps = _episode(plan, agent, own or env, one)
+            yield outcome, steps
+            if outcome.error:
+                if own is not None:
+                    own.close()
+                own = make_env(plan.config, operator=False)
+    finally:
+        if own is not None:
+            own.close()
+
+
+def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps]:
+    draw = np.random.default_rng(one.seed)
+    steps: Steps = []
+    count, total, success, ended = 0, 0.0, False, False
+    try:
+        observation, info = _asked(env.reset, seed=one.seed, options={"split": plan.split, "state": one.state})
+        before = _own(observation)
+        while not ended:
+            observed = time.time()
+            action = agent.sample_actions(before, seed=int(draw.integers(2**31)), argmax=not plan.sample)
+            sent = time.time()
+            observation, reward, terminated, truncated, info = _asked(env.step, action)
+            if info.get("intervene_action") is not None or info.get("source") == Source.HUMAN:
+                raise ConfigError(
+                    f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
+                )
+            after, count, total, ended = _own(observation), count + 1, total + float(reward), bool(terminated or truncated)
+            said = success_of(info)
+            success = float(reward) > 0 if said is None else said  # one that does not say: as HIL-SERL counts
+            if plan.keep:
+                times = {"observed": observed, "sent": sent, "applied": time.time()}
+                ends = bool(terminated), bool(truncated)
+                step = Step(before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times)  # type: ignore[arg-type]
+                steps.append(step.columns())
+            before = after
+    except Lost as error:
+        return Outcome(one.state, one.seed, False, count, total, str(error)), steps
+    return Outcome(one.state, one.seed, bool(success), count, total), steps
+
+
+def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    try:
+        return call(*given, **named)
+    except Exception as error:
+        raise Lost("".join(traceback.format_exception_only(error)).strip()) from error
+
+
+def _together(plan: Plan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int) -> Generator[tuple[Outcome, Steps]]:
+    """In processes of their own, each every so-manieth episode; they come out in order."""
+    context = multiprocessing.get_context("spawn")
+    running: dict[Any, Any] = {}
+    ready: dict[int, tuple[Outcome, Steps]] = {}
+    try:
+        for number in range(min(workers, len(tries))):
+            here, there = context.Pipe()
+            running[here] = context.Process(target=_work, args=(there,), daemon=True, name=f"hilt-evaluate-{number}")
+            running[here].start()
+            there.close()
+        for number, pipe in enumerate(running):
+            with contextlib.suppress(BrokenPipeError):  # its end is seen below
+                pipe.send((plan, weights, list(enumerate(tries))[number::workers]))
+        for place in range(len(tries)):
+            while place not in ready:
+                for pipe in _answered(running):
+                    with contextlib.suppress(EOFError, ConnectionResetError):
+                        number, answer = pipe.recv()
+                        if isinstance(answer, HiltError):
+                            raise answer
+                        ready[number] = answer
+                        continue
+                    process = running.pop(pipe)
+                    process.join(EPISODE_S)
+                    if process.exitcode or (not running and place not in ready):
+                        cure = "See its error above; a script that evaluates with workers needs: if __name__ == '__main__'."
+                        raise HiltError(f"a process of the evaluation ended with exit code {process.exitcode}. {cure}")
+            yield ready.pop(place)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join(EPISODE_S)
+
+
+def _answered(running: Mapping[Any, Any]) -> list[Any]:
+    answered: list[Any] = wait(list(running), EPISODE_S)
+    if not answered:
+        raise DeadlineError(f"no episode of the evaluation ended within {EPISODE_S:.0f} s.")
+    return answered
+
+
+def _work(pipe: Any) -> None:
+    """What a worker does; it ends with whoever started it, to whom it cannot speak any more."""
+    import torch
+
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        plan, weights, tries = pipe.recv()
+        try:
+            env = make_env(plan.config, operator=False)
+            agent = make_agent(plan.config, env)
+            agent.load_acting_state(weights)
+            made = _alone(plan, agent, env, [one for _, one in tries])
+            for (place, _), answer in zip(tries, made, strict=True):
+                pipe.send((place, answer))
+            env.close()
+        except HiltError as error:
+            pipe.send((-1, error))
+
+
+class Recorder:
+    """The log of an evaluation, in a new folder below the one that is given."""
+
+    def __init__(self, parent: Path, env: Any, plan: Plan, seed: int):
+        self._plan, self._seed = plan, seed
+        self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
+        self._words = str(attribute(env, "instruction", ""))
+        stem = f"{plan.split}-{plan.update:08d}" + "-sampled" * plan.sample
+        DISK.make_folders(parent)
+        taken = {path.name for path in parent.iterdir()}
+        name = next(name for number in range(1, 10**6) if (name := stem if number == 1 else f"{stem}-{number}") not in taken)
+        self.folder = parent / name
+        DISK.make_folders(self.folder)
+        self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
+
+    def add(self, outcome: Outcome, steps: Steps) -> None:
+        if steps:
+            episode = self._log.episode(actor="evaluation")
+            for step in steps:
+                episode.append(step)
+            episode.end()
+            start = {"split": self._plan.split, "state": outcome.state, "seed": outcome.seed}
+            told = {"success": outcome.success, "steps": outcome.steps, "task": self._plan.config.task, INSTRUCTION: self._words}
+            self._log.annotate(episode.trajectory, **start, **told, **({"error": outcome.error} if outcome.error else {}))
+
+    def finish(self, done: Evaluation, videos: int) -> list[Path]:
+        """Writes what came of it, and makes the videos."""
+        write_json(self.folder / CARD, done.card())
+        if videos and not cameras(self._log):
+            raise ConfigError(f"{done.task}: the observations have no images, so there are no videos.")
+        made = []
+        for trajectory in self._log.trajectories()[:videos]:
+            DISK.make_folders(self.folder / "videos")
+            made.append(video_of(self.folder / "videos", trajectory))
+            film(self._log, trajectory, made[-1], self._hz)
+        return made
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.close()
+
+
+# Two videos beside each other
+
+TITLE, SPACE = 36, 8
+
+
+def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after")) -> None:
+    """One video of two rows of videos: those of each side one after the other, the two sides next to each other. The side that is
+    over first shows its last frame until the other is."""
+    pillow = [optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")]
+    rate = {fps for path in (*before, *after) for fps in [_rate(path)]}
+    if len(rate) != 1:
+        raise ConfigError(
+            f"videos of {', '.join(f'{fps:g}' for fps in sorted(rate)) or 'no'} frames a second: expected one rate for all of them."
+        )
+    sides = [_frames(before), _frames(after)]
+    shown: list[Array] = [next(side) for side in sides]
+    height, widths = max(frame.shape[0] for frame in shown), [frame.shape[1] for frame in shown]
+    head = _head(pillow, widths, titles)
+    with beside(out) as place:
+        writer = VideoWriter(place, rate.pop(), height + TITLE + height % 2, head.shape[1], "h264")
+        going = True
+        while going:
+            frame = np.zeros((height + TITLE + height % 2, head.shape[1], 3), np.uint8)
+            frame[:TITLE] = head
+            for left, picture in zip((0, widths[0] + SPACE), shown, strict=True):
+                frame[TITLE : TITLE + picture.shape[0], left : left + picture.shape[1]] = picture
+            writer.add(frame[None])
+            following = [next(side, None) for side in sides]
+            going = any(picture is not None for picture in following)
+            shown = [old if new is None else new for old, new in zip(shown, following, strict=True)]
+        writer.close()
+
+
+def _head(pillow: Sequence[Any], widths: Sequence[int], titles: Sequence[str]) -> Array:
+    image, draw, font = pillow
+    wide = sum(widths) + SPACE
+    canvas = image.new("RGB", (wide + wide % 2, TITLE), (24, 26, 30))
+    for left, title in zip((0, widths[0] + SPACE), titles, strict=True):
+        draw.Draw(canvas).text((left + 6, 8), title, (235, 235, 230), font.load_default(18))
+    return np.asarray(canvas)
+
+
+def _rate(path: Path) -> float:
+    av = optional_module("av", "Reading a video", "formats")
+    with av.open(str(path)) as container:
+        return float(container.streams.video[0].average_rate)
+
+
+def _frames(paths: Sequence[Path]) -> Iterator[Array]:
+    av = optional_module("av", "Reading a video", "formats")
+    for path in paths:
+        with av.open(str(path)) as container:
+            for frame in container.decode(video=0):
+                yield frame.to_ndarray(format="rgb24")
+
+
+def _states(task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None) -> list[int]:
+    if split not in known:
+        raise UnknownNameError("split", split, known)
+    if wrong := [state for state in states if not 0 <= state < known[split]]:
+        raise ConfigError(f"initial state {wrong[0]} of {split}: {task} has {known[split]} there, counted from 0.")
+    chosen = list(states) or list(range(known[split]))
+    return [chosen[number % len(chosen)] for number in range(episodes or len(chosen))]
+
+
+def _seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def _own(observation: Any) -> Any:
+    """As a log has it, and a copy: an environment may use its arrays again for the next one."""
+    return copy.deepcopy(nested(observation))
