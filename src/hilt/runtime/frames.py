@@ -1,7 +1,7 @@
 """Frames with labels, for a reward classifier: read from recordings and from HIL-SERL's pickles, and split so that the split is honest.
 
-A label says what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label 0 is failure and 1 success,
-or 0 to n - 1 where there are n classes.
+A label says what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label 0 is failure and 1
+success, or there are n classes, 0 to n - 1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Clip:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def before_success(self, success: int, steps: int) -> Array:
+    def before_success(self, success: int, steps: int = 10) -> Array:
         """bool [T]: frames that are no success, with one at most so many steps later."""
         later = np.zeros(len(self), bool)
         for place in np.flatnonzero(self.labels == success):
@@ -75,7 +75,8 @@ def read_frames(paths: Sequence[str | Path], image_keys: Sequence[str] = ()) -> 
         for name in names:
             shape, found = first.images[name].shape[1:], clip.images[name].shape[1:] if name in clip.images else None
             if found != shape:
-                raise SchemaError(f"{name} is {found or 'absent'} in {clip.where} and {shape} in {first.where}. Train from frames of one size.")
+                differs = f"{name} is {found or 'absent'} in {clip.where} and {shape} in {first.where}"
+                raise SchemaError(f"{differs}. Train from frames of the same cameras and size.")
     return [replace(clip, images={name: clip.images[name] for name in names}) for clip in clips]
 
 

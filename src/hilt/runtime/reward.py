@@ -1,9 +1,9 @@
 """A reward classifier: trained from frames with labels, judged on frames of other episodes, kept in a folder, asked by an environment.
 
-    FOLDER/classifier.json   what it looks at, its threshold and why, how good it is on held-out frames, all settings
-    FOLDER/weights.pt        read without running what it carries
-    FOLDER/thresholds.png    precision and recall over thresholds
-    FOLDER/mistakes.png      the held-out frames it is most wrong about
+FOLDER/classifier.json   what it looks at, its threshold and why, how good it is on held-out frames, all settings
+FOLDER/weights.pt        read without running what it carries
+FOLDER/thresholds.png    precision and recall over thresholds
+FOLDER/mistakes.png      the held-out frames it is most wrong about
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hilt.algos import classifier as algo
-from hilt.core.errors import ConfigError, CorruptError, SchemaError, optional_module, suggest
+from hilt.core.errors import ConfigError, CorruptError, SchemaError, UnknownNameError, optional_module, suggest
 from hilt.core.files import DISK, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, flatten
 from hilt.observe.drawing import Chart, Line, Pixels, draw
@@ -40,7 +40,8 @@ SHOWN = 12
 
 @dataclass
 class ClassifierConfig:
-    """How a reward classifier is trained. HIL-SERL's: encoder=resnet10 weights=resnet10_params.pkl features=256 steps=150 learning_rate=1e-4."""
+    """How a reward classifier is trained. As HIL-SERL does it: encoder=resnet10 weights=resnet10_params.pkl features=256 steps=150
+    batch_size=256 learning_rate=1e-4."""
 
     image_keys: list[str] = field(default_factory=list)
     """The cameras it looks at, such as images/front; empty: all"""
@@ -56,7 +57,7 @@ class ClassifierConfig:
     """Share of that layer that is left out at each step of training"""
     random_crop: int = 4
     """Images are moved by up to so many pixels in training; 0: not"""
-    steps: int = 400
+    steps: int = 300
     """Gradient steps"""
     batch_size: int = 128
     """Frames in each, as many of each class"""
@@ -68,24 +69,18 @@ class ClassifierConfig:
     """The class that is success; -1: the highest label"""
     threshold: float = 0.0
     """A frame is a success from this probability on; 0: as the held-out frames recommend"""
-    near_steps: int = 10
-    """A frame so many steps before a success, or fewer, counts as just before it in the report"""
     seed: int = 0
     """Of the split, the first weights and the batches"""
 
     def check(self) -> None:
         """Raises for a value that cannot work."""
-        whole = ("features", "hidden", "steps", "batch_size", "near_steps")
-        if wrong := [name for name in whole if getattr(self, name) < 1] or [name for name in ("random_crop",) if getattr(self, name) < 0]:
-            raise ConfigError(f"{wrong[0]}={getattr(self, wrong[0])}: expected at least {0 if wrong[0] == 'random_crop' else 1}.")
-        for name, low in (("held_out", 0.0), ("learning_rate", 0.0)):
-            if not low < getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a number between 0 and 1.")
-        for name in ("dropout", "threshold"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from 0 up, below 1.")
+        counts = {name: (1, 1_000_000) for name in ("features", "hidden", "steps", "batch_size")}
+        shares = {"dropout": (0, 0.99), "threshold": (0, 0.999), "held_out": (0.01, 0.9), "learning_rate": (1e-9, 1)}
+        for name, (low, high) in {**counts, **shares, "random_crop": (0, 1000)}.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a number from {low:g} to {high:g}.")
         if self.encoder not in ("small", "resnet10"):
-            raise ConfigError(f"encoder={self.encoder!r}: expected small or resnet10.")
+            raise UnknownNameError("encoder", self.encoder, ["small", "resnet10"])
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,6 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
     best = algo.recommended(points)
     threshold = config.threshold or best.threshold
     card = {
-        "version": 1,
         "image_keys": {name: list(shape) for name, shape in shapes.items()},
         "classes": classes,
         "success": success,
@@ -138,7 +132,7 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
             "by": by,
             "accuracy": algo.accuracy(probability, labels),
             "majority": algo.majority(labels),
-            **_at(threshold, probability[:, success], labels == success, held, success, config.near_steps),
+            **_at(threshold, probability[:, success], labels == success, held, success),
             "curve": [[point.threshold, point.precision, point.recall, point.false_successes] for point in points],
         },
     }
@@ -178,7 +172,7 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
     classifier's own; with the environment's observation `space`, one that it cannot judge is an error now, not at the first step."""
     folder = Path(folder)
     if not (folder / CARD).is_file():
-        raise ConfigError(f"{folder} is no reward classifier: there is no {CARD} in it. Make one with: hilt train classifier DATA --out {folder}")
+        raise ConfigError(f"{folder} is no reward classifier: it has no {CARD}. Make one with: hilt train classifier DATA --out {folder}")
     if threshold is not None and not 0 < threshold < 1:
         raise ConfigError(f"threshold={threshold}: expected a probability between 0 and 1.")
     card = read_json(folder / CARD)
@@ -192,7 +186,7 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(f"{folder}: {CARD} and {WEIGHTS} do not fit ({error}). Train it again with: hilt train classifier") from error
-    made = RewardClassifier(model, shapes, success, own if threshold is None else threshold, folder, card)
+    made = RewardClassifier(model, shapes, success, own if threshold is None else threshold, folder)
     if space is not None:
         made.check(space)
     return made
@@ -202,11 +196,9 @@ class RewardClassifier:
     """Calls an observation a success or not, as it comes from the environment: nested, or HIL-SERL's with a stack, of which the newest
     frame counts. A camera is found by its name in either (``images/front``, ``front``)."""
 
-    def __init__(
-        self, model: algo.Classifier, shapes: Mapping[str, tuple[int, ...]], success: int, threshold: float, folder: Path, card: dict[str, Any]
-    ):
-        self.threshold, self.folder, self.card = threshold, folder, card
-        self._model, self._shapes, self._success = model.eval(), dict(shapes), success
+    def __init__(self, model: algo.Classifier, shapes: Mapping[str, tuple[int, ...]], success: int, threshold: float, folder: Path):
+        self.threshold, self.folder = threshold, folder
+        self._model, self._shapes, self._success = model, dict(shapes), success
 
     def __call__(self, observation: Any) -> float:
         return float(self.probability(observation) >= self.threshold)
@@ -235,20 +227,22 @@ class RewardClassifier:
         near = [path for path in leaves if f"/{path}".endswith(f"/{name}") or f"/{name}".endswith(f"/{path}")]
         if name in leaves or len(near) == 1:
             return name if name in leaves else near[0]
-        cure = f"Choose the cameras when you train one (image_keys=), or give the environment this one. It has: {', '.join(leaves) or 'none'}."
+        cure = f"Give the environment this camera, or train a classifier without it (image_keys=). Here: {', '.join(leaves) or 'nothing'}."
         raise SchemaError(f"the classifier {self.folder} looks at {name}, which is not in the observation{suggest(name, leaves)} {cure}")
 
     def _check_shape(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
         wanted = self._shapes[name]
         if dtype != np.uint8 or shape[-3:] != wanted or len(shape) not in (3, 4) or not shape[0]:
-            cure = f"Make the environment with that size (task_options.image_size={wanted[0]}), or train a classifier on frames of this one."
+            cure = f"Make the environment with that size (task_options.image_size={wanted[0]}), or train one on frames of this size."
             raise SchemaError(f"{name} is {dtype} {shape}, and the classifier {self.folder} was trained on uint8 {wanted}. {cure}")
 
 
 # Training
 
 
-def _model(shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, draws: torch.Generator, learned: bool = False) -> algo.Classifier:
+def _model(
+    shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, draws: torch.Generator, learned: bool = False
+) -> algo.Classifier:
     """With first weights; `learned`: to be filled from a file of ours, so the trunk's own file is not needed."""
     encoder = EncoderConfig(config.encoder, config.weights, "head" if config.weights else "critic", config.features)
     if learned:
@@ -259,7 +253,9 @@ def _model(shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, dr
     return made
 
 
-def _fit(model: algo.Classifier, clips: Sequence[Clip], classes: int, config: ClassifierConfig, draws: torch.Generator, watch: Watch | None) -> float:
+def _fit(
+    model: algo.Classifier, clips: Sequence[Clip], classes: int, config: ClassifierConfig, draws: torch.Generator, watch: Watch | None
+) -> float:
     """The last loss."""
     images = {name: torch.from_numpy(np.concatenate([clip.images[name] for clip in clips])) for name in clips[0].images}
     labels = torch.from_numpy(np.concatenate([clip.labels for clip in clips]))
@@ -303,11 +299,11 @@ def _size(clips: Sequence[Clip], classes: int) -> dict[str, Any]:
     }
 
 
-def _at(threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips: Sequence[Clip], success: int, near: int) -> dict[str, Any]:
+def _at(threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips: Sequence[Clip], success: int) -> dict[str, Any]:
     """What happens at the threshold that is used, near misses apart."""
     point = algo.curve(probability, truth, [threshold])[0]
     called = (probability >= threshold).numpy()
-    before = np.concatenate([clip.before_success(success, near) for clip in clips])
+    before = np.concatenate([clip.before_success(success) for clip in clips])
     failed = np.concatenate([clip.failed(success) for clip in clips])
     return {
         "accuracy_at_threshold": float((torch.from_numpy(called) == truth).float().mean()),
@@ -349,7 +345,8 @@ def _mistakes(clips: Sequence[Clip], probability: torch.Tensor, labels: torch.Te
         right = guess == int(labels[place])
         words = f"p(class {guess}) = {float(probability[place, guess]):.2f}, labelled {int(labels[place])}"
         images = [image[step] for image in clip.images.values()]
-        tiles.append(picture(images, GREEN if right else RED, [words, f"{clip.where}, step {step}"[-70:]], None))
+        tile = picture(images, GREEN if right else RED, [words, f"{clip.where}, step {step}"[-60:]], None)
+        tiles.append(np.pad(tile, ((0, 8), (0, 8), (0, 0)), constant_values=255))
     while len(tiles) % 3:
         tiles.append(np.zeros_like(tiles[0]))
     rows = [np.concatenate(tiles[first : first + 3], 1) for first in range(0, len(tiles), 3)]

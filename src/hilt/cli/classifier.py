@@ -1,0 +1,85 @@
+"""``hilt train classifier``: frames of success and failure become a reward that any recipe can use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hilt.cli.show import progress_bar, table
+from hilt.core.errors import optional_module
+
+app = typer.Typer(add_completion=False)
+DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
+LINES = 10
+"""So often what was reached is said, where there is no terminal for a bar"""
+
+
+@app.command("train classifier")
+def classifier(
+    data: Annotated[list[str] | None, typer.Argument(metavar="DATA... KEY=VALUE...", help=DATA, show_default=False)] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the classifier is to be.")] = Path("classifier"),
+    settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
+) -> None:
+    """Train a reward classifier, and judge it on frames of other episodes and initial states. In a recipe: classifier=FOLDER."""
+    from rich.console import Console
+
+    from hilt.core.config import build, describe
+
+    torch: Any = optional_module("torch", "hilt train classifier", "torch")
+    from hilt.runtime.frames import class_count, read_frames
+    from hilt.runtime.reward import ClassifierConfig, check_free, save, train
+
+    words = data or []
+    changes = [word for word in words if "=" in word and not Path(word).exists()]
+    config = build(ClassifierConfig(), *changes)
+    if settings:
+        rows = [[key, getattr(config, key), meaning] for key, _, _, meaning in describe(ClassifierConfig)]
+        Console().print(table("setting", "value", "meaning", rows=rows))
+        return
+    check_free(out)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # two threads on busy cores are several times slower
+    clips = read_frames([word for word in words if word not in changes], config.image_keys)
+    frames, cameras = sum(map(len, clips)), ", ".join(clips[0].images)
+    typer.echo(f"{frames:,} frames of {len(clips)} episodes, {class_count(clips)} classes, from {cameras}")
+    with progress_bar("training") as bar:
+
+        def watch(step: int, loss: float, right: float) -> None:
+            bar(step, config.steps)
+            if step * LINES // config.steps != (step - 1) * LINES // config.steps:
+                typer.echo(f"step {step} of {config.steps}: loss {loss:.3f}, {right:.0%} of its batch right")
+
+        trained = train(clips, config, watch)
+    save(out, trained)
+    show(trained.card)
+    typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both\nhilt train RECIPE classifier={out}")
+
+
+def show(card: dict[str, Any]) -> None:
+    """What is known of a classifier, as a table."""
+    from rich.console import Console
+
+    held, learned = card["held_out"], card["training"]
+    near = "; ".join(
+        f"{name}: {held[key]['false_successes']} of {held[key]['frames']}"
+        for key, name in (("just_before_success", "just before a success"), ("failed_attempts", "failed attempts"))
+    )
+    rows = [
+        ["trained on", _size(learned)],
+        ["held out", f"{_size(held)}, by {held['by']}"],
+        ["accuracy", f"{held['accuracy']:.1%} held out; always the most frequent class: {held['majority']:.1%}"],
+        ["threshold", f"{card['threshold']:g}: {card['why']}"],
+        ["at it", f"{held['accuracy_at_threshold']:.1%} right, precision {held['precision']:.1%}, recall {held['recall']:.1%}"],
+        ["near misses called success", near],
+    ]
+    if held["by"] == "episode":
+        rows.append(["CAUTION", "too few initial states to hold some out: episodes on both sides began alike. Record from more of them"])
+    Console().print(table("", "", rows=rows))
+
+
+def _size(side: dict[str, Any]) -> str:
+    per_class = ", ".join(f"{count:,} of class {number}" for number, count in enumerate(side["of_class"]))
+    return f"{side['frames']:,} frames ({per_class}) of {side['episodes']} episodes from {side['initial_states']} initial states"
