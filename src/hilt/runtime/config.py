@@ -76,6 +76,8 @@ class Hil:
     """Critic updates for each update of the actor"""
     update_to_data: float = 0.0
     """At most so many learner steps for each online step; 0: as many as the machine can"""
+    max_ahead: int = 0
+    """A simulation waits while online steps are so many ahead of learner steps, so that it does not outrun the learner; 0: never"""
     random_steps: int = 0
     """So many first steps are random"""
     training_starts: int = 100
