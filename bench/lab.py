@@ -19,6 +19,10 @@ class Lab:
     quick: bool
     """Smaller sizes and fewer rounds; no target counts as met."""
     limits: dict[str, str] = field(default_factory=dict)
+    seeds: int = 3
+    """Of what is learned"""
+    minutes: float = 10.0
+    """Of learning, for each seed"""
 
     def progress(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -34,6 +38,9 @@ class Lab:
 
     def pick(self, full: int, quick: int) -> int:
         return quick if self.quick else full
+
+    def pick_words(self, quick: list[str]) -> list[str]:
+        return quick if self.quick else []
 
     def size(self, ran: int, full: int, unit: str) -> str:
         """What a row says about its size: nothing when it is the full one."""

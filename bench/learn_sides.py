@@ -13,52 +13,50 @@ import numpy as np
 
 from bench.sides import serve
 
+MOST_STEPS = 30_000
+"""Of the replay buffer: at 64 pixels, two cameras and both observations of a step, 1.5 GB"""
+
 
 class Sb3:
-    """SAC of Stable-Baselines3 with our sizes. It sees what our policy sees: each camera, and the proprioception as one vector."""
+    """SAC of Stable-Baselines3 in the environment of one of our runs, with its sizes and its demonstrations. It sees what our policy
+    sees: each camera, and the proprioception as one vector."""
 
-    def start(
-        self,
-        task: str,
-        task_options: dict[str, Any],
-        image_keys: list[str],
-        proprio_keys: list[str],
-        demos: str,
-        sizes: dict[str, Any],
-        seed: int,
-    ) -> dict[str, Any]:
-        """`sizes`: features, hidden, batch_size, discount, tau, learning_rate, temperature, target_entropy, updates_per_step,
-        training_starts and capacity. Gives what it is, and how many demonstrated steps are in its buffer."""
+    def start(self, run: str, learning_rate: float, updates_per_step: float, seed: int) -> dict[str, Any]:
+        """Gives its version, and how many demonstrated steps are in its buffer."""
         import stable_baselines3
         import torch
 
-        self.env = flat_env(task, task_options, image_keys, proprio_keys)
+        from hilt.core.config import thaw
+        from hilt.runtime.config import Hil
+        from hilt.runtime.workplace import make_env
+
+        config = thaw(Hil, f"{run}/config.yaml")
+        self.env = flat_env(make_env(config, operator=False), config.image_keys, config.proprio_keys)
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # it has the machine for itself, as our processes have together
-        updates = sizes["updates_per_step"]
+        agent, rlpd = config.agent, config.agent.rlpd
+        entropy = -self.env.action_space.shape[0] / 2 if rlpd.target_entropy is None else rlpd.target_entropy
         self.model = stable_baselines3.SAC(
             "MultiInputPolicy",
             self.env,
-            learning_rate=sizes["learning_rate"],
-            buffer_size=sizes["capacity"],
-            learning_starts=sizes["training_starts"],
-            batch_size=sizes["batch_size"],
-            tau=sizes["tau"],
-            gamma=sizes["discount"],
-            train_freq=max(1, round(1 / updates)),
-            gradient_steps=max(1, round(updates)),
-            ent_coef=f"auto_{sizes['temperature']}",
-            target_entropy=sizes["target_entropy"],
+            learning_rate=learning_rate,
+            buffer_size=MOST_STEPS,
+            learning_starts=config.training_starts,
+            batch_size=config.batch_size,
+            tau=rlpd.tau,
+            gamma=rlpd.discount,
+            train_freq=max(1, round(1 / updates_per_step)),
+            gradient_steps=max(1, round(updates_per_step)),
+            ent_coef=f"auto_{rlpd.temperature}",
+            target_entropy=entropy,
             policy_kwargs={
                 "features_extractor_class": encoder_class(),
-                "features_extractor_kwargs": {"features": sizes["features"]},
-                "net_arch": list(sizes["hidden"]),
+                "features_extractor_kwargs": {"features": agent.encoder.features},
+                "net_arch": list(agent.hidden),
             },
             seed=seed,
             device="cpu",
         )
-        steps = self._preload(demos) if demos else 0
-        parameters = sum(p.numel() for p in self.model.critic.features_extractor.parameters())
-        return {"version": stable_baselines3.__version__, "demonstrated_steps": steps, "encoder_parameters": parameters}
+        return {"version": stable_baselines3.__version__, "demonstrated_steps": self._preload(f"{run}/demos")}
 
     def _preload(self, demos: str) -> int:
         from hilt.replay import Log
@@ -82,7 +80,7 @@ class Sb3:
         return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
 
     def train(self, seconds: float) -> dict[str, float]:
-        """For so long, from the first step on; gives steps, updates, and the success of the last episodes."""
+        """For so long, from the first step on; gives steps and updates."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         class Clock(BaseCallback):  # type: ignore[misc]
@@ -113,33 +111,32 @@ class Sb3:
         self.env.close()
 
 
-def flat_env(task: str, task_options: dict[str, Any], image_keys: list[str], proprio_keys: list[str]) -> Any:
-    """The task with observations as Stable-Baselines3 takes them: a flat dictionary."""
+def flat_env(env: Any, image_keys: list[str], proprio_keys: list[str]) -> Any:
+    """Observations as Stable-Baselines3 takes them: a flat dictionary."""
     import gymnasium
 
     from hilt.core.tree import flatten
-    from hilt.envs.task import make
+
+    def leaves(space: Any) -> Any:
+        return {key: leaves(inner) for key, inner in space.spaces.items()} if hasattr(space, "spaces") else space
 
     class Flat(gymnasium.ObservationWrapper):  # type: ignore[misc]
-        def __init__(self, env: Any):
+        def __init__(self) -> None:
             super().__init__(env)
-            flat = flatten(self.observation_space_tree(env.observation_space))
+            flat = flatten(leaves(env.observation_space))
             images = [path for path, space in flat.items() if space.dtype == np.uint8]
             self.images = {path: path.replace("/", "_") for path in image_keys or images}
             self.proprio = sorted(proprio_keys or (path for path in flat if path not in images))
-            size = sum(flat[path].shape[0] for path in self.proprio)
+            size = sum(int(np.prod(flat[path].shape)) for path in self.proprio)
             parts = {name: flat[path] for path, name in self.images.items()}
             self.observation_space = gymnasium.spaces.Dict({**parts, "state": gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)})
-
-        def observation_space_tree(self, space: Any) -> Any:
-            return {key: self.observation_space_tree(inner) for key, inner in space.spaces.items()} if hasattr(space, "spaces") else space
 
         def observation(self, observation: Any) -> dict[str, Any]:
             flat = flatten(observation)
             images = {name: flat[path] for path, name in self.images.items()}
-            return {**images, "state": np.concatenate([flat[path] for path in self.proprio])}
+            return {**images, "state": np.concatenate([flat[path].reshape(-1) for path in self.proprio])}
 
-    return Flat(make(task, **task_options))
+    return Flat()
 
 
 def encoder_class() -> Any:
@@ -182,15 +179,14 @@ class Sleep:
 class Operator:
     """The scripted operator without a policy to help: what a person who did everything would reach."""
 
-    def alone(self, task: str, task_options: dict[str, Any], options: dict[str, Any], states: int, idle: bool) -> list[int]:
-        """The steps to success of each test state, 0 where there was none. `idle`: it watches a policy that stands still, and takes over
-        by its rule; else it acts from the first step to the last."""
-        from hilt.envs.task import make
-        from hilt.teleop.intervene import TakeOver
-        from hilt.teleop.operator import Script
+    def alone(self, run: str, states: int) -> list[int]:
+        """The steps to success of each test state, 0 where there was none. It watches a policy that stands still, and takes over by its
+        rule, with the options of the run."""
+        from hilt.core.config import thaw
+        from hilt.runtime.config import Hil
+        from hilt.runtime.workplace import make_env
 
-        env = make(task, **{**task_options, "image_size": None})
-        env = TakeOver(env, Script(**{**options, "operator": idle}), policy=idle)
+        env = make_env(thaw(Hil, f"{run}/config.yaml"), operator=True)
         still, found = np.zeros(env.action_space.shape, np.float32), []
         for state in range(states):
             env.reset(options={"split": "test", "state": state})

@@ -224,3 +224,15 @@ def test_the_robot_suite_without_its_peer(tmp_path: Path, monkeypatch: pytest.Mo
     notes = rows["tabletop_steps"].notes
     assert "gym-hil was not measured" in notes and "make bench ARGS=robot installs it" in notes
     assert rows["server_period_p99"].ours > rows["server_period_p99"].limit / 2, "it is in the unit of its limit"
+
+
+def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
+    assert main(["learn", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_without_demonstrations, pick_operator_alone",
+        "learner: learner_in_torch, learner_in_torch_frozen",
+        "control: control_lateness_p99",
+    ]
+    with pytest.raises(SystemExit):
+        main(["replay", "--seeds", "2"])
+    assert "--seeds and --minutes are for the suite learn" in capsys.readouterr().err

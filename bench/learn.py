@@ -1,0 +1,308 @@
+"""Learning: the recipe tabletop_pick as ``hilt train`` runs it, beside Stable-Baselines3's SAC with the same demonstrations and the same
+minutes, beside imitation, an operator who does everything, and learning without demonstrations; and how its processes spend their time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.wire.processes import free_port
+
+from bench.lab import Group, Lab, remove
+from bench.report import Row, Target, at_least, at_most, below
+from bench.sides import ROOT, Side
+from bench.timing import Rates
+
+RECIPE = "tabletop_pick"
+SB3 = sys.executable
+"""The Python that has it"""
+LEARNING_RATES = (3e-4, 1e-3)
+"""SB3's; the better one counts, seed by seed"""
+STATES, SEEDS, MINUTES = 100, 3, 10.0
+"""The full size: test states of an evaluation, seeds, and minutes of learning of each"""
+HZ = 20.0
+QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "agent.encoder.features=16"]
+"""What --quick makes smaller besides"""
+
+
+def pick(lab: Lab) -> list[Row]:
+    """One after the other, each with the whole machine."""
+    states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
+    found: dict[str, list[Trial]] = {}
+    facts: list[str] = []
+    absent: dict[str, str] = {}
+    demos: list[float] = []
+    for seed in range(lab.seeds):
+        lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, ours for {seconds:g} s")
+        run, options = lab.new(f"ours-{seed}"), [f"seed={seed}", *lab.pick_words(QUICK)]
+        took = train(run, options, seconds)
+        found.setdefault("ours", []).append(evaluated(run, states))
+        found.setdefault("bc", []).append(evaluated(run, states, checkpoint=0))
+        demos.append(demonstrated_steps(run))
+        ratio, steps = updates_per_step(run)
+        facts.append(f"seed {seed}: {steps:,} steps, {ratio:.2f} updates a step, person {100 * interventions(run):.1f}% of the last steps")
+        with Side("bench.learn_sides", "operator") as side:
+            found.setdefault("operator", []).append(Trial(side.ask("alone", timeout=1200, run=str(run), states=states)))
+        for rate in LEARNING_RATES:
+            lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, Stable-Baselines3 at {rate:g} for {took:.0f} s")
+            try:
+                trial, version = sb3(run, rate, ratio, seed, took, states)
+                found.setdefault(f"SB3 {version} SAC, learning rate {rate:g}", []).append(trial)
+            except (OSError, RuntimeError) as error:
+                absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
+        lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, without demonstrations for {seconds:g} s")
+        bare = lab.new(f"bare-{seed}")
+        train(bare, [*options, *WITHOUT], seconds)
+        found.setdefault("bare", []).append(evaluated(bare, states))
+        remove(bare)
+        remove(run)
+    return pick_rows(lab, found, absent, "; ".join(facts), float(np.mean(demos)))
+
+
+WITHOUT = ["demonstrations=0", "operator=''", "agent.encoder.pretrain_updates=0", "agent.encoder.training=critic", "random_steps=500"]
+"""Nobody shows anything, so nothing can be pretrained either"""
+
+
+class Trial:
+    """Of an evaluation: the steps that each state took to success, 0 where there was none."""
+
+    def __init__(self, steps: list[int]):
+        self.steps = steps
+
+    @property
+    def percent(self) -> float:
+        return 100 * float(np.mean(np.array(self.steps) > 0))
+
+    def __str__(self) -> str:
+        from hilt.runtime.evaluate import wilson
+
+        low, high = wilson(sum(s > 0 for s in self.steps), len(self.steps))
+        return f"{self.percent:.0f}% ({100 * low:.0f}-{100 * high:.0f})"
+
+
+def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], facts: str, demo_steps: float) -> list[Row]:
+    peers = {name: trials for name, trials in found.items() if name.startswith("SB3")}
+    best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
+    ours = [trial.percent for trial in found["ours"]]
+    steps = [float(np.mean([s for s in trial.steps if s] or [np.nan])) for trial in found["ours"]]
+    sizes = [lab.size(len(found["ours"][0].steps), STATES, "states"), lab.size(lab.seeds, SEEDS, "seeds")]
+    sizes += [f"{lab.minutes:g} minutes instead of {MINUTES:g}"] if lab.minutes != MINUTES else []
+    size = ", ".join(part for part in sizes if part)
+    common: dict[str, Any] = {"unit": "%", "size": size}
+    task = f"of {len(found['ours'][0].steps)} test states, mean action, nobody takes over"
+
+    def each(trials: list[Trial]) -> str:
+        return "seeds 0.." + f"{len(trials) - 1}: " + ", ".join(map(str, trials))
+
+    def row(name: str, key: str, what: str, **more: Any) -> Row:
+        rates = Rates([trial.percent for trial in found[key]])
+        more["note"] = "; ".join(part for part in (each(found[key]), more.get("note", "")) if part)
+        return Row(name, float(np.mean(rates.rounds)), what=what, spread=rates.spread, **{**common, **more})
+
+    return [
+        row(
+            "pick_success",
+            "ours",
+            f"success of the last checkpoint of `hilt train {RECIPE}` {task}, {lab.minutes:g} minutes from the first step",
+            targets=[at_least(95)],
+            note=facts,
+        ),
+        Row(
+            name="pick_margin",
+            ours=min((a - b for a, b in zip(ours, best, strict=True)), default=None),
+            what="how far it is above Stable-Baselines3's SAC, in the seed where that is least; SB3 has the better of two learning rates",
+            targets=[at_least(1)],
+            absent=absent,
+            **{**common, "unit": "points"},
+        ),
+        Row(
+            name="pick_steps",
+            ours=float(np.max(steps)),
+            spread=(float(np.min(steps)), float(np.max(steps))),
+            what="steps per success of the last checkpoint, the slowest seed",
+            targets=[Target("limit", "<", 1.0)],
+            limit=demo_steps,
+            limit_name="steps of a demonstration",
+            **{**common, "unit": "steps"},
+        ),
+        row("pick_bc", "bc", f"imitation of the same demonstrations, the checkpoint before the first update, {task}", targets=[below(70)]),
+        Row(
+            name="pick_sb3",
+            ours=None,
+            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, batch, updates "
+            "a step, and all the time that our command took, start and demonstrations included",
+            peers={name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()},
+            absent=absent,
+            note="; ".join(f"{name}: {each(trials)}" for name, trials in peers.items()),
+            **common,
+        ),
+        row("pick_without_demonstrations", "bare", f"ours without demonstrations and operator, the encoder trained by the critic, {task}"),
+        row("pick_operator_alone", "operator", "the scripted operator beside a policy that stands still, taking over by its rule"),
+    ]
+
+
+def learner(lab: Lab) -> list[Row]:
+    """What a learner that may make as many updates as it can does with its time."""
+    seconds = lab.pick(60, 4)
+    ways = {
+        "learner_in_torch": (["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0"], "the encoder trained by the critic"),
+        "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, features kept for each frame, as the recipe has it"),
+    }
+    rows = []
+    for name, (options, what) in ways.items():
+        lab.progress(f"{name}: {seconds} s")
+        run = lab.new(name)
+        train(run, ["batch_size=256", "update_to_data=0", "log_period=5", *options, *lab.pick_words(QUICK)], seconds)
+        told = [record for record in metrics(run, "update") if "torch_share" in record]
+        told = told[len(told) // 4 :]  # the first ones count what is slow only once
+        assert told, "the learner has told nothing of itself"
+        shares = Rates([100 * record["torch_share"] for record in told])
+        means = {key: np.mean([100 * record[key] for record in told]) for key in ("sample_wait_share", "wait_share", "other_share")}
+        rows.append(
+            Row(
+                name=name,
+                ours=float(np.mean(shares.rounds)),
+                spread=shares.spread,
+                unit="%",
+                what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
+                targets=[at_least(90)],
+                size=lab.size(seconds, 60, "seconds"),
+                note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
+                f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
+            )
+        )
+        remove(run)
+    return rows
+
+
+def control(lab: Lab) -> list[Row]:
+    """An actor that keeps 20 Hz while the learner learns, and a loop that only sleeps, in the same minutes."""
+    seconds = lab.pick(120, 5)
+    lab.progress(f"control: {seconds} s")
+    run = lab.new("control")
+    with Side("bench.learn_sides", "sleep") as side:
+        rate = [f"control_hz={HZ:g}", f"task_options.control_hz={HZ:g}"]
+        words = ["batch_size=256", "update_to_data=0", "operator=''", "training_starts=20", *rate]
+        process = started(run, [*words, *lab.pick_words(QUICK)], seconds)
+        try:
+            wait_for_steps(run, process)
+            idle = np.array(side.ask("watch", timeout=seconds + 60, hz=HZ, seconds=seconds))
+        finally:
+            ended(process, seconds)
+    late = [record for record in metrics(run, "actor") if "lateness_p99_ms" in record][-1]
+    remove(run)
+    idle_p99 = float(np.percentile(idle, 99))
+    return [
+        Row(
+            name="control_lateness_p99",
+            ours=late["lateness_p99_ms"] - idle_p99,
+            unit="ms",
+            what=f"99th percentile of how late the actor's loop at {HZ:g} Hz is while a learner makes as many updates as it can, beyond "
+            "that of a loop that only sleeps, at the same time on the same machine",
+            targets=[at_most(5)],
+            size=lab.size(seconds, 120, "seconds"),
+            note=f"the actor's {late['lateness_p99_ms']:.2f} ms, p50 {late['lateness_p50_ms']:.2f} ms, {late['missed']:.0f} periods lost "
+            f"of {late['steps']:.0f}; the sleeping loop's {idle_p99:.2f} ms, p50 {np.percentile(idle, 50):.2f} ms",
+        )
+    ]
+
+
+# A run, as a user starts it
+
+
+def started(run: Path, options: list[str], seconds: float) -> subprocess.Popen[str]:
+    ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
+    words = [sys.executable, "-m", "hilt", "train", RECIPE, f"max_seconds={seconds}", *options, *ports, "--run", str(run)]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended(process: subprocess.Popen[str], seconds: float) -> None:
+    """Within what pretraining and the end may take besides; it fails as it failed."""
+    try:
+        said, _ = process.communicate(timeout=seconds + 600)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+        raise RuntimeError(f"hilt train does not end:\n{said[-2000:]}") from None
+    if process.returncode:
+        raise RuntimeError(f"hilt train failed:\n{said[-4000:]}")
+
+
+def train(run: Path, options: list[str], seconds: float) -> float:
+    """Gives the seconds of the whole command."""
+    start = time.monotonic()
+    ended(started(run, options, seconds), seconds)
+    return time.monotonic() - start
+
+
+def wait_for_steps(run: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 600
+    while not (run / "metrics.jsonl").exists() or not any("lateness_p99_ms" in record for record in metrics(run, "actor")):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the actor of {run} has not begun to act; see its logs/")
+        time.sleep(0.5)
+
+
+def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
+    out = run.parent / "evaluation.json"
+    which = [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
+    words = [sys.executable, "-m", "hilt", "eval", str(run), "--split", "test", "--episodes", str(states), "--json", str(out), *which]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    if done.returncode:
+        raise RuntimeError(f"hilt eval failed:\n{(done.stdout + done.stderr)[-4000:]}")
+    outcomes = json.loads(out.read_text())["outcomes"]
+    remove(out)
+    return Trial([one["steps"] if one["success"] else 0 for one in outcomes])
+
+
+def sb3(run: Path, learning_rate: float, ratio: float, seed: int, seconds: float, states: int) -> tuple[Trial, str]:
+    with Side("bench.learn_sides", "sb3", SB3) as side:
+        about = side.ask("start", run=str(run), learning_rate=learning_rate, updates_per_step=ratio, seed=seed)
+        side.ask("train", timeout=seconds + 300, seconds=seconds)
+        return Trial(side.ask("evaluate", timeout=1200, states=states)), about["version"]
+
+
+# What a run tells
+
+
+def metrics(run: Path, kind: str) -> list[dict[str, Any]]:
+    from hilt.observe.metrics import read_metrics
+
+    return [record for record in read_metrics(run) if record["kind"] == kind]
+
+
+def updates_per_step(run: Path) -> tuple[float, int]:
+    """(critic updates for each step of the environment, steps)"""
+    from hilt.core.config import thaw
+    from hilt.runtime.config import Hil
+
+    last = metrics(run, "update")[-1]
+    return max(0.1, last["update"] * thaw(Hil, run / "config.yaml").cta_ratio / max(1, last["step"])), last["step"]
+
+
+def interventions(run: Path) -> float:
+    """The share of steps on which a person acted, in the last fifth of the episodes."""
+    episodes = metrics(run, "episode")
+    last = episodes[-max(1, len(episodes) // 5) :]
+    return sum(e["intervention_steps"] for e in last) / max(1, sum(e["length"] for e in last))
+
+
+def demonstrated_steps(run: Path) -> float:
+    """The mean length of a demonstration."""
+    from hilt.replay import Log
+
+    with Log.open(run / "demos", "r") as log:
+        return len(log) / max(1, len(log.trajectories()))
+
+
+PICK = ("pick_success", "pick_margin", "pick_steps", "pick_bc", "pick_sb3", "pick_without_demonstrations", "pick_operator_alone")
+GROUPS = {
+    "pick": Group(PICK, pick),
+    "learner": Group(("learner_in_torch", "learner_in_torch_frozen"), learner),
+    "control": Group(("control_lateness_p99",), control),
+}
