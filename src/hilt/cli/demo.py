@@ -103,7 +103,7 @@ class Story:
             f"An arm learns: {c.task}, from two cameras and its own joints.",
             f"1. Its script demonstrates {c.demonstrations} times, slowly and not very well.",
             "2. A network learns to see by imitating that. This alone is not enough: the exam has it as a row of its own.",
-            f"3. Reinforcement learning for {c.max_seconds / 60:.3g} minutes. One process acts, one learns. Half of each batch is experience,",
+            f"3. Reinforcement learning for {c.max_seconds / 60:.3g} minutes. One process acts, one learns; half of a batch is experience,",
             f"   half is demonstrations. When the policy gets nowhere, {who}; that is both at once.",
             f"4. The exam: {self.plan.states} initial states that were used for nothing else, and nobody to help.",
             f"Everything is kept in {self.run}",
