@@ -82,7 +82,7 @@ class Learner:
     """What an actor needs of one. Weights of version v let the policy give tanh(v / 10), nearly."""
 
     def __init__(self, config: Hil, folder: Path, run: str = "this run"):
-        self.config, self.run, self.over, self.told = config, run, False, []  # type: ignore[var-annotated]
+        self.config, self.run, self.over, self.update, self.told = config, run, False, 0, []  # type: ignore[var-annotated]
         space = spaces(config)
         flag = ArraySpec(np.dtype(bool))
         columns = {**columns_of(make_env(config, False)), "succeed": flag, "lost": flag}
@@ -94,7 +94,7 @@ class Learner:
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         self.told.append(payload)
-        return {"stop": self.over, "update": 0, "run": self.run}
+        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run}
 
     def publish(self, version: int) -> None:
         state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
@@ -242,6 +242,23 @@ def test_it_goes_on_while_the_learner_is_away_and_loses_nothing(learner: Learner
     np.testing.assert_array_equal(learner_again.column("actions")[0], np.array(Told.actions, np.float32))
     assert set(learner_again.column("policy_version")[0].tolist()) == {1}
     learner_again.close()
+
+
+@pytest.mark.parametrize("learner", [{"max_ahead": 30, "task_options": {}}], indirect=True)
+def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(learner: Learner, tmp_path: Path):
+    learner.publish(1)
+    acted: list[Acted] = []
+    thread = threading.Thread(target=lambda: acted.append(acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 400)))
+    thread.start()
+    learner.wait(lambda: learner.told and learner.told[-1].get("steps", 0) > 0 and len(learner.log) == len(Told.actions))
+    time.sleep(1.0)  # it waits now, and asks ten times a second
+    stands = len(learner.log)
+    assert 30 <= stands < 400 and sum(set(told) == {"actor"} for told in learner.told) > 3
+    learner.update = 60
+    learner.wait(lambda: len(learner.log) > stands)
+    learner.close()
+    thread.join(DEADLINE_S)
+    assert acted[0].steps == len(Told.actions) >= 400
 
 
 def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_path: Path):

@@ -144,3 +144,22 @@ def test_an_expert_that_makes_no_function_is_refused():
 def test_an_operator_judges_boxes_only():
     with pytest.raises(ConfigError, match="an operator judges actions of a Box with one axis"):
         TakeOver(Noting(action_space=spaces.Discrete(3)), Script(operator=True, expert=lambda env: lambda: 2))
+
+
+def test_an_expert_can_be_made_slower_inexact_and_restricted_to_some_numbers():
+    wish = np.array([1, -1, 0.5, 1, 1, 1, -1.0])
+    space = spaces.Box(-1, 1, (7,), np.float32)
+
+    def actions(**options: Any) -> np.ndarray:
+        script = Script(expert=lambda env: lambda: wish, **options)
+        env = TakeOver(Noting(action_space=space), script, policy=False)
+        env.reset()
+        return np.array([script.read().action for _ in range(500)])
+
+    assert (actions(speed=0.5) == [*wish[:6] * 0.5, -1]).all(), "the gripper is not slower"
+    noisy = actions(noise=0.2, seed=3)
+    assert (noisy[:, 6] == -1).all() and np.abs(noisy.std(0)[:6] - 0.2).max() < 0.03 and np.abs(noisy.mean(0) - wish).max() < 0.05
+    assert (noisy == actions(noise=0.2, seed=3)).all() and (noisy != actions(noise=0.2, seed=4))[:, :6].all()
+    assert (actions(action_indices=[0, 6]) == [1, 0, 0, 0, 0, 0, -1]).all()
+    with pytest.raises(ConfigError, match=r"speed=0, noise=0\.0: expected a share of the expert's speed"):
+        Script(speed=0)

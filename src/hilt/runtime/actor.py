@@ -44,8 +44,9 @@ IN_MEMORY = 2_000
 """Steps that wait for the learner in memory too; older ones are read from the disk"""
 PATIENCE_S = 3_600.0
 """So long it waits for the learner and its first weights: an encoder may be trained before"""
-TELL_S = 1.0
-"""It tells the learner how it is about so often"""
+TELL_S, AGAIN_S = 1.0, 0.1
+"""It tells the learner how it is about so often, and while it waits for its updates"""
+NAP_S = 0.005
 ANSWER_S = 5.0
 FLUSH_S = 5.0
 """At the end, steps that are under way have so long; the others stay in the spool"""
@@ -113,6 +114,7 @@ class Actor:
         self._store: Any = None
         self._spool: QueuedDataStore | None = None
         self._pressed = self._over = False
+        self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
@@ -157,7 +159,7 @@ class Actor:
         else:
             self.acted.spooled = len(self._spool)
         if self._client.stats()["connected"]:
-            self._ask({"bye": True})
+            self._ask({**self._stats(), "bye": True})
 
     def _episode(self) -> None:
         number = self._journal.begin_episode()
@@ -235,12 +237,21 @@ class Actor:
             if self._weights is not None and (new := self._weights.take()) is not None:
                 self._agent.load_acting_state(new[0])
                 self.acted.version = new[1]
+            if self._outruns():
+                time.sleep(NAP_S)
+                continue
             if self.acted.version >= 0 or self._random():
                 return True
             self.acted.acting = "waiting"
             where = f"{self._config.wire.host}:{self._config.wire.broadcast_port}"
             told = self._waits(f"no weights from {where} yet", deadline, told)
         return False
+
+    def _outruns(self) -> bool:
+        """Whether it is to wait for the learner's updates; not for a learner that does not answer."""
+        ahead, heard = self._ahead
+        limit = self._config.max_ahead
+        return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + self.acted.steps >= limit
 
     def _waits(self, what: str, deadline: float, told: float) -> float:
         if (now := time.monotonic()) > deadline:
@@ -299,20 +310,27 @@ class Actor:
         return self._spool
 
     def _tell(self) -> None:
-        """A thread: tells the learner how it is, and hears whether the run is over."""
+        """A thread: tells the learner how it is, and hears how far that is and whether the run is over."""
         assert self._client is not None
-        while not self._closing.wait(TELL_S):
-            if self._client.stats()["connected"]:
-                self._ask({})
+        told = 0.0
+        while not self._closing.wait(AGAIN_S):
+            due = time.monotonic() - told >= TELL_S
+            if (due or self._outruns()) and self._client.stats()["connected"]:
+                self._ask(self._stats() if due else {"actor": self.acted.name})
+                told = time.monotonic() if due else told
 
-    def _ask(self, more: dict[str, Any]) -> None:
+    def _ask(self, words: dict[str, Any]) -> None:
         assert self._client is not None
+        own = self.acted.steps
         try:
-            answer = self._client.request("send-stats", {**self._stats(), **more}, timeout_ms=1e3 * ANSWER_S)
+            answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
         except HiltError as error:  # it could not take what it was told; acting goes on
             self._say(f"the learner: {error}")
             return
-        self._over = self._over or bool(answer and answer["stop"])
+        if answer is not None:
+            self._over = self._over or bool(answer["stop"])
+            # without its own steps of this life, which are added when it is asked
+            self._ahead = int(answer.get("online", self._journal.steps)) - int(answer["update"]) - own, time.monotonic()
 
     def _stats(self) -> dict[str, Any]:
         acted = self.acted

@@ -33,7 +33,7 @@ from hilt.runtime.config import Hil
 
 CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
-    *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "steps_per_update", "log_period", "sinks"),
+    *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "max_ahead", "steps_per_update", "log_period", "sinks"),
     *("checkpoint_period", "checkpoint_keep", "buffer_period"),
     *("actors", "operator", "operator_options", "control_hz"),
     *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
@@ -120,8 +120,10 @@ def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callab
     from hilt.teleop.devices import open_device
 
     say(f"recording {wanted} demonstrations of {config.task} with its script, into {folder}")
+    indices = getattr(config.agent, "action_indices", [])
+    options = {"seed": config.seed, **({"action_indices": indices} if indices else {}), **config.demonstration_options}
     settings = Settings(config.task, task_options(config), wanted, seed=config.seed, observations=config.observations)
-    with task(config) as env, open_device("script", **config.demonstration_options) as device:
+    with task(config) as env, open_device("script", **options) as device:
         summary = record(env, device, folder, settings, stop=stop, videos=False)
     say(f"recorded {summary.have} of {wanted} demonstrations: {summary.steps} steps, {summary.attempts} attempts")
 

@@ -19,6 +19,7 @@ from hilt.wire import TrainerConfig, make_trainer_config
 from hilt.wire.config import is_loopback
 
 OBSERVATIONS = ("nested", "hil-serl")
+TAKES = ("mode", "action_indices")
 
 
 class Spaces(NamedTuple):
@@ -98,11 +99,13 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
 
 
 def _with_operator(env: Any, config: Hil) -> Any:
-    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's."""
+    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's. Nobody moves what the policy
+    cannot move."""
     options = dict(config.operator_options)
     if options and not config.operator:
         raise ConfigError(f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out.")
-    takes = {name: options.pop(name) for name in ("mode", "action_indices") if name in options}
+    indices = getattr(config.agent, "action_indices", [])
+    takes = {**({"action_indices": indices} if indices else {}), **{name: options.pop(name) for name in TAKES if name in options}}
     if config.operator == "script":
         options = {"operator": True, **options}
     device = open_device(config.operator, **options) if config.operator else Nobody()

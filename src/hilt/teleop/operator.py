@@ -15,7 +15,7 @@ the same in every run; evaluation never has one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,30 @@ Expert = Callable[[], Any]
 class Script(Device):
     """`operator=False` demonstrates: acts from the first step to the last, as source *demo*. `operator=True` takes over by the rule
     above, as source *human*. The expert is ``env.expert()``, or ``expert(env)`` where that is given (or "module:name" of it): a
-    function without arguments that gives the next action, a new one for each plan."""
+    function without arguments that gives the next action, a new one for each plan.
+
+    It is too good for a person: `speed` slows its motions down, `noise` adds normal noise of this standard deviation to them, and
+    `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's."""
 
     name = "script"
     gives_actions = True
 
-    def __init__(self, operator: bool = False, expert: Callable[[Any], Expert] | str | None = None):
+    def __init__(
+        self,
+        operator: bool = False,
+        expert: Callable[[Any], Expert] | str | None = None,
+        speed: float = 1.0,
+        noise: float = 0.0,
+        action_indices: Sequence[int] | None = None,
+        seed: int = 0,
+    ):
         super().__init__()
         if not isinstance(operator, bool):
             raise ConfigError(f"operator is {operator!r}: expected true (takes over from a policy) or false (demonstrates)")
+        if not 0 < speed <= 1 or noise < 0:
+            raise ConfigError(f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, and a deviation from 0 on")
+        self._speed, self._noise, self._indices = speed, noise, action_indices
+        self._rng = np.random.default_rng(seed)
         self.operator = operator
         self.source = Source.HUMAN if operator else Source.DEMO
         self._make = None if expert is None else function(expert, "expert")
@@ -111,7 +126,12 @@ class Script(Device):
         action, expected = np.asarray(self._plan()), self._env.action_space.shape
         if action.ndim == 1 and action.shape != expected and (len(action) // 7 * 6,) == expected:
             action = action[~gripper_dimensions(len(action))]
-        return action
+        return self._imperfect(action) if (self._speed, self._noise, self._indices) != (1.0, 0.0, None) else action
+
+    def _imperfect(self, action: np.ndarray) -> np.ndarray:
+        moves = ~gripper_dimensions(len(action))
+        action = np.where(moves, self._speed * action + self._noise * self._rng.standard_normal(len(action)), action)
+        return action if self._indices is None else np.where(np.isin(np.arange(len(action)), self._indices), action, 0.0)
 
 
 def gripper_dimensions(length: int) -> np.ndarray:
