@@ -130,7 +130,7 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
             limit_name="steps of a demonstration",
             **{**common, "unit": "steps"},
         ),
-        row("pick_bc", "bc", f"imitation of the same demonstrations, the checkpoint before the first update, {task}", targets=[below(70)]),
+        row("pick_bc", "bc", f"imitation of the same demonstrations: the checkpoint before any update, {task}", targets=[below(70)]),
         Row(
             name="pick_sb3",
             ours=None,
