@@ -83,11 +83,13 @@ class Reference:
 
         def actor_loss(p: Params) -> float:
             actions, log_prob, mean, std = actor(p, b["z"], f, noise)
-            loss = 0.0 if warming else -(critics(self.p["critic"], b["z"], actions, f).mean(0) - temperature * log_prob).mean()
+            q = critics(self.p["critic"], b["z"], actions, f)
+            value = q.mean(0) if s.actor_q == "mean" else q.min(0)
+            loss = 0.0 if warming else -(value - temperature * log_prob).mean()
             if weight:
                 shown = np.clip(b["actions"], -1 + 1e-6, 1 - 1e-6)
                 if s.imitation_loss == "mse":
-                    rows = ((np.tanh(mean) - b["actions"]) ** 2).sum(1)
+                    rows = ((np.tanh(mean) - b["actions"]) ** 2).mean(1)
                 else:
                     raw = 0.5 * np.log((1 + shown) / (1 - shown))
                     rows = -np.log(np.exp(-0.5 * ((raw - mean) / std) ** 2) / (std * np.sqrt(2 * np.pi)) / (1 - shown**2)).sum(1)

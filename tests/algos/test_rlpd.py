@@ -14,7 +14,7 @@ from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.policies.actor_critic import Actor, Critics, GraspCritic, Temperature
+from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Temperature
 from hilt.replay.torch import generator
 from tests.algos.reference import Reference
 
@@ -25,14 +25,14 @@ BASE = Rlpd(discount=0.9, tau=0.1, learning_rate=1e-2, temperature=0.3)
 
 
 def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0) -> rlpd.Networks:
-    made, sizes = generator(3), (FEATURES, proprio)
+    made, body = generator(3), Body(FEATURES, proprio, 5, [4], "tanh")
     parts: dict[str, nn.Module] = {
-        "actor": Actor(*sizes, A, [4], "tanh", made),
-        "critic": Critics(settings.critics, *sizes, A, [4], "tanh", made),
+        "actor": Actor(body, A, made),
+        "critic": Critics(body, A, made, settings.critics),
         "temperature": Temperature(settings.temperature),
     }
     if outcomes:
-        parts["grasp_critic"] = GraspCritic(*sizes, outcomes, [4], "tanh", made)
+        parts["grasp_critic"] = GraspCritic(body, outcomes, made)
     for part in parts.values():
         part.double()
     optimisers = {name: Adam(part.parameters(), settings.learning_rate) for name, part in parts.items()}
@@ -94,6 +94,7 @@ CASES = {
     "backup_entropy": replace(BASE, backup_entropy=True),
     "target_range": replace(BASE, target_range=[0.2, 0.6]),
     "reward_bias": replace(BASE, reward_bias=-0.5),
+    "actor_q": replace(BASE, actor_q="min"),
     "critic_warmup": replace(BASE, critic_warmup=1),
     "imitation fades": replace(BASE, imitation_weight=0.7, imitation_updates=2),
     "imitation stays": replace(BASE, imitation_weight=0.7, imitation_loss="mse"),

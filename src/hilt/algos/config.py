@@ -29,6 +29,10 @@ class Rlpd:
     """Added to every reward before any loss"""
     target_range: list[float] | None = None
     """The critics' target is kept within [low, high]; none: as it comes"""
+    actor_q: str = "mean"
+    """What the actor climbs: the "mean" of the critics, or their "min"imum"""
+    actor_average: float = 0.0
+    """Share of the actor that its slow copy, the one that is evaluated, takes over at each update; 0: there is none"""
     critic_warmup: int = 0
     """So many first updates of the actor imitate demonstrations instead of climbing Q"""
     imitation_weight: float = 0.0

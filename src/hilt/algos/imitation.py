@@ -1,7 +1,7 @@
 """Learning from what others did: behaviour cloning. HG-DAgger is the same on demonstrations and take-overs together.
 
     nll:   -log pi(a | s), pi the tanh-Gaussian of the actor
-    mse:   (tanh(mean(s)) - a)^2, summed over the actions
+    mse:   (tanh(mean(s)) - a)^2, the mean over the actions
     grasp: max_g [Q(s, g) + margin * (g != g_shown)] - Q(s, g_shown), so that the shown move of the gripper is best by a margin
 
 Which rows are imitated is the caller's choice.
@@ -23,7 +23,7 @@ def imitation_loss(kind: str, mean: Tensor, std: Tensor, actions: Tensor) -> Ten
     if kind == "nll":
         return -log_prob_of(actions, mean, std)
     if kind == "mse":
-        return (torch.tanh(mean) - actions).square().sum(-1)
+        return (torch.tanh(mean) - actions).square().mean(-1)
     raise UnknownNameError("imitation loss", kind, LOSSES)
 
 

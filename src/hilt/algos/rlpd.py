@@ -48,6 +48,8 @@ class Networks:
     target_grasp_critic: Any = None
     encoder: Any = None
     target_encoder: Any = None
+    average_actor: Any = None
+    """A slow copy of the actor, to be evaluated"""
 
 
 @dataclass
@@ -85,6 +87,7 @@ def check(settings: Rlpd) -> None:
         ("subset", 0 <= settings.subset <= settings.critics, "0 for all, or at most as many as there are critics"),
         ("learning_rate", settings.learning_rate >= 0, "0 or more"),
         ("temperature", settings.temperature > 0, "above 0"),
+        ("actor_average", 0 <= settings.actor_average <= 1, "a number from 0 to 1"),
         ("critic_warmup", settings.critic_warmup >= 0, "0 or more"),
         ("imitation_weight", settings.imitation_weight >= 0, "0 or more"),
         ("imitation_updates", settings.imitation_updates >= 0, "0 or more"),
@@ -96,6 +99,8 @@ def check(settings: Rlpd) -> None:
     bounds = settings.target_range
     if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
         raise ConfigError(f"rlpd.target_range is {bounds}; expected [low, high] with low < high, or none.")
+    if settings.actor_q not in ("mean", "min"):
+        raise UnknownNameError("actor_q", settings.actor_q, ("mean", "min"))
     if settings.imitation_loss not in LOSSES:
         raise UnknownNameError("imitation loss", settings.imitation_loss, LOSSES)
 
@@ -145,6 +150,8 @@ def update(
         polyak(nets.target_critic, nets.critic, settings.tau)
         if nets.target_encoder is not None:
             polyak(nets.target_encoder, nets.encoder, settings.tau)
+    if "actor" in which and nets.average_actor is not None:
+        polyak(nets.average_actor, nets.actor, settings.actor_average)
     if "grasp_critic" in which:
         polyak(nets.target_grasp_critic, nets.grasp_critic, settings.tau)
     return info | {"temperature": nets.temperature().item()}
@@ -176,7 +183,8 @@ def actor_loss(
     told = {"entropy": -log_prob.mean().item(), "std": std.mean().item()}
     loss = torch.zeros(())
     if not warming:
-        loss = -(nets.critic(z, actions).mean(0) - temperature * log_prob).mean()
+        q = nets.critic(z, actions)
+        loss = -((q.mean(0) if settings.actor_q == "mean" else q.min(0).values) - temperature * log_prob).mean()
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
     if weight:
         if batch.demo is None:

@@ -1,13 +1,14 @@
 """The networks that decide and judge: a tanh-Gaussian actor, an ensemble of critics, and a critic of the gripper's moves.
 
-Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception as it is. Each has its
-own branch for the latter: Linear 64, LayerNorm, tanh.
+Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception. Each has its own branch
+for the latter: Linear, LayerNorm, tanh.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -17,8 +18,8 @@ from torch.nn import functional as F
 from hilt.core.errors import UnknownNameError
 from hilt.policies.encoders import LAYER_NORM_EPS, Linear, Projection, initialise
 
-PROPRIO_WIDTH = 64
-STD_RANGE = (1e-5, 5.0)
+PROPRIO_MOST = 5.0
+"""Deviations from the mean beyond which normalised proprioception is cut off"""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu}
 
 
@@ -28,16 +29,46 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+@dataclass(frozen=True)
+class Body:
+    """What the networks of an agent have in common."""
+
+    features: int
+    """Numbers that the encoder makes"""
+    proprio: int
+    """Numbers of proprioception"""
+    proprio_width: int
+    """What these become; 0: they stay"""
+    hidden: Sequence[int]
+    activation: str
+
+
 class Inputs(nn.Module):
     """``z`` with its proprioception through a branch."""
 
-    def __init__(self, features: int, proprio: int):
+    def __init__(self, body: Body):
         super().__init__()
-        self.features, self.width = features, features + (PROPRIO_WIDTH if proprio else 0)
-        self.proprio = Projection(proprio, PROPRIO_WIDTH) if proprio else None
+        branch = body.proprio > 0 and body.proprio_width > 0
+        self.features, self.width = body.features, body.features + (body.proprio_width if branch else body.proprio)
+        self.proprio = Projection(body.proprio, body.proprio_width) if branch else None
 
     def forward(self, z: Tensor) -> Tensor:
         return z if self.proprio is None else torch.cat([z[:, : self.features], self.proprio(z[:, self.features :])], dim=1)
+
+
+class Normaliser(nn.Module):
+    """Proprioception less a mean and by a deviation, cut off beyond 5."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        return ((proprio - self.mean) / self.scale).clamp(-PROPRIO_MOST, PROPRIO_MOST)
 
 
 class Mlp(nn.Module):
@@ -60,35 +91,41 @@ class Mlp(nn.Module):
 class Actor(nn.Module):
     """The mean and the standard deviation of a Gaussian whose tanh is the action."""
 
-    def __init__(self, features: int, proprio: int, actions: int, hidden: Sequence[int], act: str, generator: Generator):
+    def __init__(
+        self, body: Body, actions: int, generator: Generator, scale: float = 1.0, std: float = 1.0, limits: Sequence[float] = (1e-5, 5.0)
+    ):
         super().__init__()
-        self.inputs = Inputs(features, proprio)
-        self.mlp = Mlp(self.inputs.width, hidden, 2 * actions, act)
+        self.inputs = Inputs(body)
+        self.mlp = Mlp(self.inputs.width, body.hidden, 2 * actions, body.activation)
+        self.limits = tuple(limits)
         initialise(self, generator)
-        for half in self.mlp.out.weight.data.chunk(2):  # two layers in one: each begins as one of its own would
-            nn.init.xavier_uniform_(half, generator=generator)
+        with torch.no_grad():
+            for half in self.mlp.out.weight.chunk(2):  # two layers in one: each begins as one of its own would
+                nn.init.xavier_uniform_(half, generator=generator)
+            self.mlp.out.weight *= scale
+            self.mlp.out.bias[actions:] = math.log(std)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.mlp(self.inputs(z)).chunk(2, dim=-1)
-        return mean, log_std.exp().clamp(*STD_RANGE)  # [B, A] each
+        return mean, log_std.exp().clamp(*self.limits)  # [B, A] each
 
 
 class Critics(nn.Module):
     """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product."""
 
-    def __init__(self, members: int, features: int, proprio: int, actions: int, hidden: Sequence[int], act: str, generator: Generator):
+    def __init__(self, body: Body, actions: int, generator: Generator, members: int):
         super().__init__()
-        self.inputs = Inputs(features, proprio)
+        self.inputs = Inputs(body)
         initialise(self, generator)
-        self.act = activation(act)
-        sizes = [self.inputs.width + actions, *hidden, 1]
+        self.act = activation(body.activation)
+        sizes = [self.inputs.width + actions, *body.hidden, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
         for a, b in pairwise(sizes):
             bound = math.sqrt(6 / (a + b))
             self.weights.append(torch.empty(members, a, b).uniform_(-bound, bound, generator=generator))
             self.biases.append(torch.zeros(members, 1, b))
-        for size in hidden:
+        for size in body.hidden:
             self.scales.append(torch.ones(members, 1, size))
             self.shifts.append(torch.zeros(members, 1, size))
 
@@ -105,10 +142,10 @@ class Critics(nn.Module):
 class GraspCritic(nn.Module):
     """``Q [B, outcomes]`` of what the grippers can do: 3 outcomes for one, 9 for two."""
 
-    def __init__(self, features: int, proprio: int, outcomes: int, hidden: Sequence[int], act: str, generator: Generator):
+    def __init__(self, body: Body, outcomes: int, generator: Generator):
         super().__init__()
-        self.inputs = Inputs(features, proprio)
-        self.mlp = Mlp(self.inputs.width, hidden, outcomes, act)
+        self.inputs = Inputs(body)
+        self.mlp = Mlp(self.inputs.width, body.hidden, outcomes, body.activation)
         initialise(self, generator)
 
     def forward(self, z: Tensor) -> Tensor:

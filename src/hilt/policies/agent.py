@@ -10,8 +10,9 @@ It knows what observations look like; the arithmetic is in `hilt.algos`. Its ran
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,9 @@ from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.policies.actor_critic import Actor, Critics, GraspCritic, Temperature
+from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Mlp, Normaliser, Temperature
 from hilt.policies.config import SETUP_MODES, AgentConfig, EncoderConfig
-from hilt.policies.encoders import Encoder, random_crop
+from hilt.policies.encoders import Encoder, initialise, random_crop
 from hilt.replay.schema import spec_of_space
 from hilt.replay.torch import as_tensor, check_device, generator
 
@@ -36,8 +37,11 @@ FEATURES = "features"
 """Under this name a batch may bring what the encoder makes of its images, instead of these"""
 CHUNK = 16
 """Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
-ACTING = ("encoder", "actor", "grasp_critic")
+ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs"""
+TRAINED = ("actor", "critic", "temperature", "grasp_critic")
+"""Those that an update may name"""
+FLOOR = 0.02
 
 
 class Agent:
@@ -48,7 +52,7 @@ class Agent:
     ):
         rlpd.check(config.rlpd)
         self.config, self.shapes, self.images, self.proprio = config, dict(shapes), images, proprio
-        self.layout = ActionLayout(config.setup_mode, actions)
+        self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
         self.generator = generator(seed)
         self.updates = self.actor_updates = self.imitations = 0
@@ -57,25 +61,34 @@ class Agent:
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
         if not self.encoder.paths and not proprio:
             raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
-        sizes = (self.encoder.width, sum(int(np.prod(shapes[path].shape)) for path in proprio))
-        body: tuple[Any, ...] = (config.hidden, config.activation, made)
+        self.sizes = {path: int(np.prod(shapes[path].shape)) for path in proprio}
+        body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
+        moving = self.layout.continuous
         self.networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
-            "actor": Actor(*sizes, self.layout.continuous, *body),
-            "critic": Critics(settings.critics, *sizes, self.layout.continuous, *body),
+            "proprio": Normaliser(body.proprio),
+            "actor": Actor(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
+            "critic": Critics(body, moving, made, settings.critics),
             "temperature": Temperature(settings.temperature),
         }
         if self.layout.outcomes:
-            self.networks["grasp_critic"] = GraspCritic(*sizes, self.layout.outcomes, *body)
+            self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
+        if foreseen := config.encoder.pretrain_predict:
+            if foreseen not in proprio:
+                raise UnknownNameError("proprioception to predict", foreseen, proprio)
+            self.networks["forecast"] = Mlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
+            initialise(self.networks["forecast"], made)
         for network in self.networks.values():
             network.to(self.device)
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
+        followed |= {"actor"} if settings.actor_average else set()
         self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
-        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name != "encoder"}
+        """Slow copies"""
+        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
+        imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
         trained["critic"] += self.encoder.trained_by_critic()
         self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
-        imitating = [*self.encoder.trained_by_imitation(), *trained["actor"]]
-        self.optimisers["imitation"] = Adam(imitating, config.encoder.pretrain_learning_rate)
+        self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], config.encoder.pretrain_learning_rate)
         self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
 
     @classmethod
@@ -115,21 +128,20 @@ class Agent:
     # Acting
 
     def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
-        """The action for one observation, or for each of a batch; the likeliest one with `argmax`.
+        """The action for one observation, or for each of a batch. Draws from the agent's own generator, or from a new one of `seed`.
 
-        Draws from the agent's own generator, or from a new one of `seed`.
+        With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
         """
         leaves, single = self._leaves(observations), False
         if leaves and all(leaf.ndim == (1 if path == FEATURES else len(self.shapes[path].shape)) for path, leaf in leaves.items()):
             leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
         with torch.inference_mode():
             z = self._encode(self.encoder, leaves)
-            mean, std = self.networks["actor"](z)
+            mean, std = (self.targets if argmax and "actor" in self.targets else self.networks)["actor"](z)
             source = self.generator if seed is None else generator(seed)
             noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
-            actions = torch.tanh(mean + noise)
-            if self.layout.outcomes:
-                actions = self.layout.join(actions, self.networks["grasp_critic"](z).argmax(dim=1))
+            grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
+            actions = self.layout.join(torch.tanh(mean + noise), grasps)
         array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
         return array[0] if single else array
 
@@ -142,7 +154,7 @@ class Agent:
 
         `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
         """
-        known = {name for name in self.optimisers if name != "imitation"}
+        known = self.optimisers.keys() & set(TRAINED)
         which = frozenset(known if networks_to_update is None else networks_to_update)
         if unknown := which - known:
             raise UnknownNameError("network to update", sorted(unknown)[0], known)
@@ -164,26 +176,57 @@ class Agent:
 
         With `encoder` it is pretraining: the encoder moves even if updates leave it frozen, at `pretrain_learning_rate`.
         """
-        settings = self.config.rlpd
-        crop = self.config.encoder.pretrain_crop if encoder else settings.random_crop
-        leaves = self._cropped(batch, "observations", crop)
+        settings, how = self.config.rlpd, self.config.encoder
+        leaves = self._cropped(batch, "observations", how.pretrain_crop if encoder else None)
         with torch.set_grad_enabled(encoder):
             z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
-        actions = self._column(batch, "actions")
-        continuous, grasps = self.layout.split(actions)
+        continuous, grasps = self.layout.split(self._column(batch, "actions"))
         mean, std = self.networks["actor"](z)
         loss = imitation_loss(settings.imitation_loss, mean, std, continuous).mean()
-        info = {"imitation_loss": loss.item(), "mse": (torch.tanh(mean) - continuous).square().sum(-1).mean().item()}
+        info = {"imitation_loss": loss.item(), "mse": (torch.tanh(mean) - continuous).square().mean().item()}
+        if encoder:
+            if "forecast" in self.networks:
+                foreseen = self._forecast_loss(z, self._column(batch, "future"))
+                info["forecast_loss"] = foreseen.item()
+                loss = loss + how.pretrain_predict_weight * foreseen
+            progress = self.imitations / how.pretrain_updates if how.pretrain_updates else None
+            self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(progress)
         self.optimisers["imitation" if encoder else "actor"].descend(loss)
         if grasps is not None:
             q = self.networks["grasp_critic"](z.detach())
             grasp_loss = grasp_margin_loss(q, grasps, settings.grasp_margin).mean()
             self.optimisers["grasp_critic"].descend(grasp_loss)
             info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": (q.argmax(dim=1) == grasps).float().mean().item()}
-        if encoder and "encoder" in self.targets:
-            self.targets["encoder"].load_state_dict(self.encoder.state_dict())
+        for name in ("encoder", "actor"):
+            if name in self.targets and (encoder or name == "actor"):
+                rlpd.polyak(self.targets[name], self.networks[name], 1.0 if encoder else settings.actor_average)
         self.imitations += 1
         return info
+
+    def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
+        """How far off the proprioception is that comes, ``future [B, 2, n]``, in the unit of the normalised one."""
+        path = self.config.encoder.pretrain_predict
+        start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
+        columns = slice(start, start + self.sizes[path])
+        if future.shape[1:] != (2, self.sizes[path]):
+            raise SchemaError(f"future: expected [B, 2, {self.sizes[path]}], {path} twice, got {tuple(future.shape)}.")
+        normal = cast(Normaliser, self.networks["proprio"])
+        wanted = (future.float() - normal.mean[columns]) / normal.scale[columns]
+        return (self.networks["forecast"](z) - wanted.flatten(1)).square().mean()
+
+    def fit_proprio(self, observations: Mapping[str, Any]) -> None:
+        """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalise_proprio` says so."""
+        if not self.config.normalise_proprio or not self.proprio:
+            return
+        given, normal, floors = flatten(observations), cast(Normaliser, self.networks["proprio"]), self.config.proprio_floor
+        if unknown := set(floors) - set(self.proprio):
+            raise UnknownNameError("proprioception in proprio_floor", sorted(unknown)[0], self.proprio)
+        columns = [self._tensor(_found(given, path), path).double().reshape(-1, self.sizes[path]) for path in self.proprio]
+        least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
+        whole = torch.cat(columns, dim=1)
+        with torch.no_grad():
+            normal.mean.copy_(whole.mean(0))
+            normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
 
     def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
         """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be kept and given as "features" in batches.
@@ -212,8 +255,10 @@ class Agent:
         return {key: tensor.numpy() for key, tensor in _copied(self._acting()).items()}
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `acting_state` of an agent of the same making returned."""
+        """Take over what `acting_state` of an agent of the same making returned. The slow copy of the actor is the same then."""
         _load(self._acting(), state, "these weights")
+        if "actor" in self.targets:
+            rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
     def _acting(self) -> dict[str, Tensor]:
         networks = {name: self.networks[name] for name in ACTING if name in self.networks}
@@ -256,7 +301,15 @@ class Agent:
     def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
         """``z [B, features + proprio]``."""
         parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
-        parts += [leaves[path].flatten(1).float() for path in self.proprio]
+        proprio = []
+        for path in self.proprio:
+            leaf, shape = leaves[path], self.shapes[path].shape
+            if leaf.shape[1:] != shape:
+                raise SchemaError(f"{path}: expected [B, ...] of {shape}, got {tuple(leaf.shape)}.")
+            proprio.append(leaf.reshape(len(leaf), -1).float())
+        if proprio:
+            together = torch.cat(proprio, dim=1)
+            parts.append(self.networks["proprio"](together) if self.config.normalise_proprio else together)
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
         return torch.cat(parts, dim=1)
@@ -303,6 +356,7 @@ class Agent:
             target_grasp_critic=targets.get("grasp_critic"),
             encoder=nets["encoder"],
             target_encoder=targets.get("encoder"),
+            average_actor=targets.get("actor"),
         )
 
 
@@ -312,7 +366,7 @@ class ActionLayout:
     A gripper closes (-1), holds (0) or opens (1); two of them have nine outcomes together, ``3 * first + second``.
     """
 
-    def __init__(self, setup_mode: str, actions: int):
+    def __init__(self, setup_mode: str, actions: int, indices: Sequence[int] = ()):
         if setup_mode not in SETUP_MODES:
             raise UnknownNameError("setup_mode", setup_mode, SETUP_MODES)
         arms = 2 if setup_mode.startswith("dual") else 1
@@ -321,26 +375,40 @@ class ActionLayout:
             if actions % arms or actions // arms < 2:
                 raise ConfigError(f"setup_mode={setup_mode} needs actions of 7 numbers for each arm (at least 2), got {actions}.")
             self.grippers = [actions // arms * (arm + 1) - 1 for arm in range(arms)]
-        self.moving = [i for i in range(actions) if i not in self.grippers]
+        self.moving = [i for i in sorted(set(indices) or range(actions)) if i not in self.grippers]
+        if not self.moving or not 0 <= self.moving[0] <= self.moving[-1] < actions:
+            raise ConfigError(
+                f"action_indices is {list(indices)}; expected some of the numbers 0 to {actions - 1} that are no learned gripper's."
+            )
         self.actions, self.continuous, self.outcomes = actions, len(self.moving), 3 ** len(self.grippers) if self.grippers else 0
 
     def split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
         """The continuous numbers ``[B, C]``, and what the grippers did as one number ``[B]``."""
         if actions.ndim != 2 or actions.shape[1] != self.actions:
             raise SchemaError(f"actions: expected [B, {self.actions}], got {tuple(actions.shape)}.")
+        continuous = actions[:, self.moving].float()
         if not self.grippers:
-            return actions.float(), None
+            return continuous, None
         moves = actions[:, self.grippers].round().clamp(-1, 1).long() + 1
         number = moves[:, 0] if len(self.grippers) == 1 else 3 * moves[:, 0] + moves[:, 1]
-        return actions[:, self.moving].float(), number
+        return continuous, number
 
-    def join(self, continuous: Tensor, outcomes: Tensor) -> Tensor:
-        """The action of both."""
-        whole = continuous.new_empty(len(continuous), self.actions)
+    def join(self, continuous: Tensor, outcomes: Tensor | None = None) -> Tensor:
+        """The action of both; what nobody moves is 0."""
+        whole = continuous.new_zeros(len(continuous), self.actions)
         whole[:, self.moving] = continuous
-        for gripper, move in zip(self.grippers, [outcomes % 3] if len(self.grippers) == 1 else [outcomes // 3, outcomes % 3], strict=True):
-            whole[:, gripper] = move.to(whole.dtype) - 1
+        if outcomes is not None:
+            moves = [outcomes] if len(self.grippers) == 1 else [outcomes // 3, outcomes % 3]
+            for gripper, move in zip(self.grippers, moves, strict=True):
+                whole[:, gripper] = move.to(whole.dtype) - 1
         return whole
+
+
+def one_cycle(progress: float | None) -> float:
+    """The share of a learning rate: it rises over the first twentieth and falls along a cosine; without an end in sight it is all of it."""
+    if progress is None:
+        return 1.0
+    return min(1.0, progress / 0.05 + 0.04) if progress < 0.05 else 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
 
 
 def _chosen(what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -36,7 +36,11 @@ class EncoderConfig:
     pretrain_batch: int = 128
     """Steps in each of these"""
     pretrain_learning_rate: float = 1e-3
-    """Of these"""
+    """Of these: it rises over the first twentieth of them and falls to 0 along a cosine; as it is where pretrain_updates is 0"""
+    pretrain_predict: str = ""
+    """A proprioception, such as state/tcp_pose, that is to be foreseen in these: at the gripper's next command, and at the end"""
+    pretrain_predict_weight: float = 1.0
+    """What foreseeing counts beside imitating"""
 
 
 @dataclass
@@ -47,10 +51,24 @@ class AgentConfig:
     """One arm or two ("dual-arm"), and whether a critic of its own works the gripper ("learned")"""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """How images become numbers"""
+    action_indices: list[int] = field(default_factory=list)
+    """Which numbers of an action the policy moves, the others being 0; empty: all"""
+    normalise_proprio: bool = False
+    """Proprioception less the mean of the demonstrations, by their deviation, and within 5 of these"""
+    proprio_floor: dict[str, float] = field(default_factory=dict)
+    """The least deviation that one such as state/tcp_force is divided by, in its unit; 0.02 where none is given"""
+    proprio_width: int = 64
+    """Numbers that proprioception becomes beside those of the images; 0: it is taken as it is"""
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     """Widths of the layers of actor and critics"""
     activation: str = "tanh"
     """Between them: "tanh", as HIL-SERL has it, or "relu"; LayerNorm comes before it"""
+    actor_scale: float = 1.0
+    """The actor's last layer begins at this share of its usual size"""
+    initial_std: float = 1.0
+    """The actor's standard deviation at the start, about"""
+    std_range: list[float] = field(default_factory=lambda: [1e-5, 5.0])
+    """The least and the largest it may have"""
     device: str = "cpu"
     """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = field(default_factory=Rlpd)

@@ -104,9 +104,9 @@ class SmallTrunk(nn.Module):
         super().__init__()
         self.convolutions = nn.ModuleList(
             [
-                Conv(channels, 32, 5, stride=4),
-                Conv(32, 32, 3, stride=2),
-                Conv(32, 32, 3),
+                Conv(channels, 32, 5, stride=4, padding=2),
+                Conv(32, 32, 3, stride=2, padding=1),
+                Conv(32, 32, 3, padding=1),
             ]
         ).to(memory_format=torch.channels_last)
 
@@ -117,10 +117,7 @@ class SmallTrunk(nn.Module):
         return x
 
     def map_shape(self, height: int, width: int) -> tuple[int, int, int]:
-        sizes = [(((size - 5) // 4 + 1 - 3) // 2 + 1) - 2 for size in (height, width)]
-        if min(sizes) < 1:
-            raise ConfigError(f"the small encoder needs images of at least 25 x 25 pixels, got {height} x {width}.")
-        return 32, sizes[0], sizes[1]
+        return 32, -(-height // 8), -(-width // 8)
 
 
 class SmallHead(nn.Module):

@@ -1,0 +1,376 @@
+"""The agent: what it sees and does, what each update moves, and that its state is all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces as gym
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.tree import ArraySpec
+from hilt.policies.agent import ActionLayout, Agent, AgentConfig
+from hilt.policies.config import EncoderConfig
+from hilt.replay.torch import load_pt, save_pt
+from tests.policies.agents import MODES, batch, config, make, moved, numbers, spaces
+
+FROZEN = EncoderConfig(features=8, training="frozen")
+ALL = {"actor", "critic", "temperature"}
+
+
+def same(a: Agent, b: Agent) -> bool:
+    ours, theirs = numbers(a), numbers(b)
+    return all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+# What each update moves
+
+
+@pytest.mark.parametrize("training", ["critic", "head", "frozen"])
+def test_the_encoder_learns_by_the_critics_alone(training: str) -> None:
+    agent = make("single-arm-learned-gripper", EncoderConfig(features=8, training=training))
+    agent.update(batch(0))  # everyone has momentum now
+    before = numbers(agent)
+    agent.update(batch(1), {"actor", "temperature", "grasp_critic"})
+    after = numbers(agent)
+    assert moved(before, after) == {"actor", "temperature", "grasp_critic", "target grasp_critic"}
+    agent.update(batch(2), {"critic"})
+    trained = set() if training == "frozen" else {"encoder", "target encoder"}
+    assert moved(after, numbers(agent)) == {"critic", "target critic"} | trained
+    trunk_moved = any(not np.array_equal(v, after[k]) for k, v in numbers(agent).items() if k.startswith("encoder.trunks"))
+    assert trunk_moved == (training == "critic")
+
+
+def test_pretraining_moves_a_frozen_encoder_and_its_target() -> None:
+    for training, expected in (("frozen", {"encoder", "actor"}), ("critic", {"encoder", "actor", "target encoder"})):
+        agent = make(encoder=EncoderConfig(features=8, training=training))
+        before = numbers(agent)
+        agent.imitate(batch(0), encoder=True)
+        assert moved(before, numbers(agent)) == expected
+    assert all(np.array_equal(v, numbers(agent)[f"target {k}"]) for k, v in numbers(agent).items() if k.startswith("encoder"))
+    before = numbers(agent)
+    agent.imitate(batch(0))
+    assert moved(before, numbers(agent)) == {"actor"}
+
+
+def test_imitation_learns_what_was_shown_grippers_too() -> None:
+    agent, rows = make("dual-arm-learned-gripper", learning_rate=3e-3, random_crop=0), batch(0, actions=14)
+    infos = [agent.imitate(rows) for _ in range(150)]
+    assert infos[-1]["mse"] < 0.3 * infos[0]["mse"] and infos[-1]["grasp_accuracy"] == 1.0
+    done = agent.sample_actions(rows["observations"], argmax=True)
+    np.testing.assert_array_equal(done[:, [6, 13]], rows["actions"][:, [6, 13]].round())
+
+
+def test_termination_hides_the_next_state_and_truncation_does_not() -> None:
+    """A mask is 0 where the task ended. A step that was merely cut short has mask 1, whatever `truncated` says."""
+    results = []
+    for seed, mask in ((1, 0), (2, 0), (1, 1), (2, 1)):
+        agent, rows = make(), batch(0)
+        rows["masks"] = np.full(8, mask, np.float32)
+        rows["next_observations"] = batch(seed)["observations"]
+        agent.update(rows, {"critic"})
+        results.append(numbers(agent)["critic.weights.0"])
+    assert np.array_equal(results[0], results[1]) and not np.array_equal(results[2], results[3])
+
+
+# Every setting changes what happens
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"discount": 0.5},
+        {"tau": 0.5},
+        {"critics": 3},
+        {"critics": 3, "subset": 1},
+        {"learning_rate": 1e-2},
+        {"temperature": 1.0},
+        {"target_entropy": 3.0},
+        {"backup_entropy": True},
+        {"reward_bias": -1.0},
+        {"target_range": [0.0, 0.1]},
+        {"critic_warmup": 10},
+        {"critic_warmup": 10, "imitation_loss": "mse"},
+        {"imitation_weight": 1.0},
+        {"imitation_weight": 1.0, "imitation_updates": 2},
+        {"random_crop": 0},
+    ],
+    ids=str,
+)
+def test_a_setting_of_rlpd_changes_what_is_learned(change: dict[str, Any]) -> None:
+    base = {key: value for key, value in change.items() if key != list(change)[-1]}  # all but the last
+    results = []
+    for given in (base, change):
+        agent = make(**given)
+        for seed in range(2):
+            agent.update(batch(seed))
+        results.append(agent.sample_actions(batch(9)["observations"], argmax=True))
+        results.append(agent.networks["critic"](torch.zeros(1, 20), torch.zeros(1, 7)).detach().numpy().mean())
+        results.append(agent.targets["critic"](torch.zeros(1, 20), torch.zeros(1, 7)).detach().numpy().mean())
+        results.append(agent.networks["temperature"]().item())
+    assert any(not np.array_equal(a, b) for a, b in zip(results[:4], results[4:], strict=True))
+
+
+def test_the_margin_of_a_gripper_is_heeded() -> None:
+    a, b = (make("single-arm-learned-gripper", grasp_margin=margin) for margin in (0.1, 1.0))
+    assert a.imitate(batch(0))["grasp_loss"] < b.imitate(batch(0))["grasp_loss"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"features": 16}, {"bfloat16": True}, {"kind": "none"}, {"training": "frozen"}, {"training": "head"}],
+    ids=str,
+)
+def test_a_setting_of_the_encoder_changes_what_is_learned(change: dict[str, Any]) -> None:
+    results = []
+    for encoder in (EncoderConfig(features=8), replace(EncoderConfig(features=8), **change)):
+        agent = make(encoder=encoder)
+        agent.update(batch(0))
+        results.append((agent.encoder.width, agent.sample_actions(batch(9)["observations"], argmax=True)))
+        results[-1] += (
+            numbers(agent).get("encoder.heads.0.out.linear.weight"),
+            numbers(agent).get("encoder.trunks.0.convolutions.0.weight"),
+        )
+    assert any(not np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_settings_of_pretraining_are_heeded() -> None:
+    def after(**change: Any) -> np.ndarray:
+        agent = make(encoder=replace(FROZEN, **change))
+        agent.imitate(batch(0), encoder=True)
+        return agent.trunk_features({f"images/{k}": v for k, v in batch(1)["observations"]["images"].items()})
+
+    base = after()
+    assert not np.array_equal(base, after(pretrain_crop=0)) and not np.array_equal(base, after(pretrain_learning_rate=1e-4))
+
+
+@pytest.mark.parametrize("change", [{"hidden": [16]}, {"activation": "relu"}])
+def test_the_body_is_as_the_config_says(change: dict[str, Any]) -> None:
+    agents = [Agent.make(*spaces(), replace(config(), **given), seed=0) for given in ({}, change)]
+    a, b = (agent.sample_actions(batch(0)["observations"], argmax=True) for agent in agents)
+    assert not np.array_equal(a, b)
+    with pytest.raises(UnknownNameError, match="no activation named 'swish'"):
+        Agent.make(*spaces(), replace(config(), activation="swish"))
+
+
+def test_the_device_is_checked() -> None:
+    with pytest.raises(ConfigError, match="device"):
+        Agent.make(*spaces(), replace(config(), device="abacus"))
+
+
+# What is told of an update
+
+
+def test_details_tell_of_each_source() -> None:
+    agent, twin = make(random_crop=0), make(random_crop=0)
+    rows = batch(0)
+    rows["rewards"] = np.where(rows["demo"], 10.0, 0.0).astype(np.float32)  # demonstrations teach much more
+    _, info = agent.update(rows, {"critic"}, details=True)
+    assert (info["rows/online"], info["rows/demo"], info["rows/human"]) == (4, 4, 2)
+    assert info["reward/online"] == 0 and info["reward/demo"] == info["reward/human"] == 10
+    assert info["gradient_share/online"] + info["gradient_share/demo"] == pytest.approx(1)
+    assert info["gradient_share/demo"] > 0.8 > info["gradient_share/human"] > info["gradient_share/online"]
+    assert info["td_error/demo"] > info["td_error/online"]
+    mean = (info["q/online"] + info["q/demo"]) / 2
+    assert info["q"] == pytest.approx(mean, rel=1e-5)
+    _, plain = twin.update(rows, {"critic"})
+    assert same(agent, twin) and not any("/" in key for key in plain), "to ask for details changes nothing"
+    _, without = make().update({k: v for k, v in rows.items() if k not in ("demo", "source")}, {"critic"}, details=True)
+    assert not any("/" in key for key in without)
+
+
+def test_an_update_tells_what_to_log() -> None:
+    _, info = make("single-arm-learned-gripper").update(batch(0))
+    assert set(info) >= {"critic_loss", "q", "target_q", "actor_loss", "entropy", "temperature_loss", "temperature", "grasp_critic_loss"}
+    assert all(type(value) is float and np.isfinite(value) for value in info.values())
+
+
+# Observations and actions
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_actions_have_the_layout_of_the_setup_mode(mode: str) -> None:
+    agent, n = make(mode), MODES[mode]
+    rows = batch(0, actions=n)
+    many = agent.sample_actions(rows["observations"])
+    one = agent.sample_actions({k: {p: v[0] for p, v in part.items()} for k, part in rows["observations"].items()})
+    assert many.shape == (8, n) and one.shape == (n,) and many.dtype == one.dtype == np.float32
+    assert (np.abs(many) <= 1).all()
+    grippers = {"single-arm-learned-gripper": [6], "dual-arm-learned-gripper": [6, 13]}.get(mode, [])
+    assert np.isin(many[:, grippers], (-1, 0, 1)).all()
+    assert not np.isin(np.delete(many, grippers, axis=1), (-1, 0, 1)).any()
+    agent.update(rows)
+
+
+def test_two_grippers_make_nine_outcomes() -> None:
+    layout = ActionLayout("dual-arm-learned-gripper", 14)
+    actions = torch.zeros(9, 14)
+    actions[:, 6], actions[:, 13] = torch.tensor([-1, -1, -1, 0, 0, 0, 1, 1, 1.0]), torch.tensor([-1, 0, 1, -1, 0, 1, -1, 0, 1.0])
+    continuous, outcomes = layout.split(actions + torch.arange(14) * 1e-3)
+    assert outcomes is not None and outcomes.tolist() == list(range(9))
+    np.testing.assert_allclose(continuous[0], np.array([*range(6), *range(7, 13)]) * 1e-3)
+    assert torch.equal(layout.join(torch.zeros(9, 12), outcomes), actions)
+
+
+def test_the_default_target_entropy_counts_continuous_actions() -> None:
+    assert {mode: make(mode).target_entropy for mode in MODES} == {
+        "single-arm-learned-gripper": -3.0,
+        "dual-arm-learned-gripper": -6.0,
+        "single-arm-fixed-gripper": -3.5,
+        "dual-arm-fixed-gripper": -7.0,
+    }
+
+
+def test_a_seed_repeats_an_action_and_argmax_draws_nothing() -> None:
+    agent, seen = make(), batch(0)["observations"]
+    kept = agent.generator.get_state()
+    assert np.array_equal(agent.sample_actions(seen, seed=3), agent.sample_actions(seen, seed=3))
+    assert np.array_equal(agent.sample_actions(seen, argmax=True), agent.sample_actions(seen, argmax=True))
+    assert torch.equal(kept, agent.generator.get_state())
+    assert not np.array_equal(agent.sample_actions(seen), agent.sample_actions(seen))
+
+
+def test_only_the_keys_asked_for_are_seen() -> None:
+    agent = Agent.make(*spaces(), config(), image_keys=["images/wrist"], proprio_keys=["state/pose"])
+    a, b = batch(0)["observations"], batch(0)["observations"]
+    b["images"]["front"], b["state"]["grip"] = a["images"]["front"][::-1], a["state"]["grip"][::-1]
+    assert np.array_equal(agent.sample_actions(a, argmax=True), agent.sample_actions(b, argmax=True))
+    b["images"]["wrist"] = a["images"]["wrist"][::-1]
+    assert not np.array_equal(agent.sample_actions(a, argmax=True), agent.sample_actions(b, argmax=True))
+    with pytest.raises(UnknownNameError, match="no image among the observations named 'images/frnt'; did you mean 'images/front'"):
+        Agent.make(*spaces(), config(), image_keys=["images/frnt"])
+
+
+def test_spaces_of_gymnasium_and_stacks_of_frames() -> None:
+    """HIL-SERL's flat observations, a stack of two frames in front."""
+    space = gym.Dict({"front": gym.Box(0, 255, (2, 32, 32, 3), np.uint8), "state": gym.Box(-1, 1, (2, 5), np.float32)})
+    agent = Agent.make(space, gym.Box(-1, 1, (7,), np.float32), config())
+    one = {key: np.asarray(value) for key, value in space.sample().items()}
+    assert agent.sample_actions(one).shape == (7,)
+    assert agent.sample_actions({key: np.stack([value] * 3) for key, value in one.items()}).shape == (3, 7)
+    swapped = {"front": one["front"][::-1].copy(), "state": one["state"]}
+    assert not np.array_equal(agent.sample_actions(one, argmax=True), agent.sample_actions(swapped, argmax=True))
+
+
+def test_what_does_not_fit_is_refused_with_a_sentence() -> None:
+    space, action = spaces()
+    for given, message in [
+        ((gym.Box(-1, 1, (3,), np.float32), action), "expected observations by name"),
+        ((space, gym.Box(-2, 2, (7,), np.float32)), "expected actions from -1 to 1, got -2.0 to 2.0"),
+        ((space, ArraySpec(np.dtype(np.float32), (2, 7))), "expected actions of one axis"),
+        (({"images": space["images"]}, action, config(encoder=EncoderConfig(kind="none"))), "the policy sees nothing"),
+        ((space, action, AgentConfig("single-arm")), "no setup_mode named 'single-arm'"),
+        ((space, spaces(13)[1], AgentConfig("dual-arm-learned-gripper")), "needs actions of 7 numbers for each arm"),
+    ]:
+        with pytest.raises((ConfigError, UnknownNameError), match=message):
+            Agent.make(*given)
+    agent = make()
+    with pytest.raises(UnknownNameError, match="no network to update named 'grasp_critic'"):
+        agent.update(batch(0), {"grasp_critic"})
+    with pytest.raises(MissingFieldError, match="masks: no such field"):
+        agent.update({key: value for key, value in batch(0).items() if key != "masks"})
+    with pytest.raises(SchemaError, match=r"actions: expected \[B, 7\], got \(8, 6\)"):
+        agent.update(batch(0, actions=6))
+    with pytest.raises(MissingFieldError, match="images/front: no such field"):
+        agent.sample_actions({"state": batch(0)["observations"]["state"]})
+    with pytest.raises(ConfigError, match="expected uint8 images"):
+        rows = batch(0)
+        agent.update(
+            {**rows, "observations": rows["observations"] | {"images": {k: v[:, 1:] for k, v in rows["observations"]["images"].items()}}}
+        )
+    with pytest.raises(SchemaError, match="no 'grasp_penalty'"):
+        learned = batch(0)
+        del learned["grasp_penalty"]
+        make("single-arm-learned-gripper").update(learned)
+
+
+# Features that are kept
+
+
+def test_features_may_be_kept_of_a_frozen_encoder() -> None:
+    agent, twin = make(encoder=FROZEN, random_crop=0), make(encoder=FROZEN, random_crop=0)
+    rows = batch(0)
+    kept = dict(rows)
+    for name in ("observations", "next_observations"):
+        features = agent.trunk_features({f"images/{key}": value for key, value in rows[name]["images"].items()})
+        assert features.shape == (8, 16) and features.dtype == np.float32
+        kept[name] = {"state": rows[name]["state"], "features": features}
+    agent.update(rows)
+    twin.update(kept)
+    for (key, ours), theirs in zip(numbers(agent).items(), numbers(twin).values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5, err_msg=key)
+    a = agent.sample_actions(kept["observations"], argmax=True)
+    np.testing.assert_allclose(a, agent.sample_actions(rows["observations"], argmax=True), atol=1e-5)
+    with pytest.raises(SchemaError, match=r"features: expected \[B, 16\]"):
+        agent.update({**kept, "observations": {"state": rows["observations"]["state"], "features": np.zeros((8, 4), np.float32)}})
+
+
+def test_features_do_not_depend_on_the_neighbours() -> None:
+    agent, r = make(encoder=FROZEN), np.random.default_rng(0)
+    images = {f"images/{key}": r.integers(0, 256, (50, 32, 32, 3), np.uint8) for key in ("front", "wrist")}
+    whole = agent.trunk_features(images)
+    for n in (1, 2, 17, 49):
+        some = r.permutation(50)[:n]
+        part = agent.trunk_features({key: value[some] for key, value in images.items()})
+        assert np.array_equal(part.view(np.int32), whole[some].view(np.int32))
+    with pytest.raises(ConfigError, match="only of an encoder with training=frozen; this one has critic"):
+        make().trunk_features(images)
+    assert agent.frozen and not make().frozen and not make(encoder=EncoderConfig(kind="none", training="frozen")).frozen
+
+
+# State
+
+
+@pytest.mark.parametrize("mode", ["single-arm-fixed-gripper", "dual-arm-learned-gripper"])
+def test_a_loaded_state_goes_on_bit_for_bit(tmp_path: Path, mode: str) -> None:
+    n = MODES[mode]
+    agent, other = make(mode), make(mode, seed=5)
+    agent.imitate(batch(8, actions=n), encoder=True)
+    for seed in range(3):
+        agent.update(batch(seed, actions=n))
+    state = agent.state_dict()
+    save_pt(state, tmp_path / "agent.pt")
+    for seed in range(3, 6):
+        _, info = agent.update(batch(seed, actions=n))
+    agent.imitate(batch(9, actions=n), encoder=True)
+    other.load_state_dict(load_pt(tmp_path / "agent.pt"))
+    for seed in range(3, 6):
+        _, again = other.update(batch(seed, actions=n))
+    other.imitate(batch(9, actions=n), encoder=True)
+    assert info == again and same(agent, other) and agent.updates == other.updates == 6
+    assert (other.actor_updates, other.imitations) == (6, 2)
+    seen = batch(0)["observations"]
+    assert np.array_equal(agent.sample_actions(seen), other.sample_actions(seen))
+    for name, optimiser in agent.optimisers.items():
+        assert all(torch.equal(t, other.optimisers[name].tensors()[key]) for key, t in optimiser.tensors().items())
+
+
+def test_an_actor_needs_only_the_acting_state() -> None:
+    agent, actor = make("single-arm-learned-gripper"), make("single-arm-learned-gripper", seed=1)
+    agent.update(batch(0))
+    state = agent.acting_state()
+    assert {key.split(".")[0] for key in state} == {"encoder", "proprio", "actor", "grasp_critic"}
+    assert all(value.dtype == np.float32 for value in state.values())
+    seen = batch(0)["observations"]
+    expected = agent.sample_actions(seen, argmax=True)
+    agent.update(batch(1))  # what was handed out stays as it was
+    actor.load_acting_state(state)
+    assert np.array_equal(actor.sample_actions(seen, argmax=True), expected)
+    with pytest.raises(SchemaError, match=r"these weights are of another agent: they differ at 'actor\.mlp"):
+        make("dual-arm-learned-gripper").load_acting_state(state)
+
+
+def test_equal_seeds_are_equal_and_the_global_generators_stay() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    a, b, c = make(), make(), make(seed=1)
+    for agent in (a, b, c):
+        agent.update(batch(0))
+        agent.imitate(batch(0), encoder=True)
+        agent.sample_actions(batch(0)["observations"])
+    assert same(a, b) and not same(a, c)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
