@@ -301,7 +301,7 @@ def test_an_environment_that_keeps_its_own_rate_is_left_to_it(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     "learner",
-    [{"task": f"{__name__}:Flat", "task_options": {}, "agent": AgentConfig("single-arm-learned-gripper", EncoderConfig(kind="none"), [8])}],
+    [{"task": f"{__name__}:Flat", "task_options": {}, "agent": AgentConfig("single-arm-learned-gripper", EncoderConfig(kind="none"))}],
     indirect=True,
 )
 def test_a_learned_gripper_needs_a_penalty(learner: Learner, tmp_path: Path):

@@ -52,6 +52,8 @@ def test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_o
     info = step(Hil(task=TOY, operator=device, operator_options={"number": 7, "action_indices": [1]}), np.zeros(3))
     assert info["source"] == Source.HUMAN and info["executed_action"].tolist() == [0, 1, 0] and Closes.closed
     assert step(Hil(task=TOY, operator=device, operator_options={"mode": "toggle"}), np.zeros(3))["source"] == Source.POLICY
+    some = Hil(task=TOY, operator=device, agent=AgentConfig(action_indices=[0, 2]))
+    assert step(some, np.zeros(3))["executed_action"].tolist() == [1, 0, 1], "nobody moves what the policy cannot move"
     Closes.closed = False
     with pytest.raises(ConfigError, match="action_indices has"):
         make_env(Hil(task=TOY, operator=device, operator_options={"action_indices": [9]}), True)
@@ -77,6 +79,7 @@ def test_limits_observations_and_the_grippers_penalty():
     hil_serl = spaces(Hil(task="tabletop/reach", task_options={"image_size": 16}, observations="hil-serl"))
     assert hil_serl.observation_space["state"].shape == (1, 19) and hil_serl.observation_space["front"].shape == (1, 16, 16, 3)
     assert isinstance(spaces(Hil(**REACH)).observation_space["state"], gym.Dict)
+    assert spaces(Hil(**REACH, observations="columns")).observation_space["state"]["tcp_pose"].shape == (9,)
     with pytest.raises(UnknownNameError, match="no kind of observations named 'hilserl'; did you mean 'hil-serl'"):
         make_env(Hil(observations="hilserl"), False)
 

@@ -13,9 +13,8 @@ from hilt.core.names import load
 from hilt.runtime.config import Hil
 
 RECIPES = {
-    "hil_debug": "hilt.recipes.hil:hil_debug",
-    "tabletop_pick": "hilt.recipes.hil:tabletop_pick",
-    "tabletop_peg": "hilt.recipes.hil:tabletop_peg",
+    name: f"hilt.recipes.hil:{name}"
+    for name in ("hil_debug", "tabletop_pick", "tabletop_reach", "tabletop_drawer", "tabletop_push", "tabletop_peg")
 }
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 

@@ -1,4 +1,4 @@
-"""Everything that a run with a person in the loop is told: what to do, how to learn, when to save. Names are HIL-SERL's where it has one."""
+"""Everything that a run with a person in the loop is told: what to do, how to learn, when to save. Names are HIL-SERL's if it has one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hil:
     task_options: dict[str, Any] = field(default_factory=dict)
     """What it is given besides"""
     observations: str = "nested"
-    """As the environment gives them; or "hil-serl", as that one's wrappers make them"""
+    """"nested", as the environment gives them; "columns", with rotations as columns of their matrix; "hil-serl", as its wrappers do it"""
     image_keys: list[str] = field(default_factory=list)
     """The cameras that the policy sees, such as images/front; empty: all"""
     proprio_keys: list[str] = field(default_factory=list)

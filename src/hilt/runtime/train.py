@@ -120,7 +120,7 @@ def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callab
     from hilt.teleop.devices import open_device
 
     say(f"recording {wanted} demonstrations of {config.task} with its script, into {folder}")
-    indices = getattr(config.agent, "action_indices", [])
+    indices = config.agent.action_indices
     options = {"seed": config.seed, **({"action_indices": indices} if indices else {}), **config.demonstration_options}
     settings = Settings(config.task, task_options(config), wanted, seed=config.seed, observations=config.observations)
     with task(config) as env, open_device("script", **options) as device:

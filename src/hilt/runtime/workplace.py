@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 from gymnasium import spaces as gym_spaces
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError
 from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
 from hilt.envs.task import make
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.runtime.config import Hil
-from hilt.runtime.seat import as_hil_serl
+from hilt.runtime.seat import observed
 from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver
 from hilt.wire import TrainerConfig, make_trainer_config
 from hilt.wire.config import is_loopback
 
-OBSERVATIONS = ("nested", "hil-serl")
 TAKES = ("mode", "action_indices")
 
 
@@ -46,8 +45,7 @@ def make_env(config: Hil, operator: bool) -> Any:
     try:
         if operator:
             env = _with_operator(env, config)
-        if config.observations == "hil-serl":
-            env = as_hil_serl(env)
+        env = observed(env, config.observations)
         if config.classifier:
             from hilt.runtime.reward import reward_function  # needs torch, which recording does without
 
@@ -61,12 +59,10 @@ def make_env(config: Hil, operator: bool) -> Any:
 
 def task(config: Hil) -> Any:
     """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
-    if config.observations not in OBSERVATIONS:
-        raise UnknownNameError("kind of observations", config.observations, OBSERVATIONS)
     env = make(config.task, **task_options(config))
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
-    if "learned-gripper" in config.agent.setup_mode and config.observations == "nested" and isinstance(state, gym_spaces.Dict):
+    if "learned-gripper" in config.agent.setup_mode and config.observations != "hil-serl" and isinstance(state, gym_spaces.Dict):
         env = GripperPenaltyWrapper(env)
     return env
 
@@ -104,7 +100,7 @@ def _with_operator(env: Any, config: Hil) -> Any:
     options = dict(config.operator_options)
     if options and not config.operator:
         raise ConfigError(f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out.")
-    indices = getattr(config.agent, "action_indices", [])
+    indices = config.agent.action_indices
     takes = {**({"action_indices": indices} if indices else {}), **{name: options.pop(name) for name in TAKES if name in options}}
     if config.operator == "script":
         options = {"operator": True, **options}
