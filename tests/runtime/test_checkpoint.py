@@ -39,14 +39,14 @@ def check(run: Path, update: int) -> None:
 
 def test_saved_loaded_and_only_so_many_kept(memory_path: Path):
     assert latest(memory_path) is None and numbers(memory_path) == []
-    write(memory_path, 5, 10, 100, keep=2)
-    assert numbers(memory_path) == [10, 100]
+    write(memory_path, 0, 5, 10, 100, keep=2)
+    assert numbers(memory_path) == [0, 10, 100]  # the one from before learning stays
     check(memory_path, 10)
     found = latest(memory_path)
     assert found is not None and found.update == 100
     write(memory_path, 100)  # is there already
     check(memory_path, 100)
-    with pytest.raises(StorageError, match="there is no checkpoint 5. There are: 10, 100"):
+    with pytest.raises(StorageError, match="there is no checkpoint 5. There are: 0, 10, 100"):
         load(memory_path, 5)
     with pytest.raises(ConfigError, match="checkpoint_keep=0"):
         write(memory_path, 101, keep=0)

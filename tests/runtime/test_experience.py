@@ -290,5 +290,3 @@ def test_columns_are_those_of_a_recording_and_what_a_run_knows_besides():
     base, learned = columns_for(config(), spaces()), columns_for(config(agent={"setup_mode": "dual-arm-learned-gripper"}), spaces())
     assert set(flatten(base)) - set(flatten(columns_of(spaces()))) == {"succeed", "lost"}
     assert set(learned) - set(base) == {"grasp_penalty"}
-
-

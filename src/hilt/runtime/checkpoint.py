@@ -37,7 +37,7 @@ class Checkpoint:
 
 
 def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK) -> Path:
-    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`."""
+    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0."""
     if keep < 1:
         raise ConfigError(f"checkpoint_keep={keep}: expected at least 1.")
     folder = run / FOLDER
@@ -57,7 +57,7 @@ def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, A
         files.remove(target)
     files.rename(beside, target)
     files.sync_folder(folder)
-    for old in numbers(run)[:-keep]:
+    for old in [number for number in numbers(run) if number][:-keep]:  # the first one, from before learning, stays
         files.rename(folder / str(old), folder / f".{old}.new")  # never half of one under its name
         files.remove(folder / f".{old}.new")
     return target

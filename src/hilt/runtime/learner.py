@@ -124,6 +124,8 @@ class Learner:
                 self._pretrain()
                 if not self._update_of:
                     self._publish(first=True)
+            if not self._resumed and not self._pretraining():
+                self._save()  # what there is before learning
             self._learn()
             self._end()
             return Summary(self._reason, self.update, self.experience.total)
@@ -189,7 +191,6 @@ class Learner:
                 done = f"{self.agent.imitations} of {settings.pretrain_updates}"
                 self.say(f"imitates the demonstrations first: {done} updates, loss {info['imitation_loss']:.3f}")
             self._look()
-        self._save()
 
     def _must_wait(self) -> str:
         """What has to come before the next update; empty when it may be made."""

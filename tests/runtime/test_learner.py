@@ -1,0 +1,337 @@
+"""The learner: every option at work, resumed bit for bit after a SIGKILL, each episode told of once, weights first."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hilt.core.errors import ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
+from hilt.core.files import write_json
+from hilt.core.tree import flatten
+from hilt.observe.metrics import read_metrics
+from hilt.replay import Log, QueuedDataStore, Schema
+from hilt.runtime.checkpoint import load, numbers
+from hilt.runtime.experience import columns_for, open_logs
+from hilt.runtime.learner import Learner, Summary
+from hilt.wire import TrainerClient
+from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
+
+torch.set_num_threads(1)
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with six online episodes and four demonstrations, in which nothing was learned yet."""
+    folder = tmp_path_factory.mktemp("template")
+    shown, run = demonstrations(folder / "shown", range(50, 54), images=True), folder / "run"
+    run.mkdir()
+    settings = config(demo_path=[str(shown)])
+    for log in open_logs(run, settings, Schema.declare(columns_for(settings, spaces(True))), lambda _: None)[::-1]:
+        if log.path.name == "log":
+            fill(log, range(6), images=True, human=(1, 2), lost=(2,))
+        log.close()
+    return folder
+
+
+def learner(template: Path, run: Path, **changes: Any) -> Learner:
+    """On a copy of the template's run, or what became of it."""
+    if not run.exists():
+        shutil.copytree(template / "run", run)
+    return Learner(config(demo_path=[str(template / "shown")], **changes), run, resume=True, env=spaces(True), wire=wire())
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    return read_metrics(run, [kind])
+
+
+def same(a: Any, b: Any) -> bool:
+    ours, theirs = flatten(a), flatten(b)
+    return ours.keys() == theirs.keys() and all(np.array_equal(np.asarray(ours[path]), np.asarray(theirs[path])) for path in ours)
+
+
+# Resume
+
+FROZEN = {"agent": {"encoder": {**IMAGES, "pretrain_updates": 4, "pretrain_batch": 8}}, "n_step": 3}
+TRAINED = {"agent": {"encoder": {**IMAGES, "training": "critic"}, "rlpd": {"random_crop": 2}}, "cta_ratio": 2}
+
+
+def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) -> None:
+    one = learner(template, run, **changes)
+
+    def stop() -> bool:
+        if one.update >= kill_at and numbers(run)[-1:] == [20] and not one._saver.busy:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    one.run(stop)
+
+
+@pytest.mark.parametrize("changes", [FROZEN, TRAINED, {"algorithm": "hg-dagger"}], ids=["frozen", "trained", "hg-dagger"])
+def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, changes: dict[str, Any]):
+    changes = {**changes, "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
+    learner(template, memory_path / "whole", **changes).run()
+    child = multiprocessing.get_context("fork").Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
+    child.start()
+    child.join(DEADLINE_S)
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut") == [0, 20]
+    assert learner(template, memory_path / "cut", **changes).run() == Summary("max_steps", 40, 30)
+    whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
+    assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
+    measured = ("time", "updates_per_second", "env_steps_per_second", "staleness")
+    curves = [
+        [
+            {k: v for k, v in r.items() if k not in measured and "share" not in k.partition("/")[0]}
+            for r in records(memory_path / name, "update")
+        ]
+        for name in ("whole", "cut")
+    ]
+    assert curves[0] == curves[1] and [r["update"] for r in curves[0]] == list(range(2, 41, 2))
+    told = [[r["trajectory"] for r in records(memory_path / name, "episode")] for name in ("whole", "cut")]
+    assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(template: Path, memory_path: Path):
+    run = memory_path / "run"
+    learner(template, run, max_steps=20, checkpoint_period=10).run()
+    (run / "checkpoints" / "20" / "agent.pt").write_bytes(b"torn")
+    again = learner(template, run, max_steps=25, checkpoint_period=10)
+    assert again.update == 10
+    again.run()
+    assert any("checkpoint 20 is passed over" in r["event"] for r in records(run, "event"))
+    assert numbers(run) == [0, 10, 20, 25] and load(run, 20).update == 20
+
+
+def test_steps_that_came_after_the_checkpoint_are_not_lost(template: Path, memory_path: Path):
+    run = memory_path / "run"
+    learner(template, run, max_steps=5).run()
+    with Log.open(run / "log") as log:
+        fill(log, range(6, 8), images=True)
+    again = learner(template, run, max_steps=10)
+    assert again.experience.total == 40
+    again.run()
+    assert [r["trajectory"] for r in records(run, "episode")] == list(range(8))
+
+
+def test_one_learner_for_one_run(template: Path, memory_path: Path):
+    first = learner(template, memory_path / "run", max_steps=1)
+    with pytest.raises(LockedError, match=r"run has a learner already: .*process \d+ .*One run has one learner"):
+        learner(template, memory_path / "run")
+    first.run()
+    with pytest.raises(ConfigError, match="has a run in it already. Go on with it"):
+        Learner(config(), memory_path / "run", env=spaces(True), wire=wire())
+
+
+# Options
+
+
+def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one = learner(
+        template, memory_path / "a", max_steps=12, cta_ratio=3, steps_per_update=4, log_period=3, checkpoint_period=5, batch_size=9
+    )
+    published, sizes = [], []
+    publish, update = one.server.publish_network, one.agent.update
+    monkeypatch.setattr(one.server, "publish_network", lambda *given: published.append(one.update) or publish(*given))
+    monkeypatch.setattr(
+        one.agent, "update", lambda batch, *given, **named: sizes.append(len(batch["masks"])) or update(batch, *given, **named)
+    )
+    assert one.run() == Summary("max_steps", 12, 30)
+    assert one.agent.updates == 36 and one.agent.actor_updates == 12  # two of the critics alone for each of all
+    assert set(sizes) == {9}
+    assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
+    assert [r["update"] for r in records(memory_path / "a", "update")] == [3, 6, 9, 12]
+    assert numbers(memory_path / "a") == [0, 5, 10, 12]
+
+
+def test_checkpoints_by_the_clock_and_how_many_stay(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.runtime.learner.CHECKPOINT_S", 0.0)
+    learner(template, memory_path / "a", max_steps=30, checkpoint_keep=2).run()
+    assert len(numbers(memory_path / "a")) == 3 and numbers(memory_path / "a")[-1] == 30
+
+
+def test_update_to_data_caps_and_waiting_is_measured(template: Path, memory_path: Path):
+    one = learner(template, memory_path / "a", update_to_data=0.5, max_steps=1000, log_period=1)
+
+    def stop() -> bool:
+        waited = one._clock._spent["wait"] > 0.05
+        if one.update == 15 and one.experience.total == 30 and waited:
+            fill(one.experience.log, range(6, 7), images=True)
+        return one.update == 17 and waited
+
+    assert one.run(stop) == Summary("stopped", 17, 35)  # 17 is the whole part of half of 35
+    assert max(r["wait_share"] for r in records(memory_path / "a", "update")) > 0
+
+
+def test_training_starts_is_awaited_and_said(memory_path: Path):
+    one = Learner(config(training_starts=12, max_steps=3), memory_path / "run", env=spaces(), wire=wire())
+    fill(one.experience.log, range(2))
+
+    def stop() -> bool:
+        if any("waits" in r["event"] for r in records(memory_path / "run", "event")) and one.experience.total == 10:
+            assert one.update == 0
+            fill(one.experience.log, range(2, 3))
+        return False
+
+    assert one.run(stop) == Summary("max_steps", 3, 15)
+    said = [r["event"] for r in records(memory_path / "run", "event")]
+    assert "waits: learning starts with 12 online steps, and there are 10" in said
+    assert "there are no demonstrations and no take-overs yet: batches are all online" in said
+
+
+@pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 0.05}, "max_seconds")])
+def test_other_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
+    summary = learner(template, memory_path / "a", max_steps=10**6, **limit).run()
+    assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
+    if reason == "max_seconds":  # they are counted over restarts
+        assert learner(template, memory_path / "a", max_steps=10**6, **limit).run().update <= summary.update + 1
+
+
+def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path, memory_path: Path):
+    runs = {"base": {}, "seed": {"seed": 4}, "n": {"n_step": 3}, "small": {"replay_buffer_capacity": 10}, "again": {}}
+    agents = {}
+    for name, changes in runs.items():
+        learner(template, memory_path / name, **changes).run()
+        agents[name] = load(memory_path / name, 10).agent["networks"]["critic"]
+    assert same(agents["base"], agents["again"])
+    assert not any(same(agents["base"], agents[name]) for name in ("seed", "n", "small"))
+
+
+def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sources: set[int] = set()
+    for algorithm, expected in (("bc", {2}), ("hg-dagger", {1, 2})):
+        one, sources = learner(template, memory_path / algorithm, algorithm=algorithm), set()
+        imitate = one.agent.imitate
+        seen = lambda batch, imitate=imitate, sources=sources, **named: sources.update(batch["source"].tolist()) or imitate(batch, **named)  # noqa: E731
+        monkeypatch.setattr(one.agent, "imitate", seen)
+        one.run()
+        assert sources == expected and one.agent.updates == 0 and one.agent.imitations == 10
+    with pytest.raises(EmptyError, match="no demonstrations to learn from"):
+        Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
+
+
+def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path):
+    one = learner(template, memory_path / "a", **FROZEN)
+    before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
+    one.run()
+    first, last = (load(memory_path / "a", update).agent["networks"]["encoder"] for update in (0, 10))
+    assert same(first, last) and not same(first, before)  # it moved, and then it was frozen
+    assert one.agent.imitations == 4
+    again = learner(template, memory_path / "a", **{**FROZEN, "max_steps": 11})
+    again.run()
+    assert again.agent.imitations == 4  # not again
+
+
+def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
+    run = memory_path / "a"
+    learner(template, run, buffer_period=10, max_steps=3).run()
+    assert [p.name for p in (run / "buffer").iterdir()] == ["transitions_30.pkl"]
+    (run / "buffer" / "transitions_99.pkl").write_bytes(b"of one that was killed")
+    with Log.open(run / "log") as log:
+        fill(log, range(6, 8), images=True)
+    learner(template, run, buffer_period=10, max_steps=6).run()
+    for name in ("buffer", "demo_buffer"):
+        assert sorted(p.name for p in (run / name).iterdir()) == ["transitions_30.pkl", "transitions_40.pkl"]
+    other = Learner(config(checkpoint_path=str(run), max_steps=1), memory_path / "b", env=spaces(True), wire=wire())
+    assert other.experience.counts() == {"log_steps": 40, "demo_steps": 6, "human_steps": 6}  # found again among the actor's
+    other.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "ppo"}, "no algorithm named 'ppo'"),
+        ({"store": "table"}, "no store named 'table'"),
+        ({"batch_size": 1}, "batch_size=1: expected at least 2"),
+        ({"update_to_data": -1}, "update_to_data=-1"),
+        ({"cta_ratio": 0}, "cta_ratio=0: expected at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(memory_path: Path, changes: dict[str, Any], said: str):
+    with pytest.raises((ConfigError, UnknownNameError), match=said):
+        Learner(config(**changes), memory_path / "run", env=spaces(), wire=wire())
+    assert not (memory_path / "run").exists()
+
+
+# Actors
+
+
+class Driven:
+    """A learner in a thread, and a client of it."""
+
+    def __init__(self, one: Learner):
+        self.learner, self.stopped = one, threading.Event()
+        self.summary: list[Summary] = []
+        self._thread = threading.Thread(target=lambda: self.summary.append(one.run(self.stopped.is_set)), daemon=True)
+        self._thread.start()
+        self.spool = QueuedDataStore(1000)
+        self.weights: list[Any] = []
+        self.client = TrainerClient("arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=10)
+        self.client.recv_network_callback(self.weights.append)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not true():
+            assert time.monotonic() < deadline, "it does not happen"
+            time.sleep(0.01)
+
+    def end(self) -> Summary:
+        self._thread.join(DEADLINE_S)
+        return self.summary[0]
+
+    def __enter__(self) -> Driven:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self._thread.join(DEADLINE_S)
+        self.client.stop()
+
+
+def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
+    run = memory_path / "run"
+    run.mkdir()
+    write_json(run / "run.json", {"id": "abc"})
+    made = Learner(config(max_steps=15, training_starts=5, steps_per_update=5), run, resume=True, env=spaces(), wire=wire())
+    with Driven(made) as driven:
+        driven.until(lambda: bool(driven.weights))  # before a single step is there
+        assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
+        answer = driven.client.request("send-stats", {"actor": "arm", "steps": 0, "nested": {"late": 1.5}})
+        assert answer == {"stop": False, "update": 0, "run": "abc"}
+        with pytest.raises(SchemaError, match=r"send-stats: bad is a list"):
+            driven.client.request("send-stats", {"actor": "arm", "bad": [1]})
+        for step in episode(4):
+            driven.spool.insert({**step, "policy_version": np.int64(1_000_000)})
+        driven.until(lambda: made.update == 15)
+        driven.until(lambda: driven.client.request("send-stats", {"actor": "arm"})["stop"])
+        driven.client.request("send-stats", {"actor": "arm", "bye": True})
+        assert driven.end() == Summary("max_steps", 15, 5)
+    (told,) = records(run, "episode")
+    assert told["actor"] == "arm" and told["length"] == 5 and told["success"]
+    assert records(run, "actor")[0]["nested/late"] == 1.5
+    assert records(run, "update")[-1]["staleness"] == 15  # the only steps were made with the first weights
+
+
+def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memory_path: Path):
+    run = memory_path / "run"
+    first = Learner(config(max_steps=3, training_starts=5), run, env=spaces(), wire=wire())
+    fill(first.experience.log, range(2))
+    first.run()
+    made = Learner(config(max_steps=10**6, update_to_data=0.1), run, resume=True, env=spaces(), wire=wire())
+    expected = made.agent.acting_state()
+    with Driven(made) as driven:
+        driven.until(lambda: bool(driven.weights))
+        assert all((driven.weights[0][key] == value).all() for key, value in expected.items())
+        assert driven.client.policy_version == 2_000_000
+        assert driven.client.request("send-stats", {"actor": "arm", "stop": True})["stop"] is False  # to be resumed: the run is not over
+        assert driven.end().reason == "stopped"
