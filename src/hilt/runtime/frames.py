@@ -147,7 +147,7 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
         labels = np.asarray(columns[LABELS])
         if labels.ndim != 1 or labels.dtype.kind not in "biu" or labels.min(initial=0) < 0:
             raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected one number from 0 up for each step.")
-    elif {name for name in dataset.describe() if name.startswith("files")} <= {"files (success)", "files (failure)"} != set():
+    elif dataset.format == "hil-serl" and {*dataset.describe()} <= {"files (success)", "files (failure)"}:
         labels = np.full(len(episode), facts["success"])
     else:
         raise FormatError(f"{where}: {NO_LABELS}")

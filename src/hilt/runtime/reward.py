@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hilt.algos import classifier as algo
-from hilt.core.errors import ConfigError, CorruptError, SchemaError, UnknownNameError, optional_module, suggest
+from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, UnknownNameError, optional_module, suggest
 from hilt.core.files import DISK, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, flatten
 from hilt.observe.drawing import Chart, Line, Pixels, draw
@@ -182,9 +182,9 @@ def reward_function(folder: str | Path, threshold: float | None = None, space: A
         success, own = int(card["success"]), float(card["threshold"])
         model = _model(shapes, classes, config, generator(0), learned=True)
         model.load_state_dict(load_pt(folder / WEIGHTS))
+    except HiltError:
+        raise
     except (LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, CorruptError):
-            raise
         raise CorruptError(f"{folder}: {CARD} and {WEIGHTS} do not fit ({error}). Train it again with: hilt train classifier") from error
     made = RewardClassifier(model, shapes, success, own if threshold is None else threshold, folder)
     if space is not None:
