@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces as gym
+from scipy.spatial.transform import Rotation
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent import ActionLayout, Agent, AgentConfig
+from hilt.policies.agent import ActionLayout, Agent, AgentConfig, one_cycle, rotation_columns
 from hilt.policies.config import EncoderConfig
 from hilt.replay.torch import load_pt, save_pt
 from tests.policies.agents import MODES, batch, config, make, moved, numbers, spaces
@@ -93,6 +94,8 @@ def test_termination_hides_the_next_state_and_truncation_does_not() -> None:
         {"backup_entropy": True},
         {"reward_bias": -1.0},
         {"target_range": [0.0, 0.1]},
+        {"actor_q": "min"},
+        {"actor_average": 0.5},
         {"critic_warmup": 10},
         {"critic_warmup": 10, "imitation_loss": "mse"},
         {"imitation_weight": 1.0},
@@ -160,6 +163,120 @@ def test_the_body_is_as_the_config_says(change: dict[str, Any]) -> None:
 def test_the_device_is_checked() -> None:
     with pytest.raises(ConfigError, match="device"):
         Agent.make(*spaces(), replace(config(), device="abacus"))
+
+
+# The lab's settings
+
+
+def test_the_policy_moves_only_some_of_the_numbers() -> None:
+    agent = Agent.make(*spaces(), replace(config(), action_indices=[0, 1, 6]))
+    done = agent.sample_actions(batch(0)["observations"], seed=0)
+    assert done.shape == (8, 7) and (done[:, 2:6] == 0).all() and (done[:, [0, 1, 6]] != 0).all() and agent.target_entropy == -1.5
+    twin = Agent.make(*spaces(), replace(config(), action_indices=[0, 1, 6]))
+    rows, others = batch(0), batch(0)
+    others["actions"][:, 2:6] = 0.5
+    agent.update(rows)
+    twin.update(others)
+    assert same(agent, twin), "what the others were does not matter"
+    with pytest.raises(ConfigError, match=r"action_indices is \[7\]; expected some of 0 to 6"):
+        Agent.make(*spaces(), replace(config(), action_indices=[7]))
+
+
+def test_proprioception_is_normalised_by_the_demonstrations() -> None:
+    agents = [
+        Agent.make(*spaces(), replace(config(), normalise_proprio=on, proprio_floor={"state/pose": 0.5}), seed=0) for on in (False, True)
+    ]
+    seen = batch(0, n=50)["observations"]
+    seen["state"]["grip"] = 100 + 7 * seen["state"]["grip"]
+    seen["state"]["pose"][:, 0] *= 0.01
+    for agent in agents:
+        agent.fit_proprio(seen)
+    normal = agents[1].networks["proprio"]
+    scales = [seen["state"]["grip"].std(), 0.5, *seen["state"]["pose"][:, 1:].std(0)]  # in the order of the paths, with the floor
+    np.testing.assert_allclose(normal.scale, scales, rtol=1e-5)  # type: ignore[arg-type]
+    np.testing.assert_allclose(normal.mean, [seen["state"]["grip"].mean(), *seen["state"]["pose"].mean(0)], rtol=1e-4)  # type: ignore[arg-type]
+    assert not np.array_equal(*(agent.sample_actions(seen, argmax=True) for agent in agents))
+    actor = Agent.make(*spaces(), agents[1].config, seed=1)
+    actor.load_acting_state(agents[1].acting_state())
+    assert np.array_equal(actor.sample_actions(seen, argmax=True), agents[1].sample_actions(seen, argmax=True))
+    with pytest.raises(UnknownNameError, match="no proprioception in proprio_floor named 'state/pos'"):
+        Agent.make(*spaces(), replace(config(), normalise_proprio=True, proprio_floor={"state/pos": 1.0})).fit_proprio(seen)
+
+
+def test_a_pose_is_seen_as_columns_of_its_rotation() -> None:
+    """A quaternion and its negative are the same turn."""
+    space = {"state": {"tcp_pose": ArraySpec(np.dtype(np.float32), (7,))}}
+    agents = [Agent.make(space, spaces()[1], replace(config(), pose_keys=keys), seed=0) for keys in ([], ["state/tcp_pose"])]
+    pose = np.array([[0.1, 0.2, 0.3, 0.5, -0.5, 0.5, 0.5], [0, 0, 0, 0, 0, 0, 1]], np.float32)
+    negative = pose * ([1] * 3 + [-1] * 4)
+    same_turn = [
+        np.array_equal(*(a.sample_actions({"state": {"tcp_pose": p}}, argmax=True) for p in (pose, negative.astype(np.float32))))
+        for a in agents
+    ]
+    assert same_turn == [False, True]
+    columns = rotation_columns(torch.from_numpy(pose)).numpy()
+    matrices = Rotation.from_quat(pose[:, 3:]).as_matrix()
+    np.testing.assert_allclose(columns, np.concatenate([pose[:, :3], matrices[:, :, 0], matrices[:, :, 1]], axis=1), atol=1e-6)
+    with pytest.raises(ConfigError, match="a pose has 7 numbers"):
+        Agent.make(*spaces(), replace(config(), pose_keys=["state/pose"]))
+
+
+def test_pretraining_foresees_what_is_asked() -> None:
+    rows = batch(0)
+    rows["future"] = np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)
+    settings = {
+        weight: config(encoder=replace(FROZEN, pretrain_predict="state/pose", pretrain_predict_weight=weight)) for weight in (0.0, 1.0)
+    }
+    agents = {weight: Agent.make(*spaces(), each, seed=0) for weight, each in settings.items()}
+    first = {weight: agent.imitate(rows, encoder=True)["forecast_loss"] for weight, agent in agents.items()}
+    last = {weight: [agent.imitate(rows, encoder=True) for _ in range(60)][-1]["forecast_loss"] for weight, agent in agents.items()}
+    assert first[0.0] == first[1.0] and last[1.0] < 0.5 * first[1.0] < last[0.0]
+    with pytest.raises(MissingFieldError, match="future: no such field"):
+        agents[1.0].imitate(batch(0), encoder=True)
+    with pytest.raises(UnknownNameError, match="no proprioception to predict named 'state/pse'"):
+        make(encoder=replace(FROZEN, pretrain_predict="state/pse"))
+
+
+def test_the_rate_of_pretraining_rises_and_falls() -> None:
+    assert one_cycle(None) == 1 and one_cycle(0) < 0.1 and one_cycle(0.05) == 1 and one_cycle(0.5) < 0.7 and one_cycle(1) == 0
+    agent = make(encoder=replace(FROZEN, pretrain_updates=2))
+    agent.imitate(batch(0), encoder=True)
+    agent.imitate(batch(0), encoder=True)
+    before = numbers(agent)
+    agent.imitate(batch(0), encoder=True)
+    assert moved(before, numbers(agent)) == set(), "the end is reached"
+
+
+def test_a_slow_copy_of_the_actor_is_evaluated() -> None:
+    agent = make(actor_average=0.1)
+    seen, before = batch(0)["observations"], numbers(agent)["actor.mlp.out.weight"]
+    first = agent.sample_actions(seen, argmax=True)
+    agent.update(batch(0))
+    after = numbers(agent)
+    np.testing.assert_allclose(after["target actor.mlp.out.weight"], 0.9 * before + 0.1 * after["actor.mlp.out.weight"], atol=1e-7)
+    slow = agent.sample_actions(seen, argmax=True)
+    actor = make(actor_average=0.1, seed=1)
+    actor.load_acting_state(agent.acting_state())
+    quick = actor.sample_actions(seen, argmax=True)
+    assert 0 < np.abs(slow - first).max() < np.abs(quick - first).max(), "an actor has the quick one only"
+    agent.imitate(batch(0), encoder=True)
+    assert np.array_equal(numbers(agent)["target actor.mlp.out.weight"], numbers(agent)["actor.mlp.out.weight"])
+
+
+@pytest.mark.parametrize("change", [{"actor_scale": 0.1}, {"initial_std": 0.2}, {"std_range": [0.3, 0.31]}, {"proprio_width": 0}], ids=str)
+def test_the_actor_begins_as_told(change: dict[str, Any]) -> None:
+    agents = [Agent.make(*spaces(), replace(config(), **given), seed=0) for given in ({}, change)]
+    z = torch.randn(1000, 20, generator=torch.Generator().manual_seed(0))
+    (mean, std), (changed_mean, changed_std) = (agent.networks["actor"](z) for agent in agents)
+    if "actor_scale" in change:
+        assert changed_mean.std().item() == pytest.approx(0.1 * mean.std().item(), rel=1e-4)
+    elif "initial_std" in change:
+        below = std < 5  # where it is not cut off
+        np.testing.assert_allclose(changed_std[below].detach(), 0.2 * std[below].detach(), rtol=1e-4)
+    elif "std_range" in change:
+        assert changed_std.min().item() == pytest.approx(0.3) and changed_std.max().item() == pytest.approx(0.31)
+    else:
+        assert numbers(agents[1])["actor.mlp.layers.0.weight"].shape == (16, 20)
 
 
 # What is told of an update

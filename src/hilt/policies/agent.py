@@ -61,7 +61,13 @@ class Agent:
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
         if not self.encoder.paths and not proprio:
             raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
-        self.sizes = {path: int(np.prod(shapes[path].shape)) for path in proprio}
+        for path in config.pose_keys:
+            if path not in proprio:
+                raise UnknownNameError("proprioception in pose_keys", path, proprio)
+            if shapes[path].shape[-1:] != (7,):
+                raise ConfigError(f"pose_keys: {path} is {shapes[path]}; a pose has 7 numbers, position and quaternion.")
+        given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
+        self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
         body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
         moving = self.layout.continuous
         self.networks: dict[str, nn.Module] = {
@@ -204,15 +210,15 @@ class Agent:
         return info
 
     def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
-        """How far off the proprioception is that comes, ``future [B, 2, n]``, in the unit of the normalised one."""
+        """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalised one."""
         path = self.config.encoder.pretrain_predict
         start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
         columns = slice(start, start + self.sizes[path])
-        if future.shape[1:] != (2, self.sizes[path]):
-            raise SchemaError(f"future: expected [B, 2, {self.sizes[path]}], {path} twice, got {tuple(future.shape)}.")
+        if future.shape[1:] != (2, *self.shapes[path].shape):
+            raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
         normal = cast(Normaliser, self.networks["proprio"])
-        wanted = (future.float() - normal.mean[columns]) / normal.scale[columns]
-        return (self.networks["forecast"](z) - wanted.flatten(1)).square().mean()
+        wanted = [(self._seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)]
+        return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:
         """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalise_proprio` says so."""
@@ -221,7 +227,7 @@ class Agent:
         given, normal, floors = flatten(observations), cast(Normaliser, self.networks["proprio"]), self.config.proprio_floor
         if unknown := set(floors) - set(self.proprio):
             raise UnknownNameError("proprioception in proprio_floor", sorted(unknown)[0], self.proprio)
-        columns = [self._tensor(_found(given, path), path).double().reshape(-1, self.sizes[path]) for path in self.proprio]
+        columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
         least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
         with torch.no_grad():
@@ -301,18 +307,19 @@ class Agent:
     def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
         """``z [B, features + proprio]``."""
         parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
-        proprio = []
-        for path in self.proprio:
-            leaf, shape = leaves[path], self.shapes[path].shape
-            if leaf.shape[1:] != shape:
-                raise SchemaError(f"{path}: expected [B, ...] of {shape}, got {tuple(leaf.shape)}.")
-            proprio.append(leaf.reshape(len(leaf), -1).float())
-        if proprio:
-            together = torch.cat(proprio, dim=1)
+        if self.proprio:
+            together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)
             parts.append(self.networks["proprio"](together) if self.config.normalise_proprio else together)
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
         return torch.cat(parts, dim=1)
+
+    def _seen(self, path: str, leaf: Tensor) -> Tensor:
+        """Proprioception as numbers ``[B, n]``."""
+        if leaf.shape[1:] != self.shapes[path].shape:
+            raise SchemaError(f"{path}: expected [B, ...] of {self.shapes[path].shape}, got {tuple(leaf.shape)}.")
+        leaf = leaf.float()
+        return (rotation_columns(leaf) if path in self.config.pose_keys else leaf).reshape(len(leaf), -1)
 
     def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Batch:
         continuous, grasps = self.layout.split(self._column(batch, "actions"))
@@ -377,9 +384,7 @@ class ActionLayout:
             self.grippers = [actions // arms * (arm + 1) - 1 for arm in range(arms)]
         self.moving = [i for i in sorted(set(indices) or range(actions)) if i not in self.grippers]
         if not self.moving or not 0 <= self.moving[0] <= self.moving[-1] < actions:
-            raise ConfigError(
-                f"action_indices is {list(indices)}; expected some of the numbers 0 to {actions - 1} that are no learned gripper's."
-            )
+            raise ConfigError(f"action_indices is {list(indices)}; expected some of 0 to {actions - 1} that are no learned gripper's.")
         self.actions, self.continuous, self.outcomes = actions, len(self.moving), 3 ** len(self.grippers) if self.grippers else 0
 
     def split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -402,6 +407,14 @@ class ActionLayout:
             for gripper, move in zip(self.grippers, moves, strict=True):
                 whole[:, gripper] = move.to(whole.dtype) - 1
         return whole
+
+
+def rotation_columns(pose: Tensor) -> Tensor:
+    """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of the rotation: equal turns, equal numbers."""
+    position, (x, y, z, w) = pose[..., :3], pose[..., 3:].unbind(-1)
+    first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
+    second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))
+    return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
 
 
 def one_cycle(progress: float | None) -> float:

@@ -42,8 +42,10 @@ def read_resnet10(path: str | Path) -> dict[str, Tensor]:
         raise FormatError(f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}.")
     tensors = {}
     for theirs, ours in _NAMES.items():
-        array = np.array(arrays[theirs], np.float32)
-        expected = _shape(ours)
+        given, expected = np.asarray(arrays[theirs]), _shape(ours)
+        if given.dtype.kind not in "fiu":
+            raise FormatError(f"{where}: {theirs} is no array of numbers, but {given.dtype}.")
+        array = given.astype(np.float32)
         if array.shape != expected:
             raise FormatError(f"{where}: {theirs} has the shape {array.shape}; HIL-SERL's ResNet-10 has {expected}.")
         if not np.isfinite(array).all():
@@ -73,20 +75,20 @@ def _load(data: bytes, where: str) -> Any:
     except UnsafeError as error:
         if "jax" not in str(error):
             raise
-    # In these a numpy array's maker and state are arguments of JAX's own function. Both names are but words here.
+
+    def array(word: Any = None, made_with: Any = None, state: Any = None, *_: Any) -> Any:
+        known = type(state) is tuple and len(state) == 5 and isinstance(state[2], np.dtype) and type(state[4]) is bytes
+        if word != "array" or not known or state[2].kind not in "fiu":
+            raise FormatError(f"{where} has an array of JAX that is none.")
+        _version, shape, dtype, fortran, contents = state
+        made: Any = np.ndarray(shape, dtype, contents, order="F" if fortran else "C")
+        if made.nbytes != len(contents):
+            raise FormatError(f"{where} has an array of JAX with {len(contents)} bytes for {made.nbytes}.")
+        return made
+
+    # In such a file a numpy array's maker and state are arguments of JAX's own function. Both names are but words here.
     words = {(f"numpy.{core}.multiarray", "_reconstruct"): "array" for core in ("core", "_core")} | {("numpy", "ndarray"): "kind"}
-    names = [(module, "_reconstruct_array") for module in ("jax._src.array", "jax.array")]
-    return safe_load(data, where=where, extra=frozen | words | dict.fromkeys(names, _array_of_jax))
-
-
-def _array_of_jax(word: Any, made_with: Any, state: Any, *_: Any) -> Any:
-    _version, shape, dtype, fortran, contents = state
-    if word != "array" or not isinstance(dtype, np.dtype) or dtype.kind not in "fiub" or type(contents) is not bytes:
-        raise FormatError("an array of JAX that is none.")
-    array: Any = np.ndarray(shape, dtype, contents, order="F" if fortran else "C")
-    if array.nbytes != len(contents):
-        raise ValueError("an array of JAX with too many bytes")
-    return array
+    return safe_load(data, where=where, extra={**frozen, **words, ("jax._src.array", "_reconstruct_array"): array})
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
