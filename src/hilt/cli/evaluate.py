@@ -92,7 +92,8 @@ def show(done: Evaluation) -> None:
     if lost:
         rows.append(["failed states", ", ".join(lost[:20]) + ", …" * (len(lost) > 20)])
     rows += [[f"lost: {count}", f"the environment failed: {error}"] for error, count in Counter(one.error for one in done.errors).items()]
-    Console(soft_wrap=True).print(table("", "", rows=rows))
+    wide = 24 + max(len(str(text)) for _, text in rows)  # a path that is folded cannot be copied
+    Console(width=wide, soft_wrap=True).print(table("", "", rows=rows))
 
 
 def _many(count: int, noun: str) -> str:

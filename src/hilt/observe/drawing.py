@@ -166,7 +166,15 @@ class Svg:
 
     def chart(self, chart: Chart) -> str:
         x_low, x_high, y_low, y_high = draw(chart, self)
-        lines = [{"name": line.name, "colour": _name(line.colour), "x": _rounded(line.x), "y": _rounded(line.y)} for line in chart.lines]
+        lines = [
+            {
+                "name": ": ".join(filter(None, (line.whose, line.name))),
+                "colour": _name(line.colour),
+                "x": _rounded(line.x),
+                "y": _rounded(line.y),
+            }
+            for line in chart.lines
+        ]
         data = {"axes": [x_low, x_high, y_low, y_high], "percent": chart.percent, "x": chart.x_label, "lines": lines}
         facts = html.escape(json.dumps(data, separators=(",", ":")))
         box, label = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", html.escape(chart.title)

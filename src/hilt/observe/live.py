@@ -20,6 +20,8 @@ EPISODES = 20
 """The last ones, over which success and interventions are counted"""
 LOOK_S, LINE_S = 0.5, 10.0
 """Seconds between two looks at the file, and between two lines in a pipe"""
+SHARES = {"torch_share": "torch", "sample_wait_share": "batches", "wait_share": "waiting for steps"}
+"""Where the learner's time goes"""
 SILENT_S = 10.0
 """An actor that told nothing for so long is shown as silent"""
 
@@ -38,10 +40,10 @@ class Standing:
         self._first: float | None = None
         self._last = self._paused = 0.0
 
-    def read(self) -> None:
-        """Takes in the lines that are new, and whole."""
+    def read(self) -> bool:
+        """Takes in the lines that are new, and whole; whether there were any."""
         if not self._path.exists():
-            return
+            return False
         with storage_errors(self._path), self._path.open("rb") as file:
             file.seek(self._place)
             data = file.read()
@@ -49,6 +51,7 @@ class Standing:
         self._place += whole
         for line in data[:whole].splitlines():
             self._take(json.loads(line))
+        return whole > 0
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
@@ -86,7 +89,7 @@ class Standing:
         if not known:
             return "no episode yet"
         words = f"{_share(known)} of the last {len(known)} episodes"
-        return f"{words}; {_share(alone)} of {len(alone)} in which nobody took over" if len(alone) < len(known) else words
+        return f"{words}; {_share(alone)} of {len(alone)} in which nobody took over" if 0 < len(alone) < len(known) else words
 
     def person(self) -> str:
         steps = sum(one.get("length", 0) for one in self.episodes)
@@ -104,9 +107,7 @@ class Standing:
         u, length = self.update, [one["length"] for one in self.episodes if one.get("length")]
         returns = [one["return"] for one in self.episodes if one.get("return") is not None]
         late = [one["lateness_p99_ms"] for one in self.actors.values() if one.get("lateness_p99_ms") is not None]
-        shares = [
-            f"{100 * u[name]:.0f}% {word}" for name, word in (("torch_share", "torch"), ("sample_wait_share", "waiting")) if _is(u, name)
-        ]
+        shares = [f"{100 * u[name]:.0f}% {word}" for name, word in SHARES.items() if _is(u, name)]
         found = [
             ("who acts", self.acting()),
             ("online steps", f"{self.steps:,}{_rate(u, 'env_steps_per_second')}"),
@@ -149,7 +150,7 @@ class Live:
 
         self._standing, self._title, self._limits = Standing(run), title or str(run), dict(limits or {})
         self._console = Console(file=file or sys.stdout)
-        self._shown, self._said = 0.0, ""
+        self._shown = 0.0
         self._live: Any = None
 
     def __enter__(self) -> Live:
@@ -175,12 +176,11 @@ class Live:
         if not last and now - self._shown < (LOOK_S if self._live is not None else LINE_S):
             return
         self._shown = now
-        self._standing.read()
+        news = self._standing.read()
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif (line := self._standing.line(self._limits)) != self._said and self._standing.steps + self._standing.updates:
-            self._said = line
-            self.say(line)
+        elif self._standing.steps + self._standing.updates and (news or not last):
+            self.say(self._standing.line(self._limits))
 
     def _table(self) -> Any:
         from rich.console import Group

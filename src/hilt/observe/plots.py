@@ -101,7 +101,7 @@ PANELS = [
         "Where the learner's time goes",
         "of its time",
         "update",
-        {"torch": _get("torch_share"), "waiting": _get("sample_wait_share")},
+        {"torch": _get("torch_share"), "batches": _get("sample_wait_share"), "waiting for steps": _get("wait_share")},
         percent=True,
     ),
     Panel(

@@ -1,0 +1,57 @@
+"""``hilt eval``: the table, the file, and each option."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hilt import cli
+from tests.runtime.toy_evaluation import make_run
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(cli.app, ["eval", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", noise=0.5, shaped=0.1, broken=(4,), limit=6)
+
+
+def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
+    text = run(str(trained), "--json", str(tmp_path / "out.json"))
+    card = json.loads((tmp_path / "out.json").read_text())
+    assert card["episodes"] == 6 and card["update"] == 20 and card["split"] == "test" and not card["sample"] and len(card["outcomes"]) == 6
+    share = f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to {100 * card['high']:.1f}%"
+    assert share in text and f"{card['length']:.1f} steps" in text and "after 20 learner steps, actions the likeliest" in text
+    assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
+    assert (trained / "evaluations" / "test-00000020" / "log").is_dir() and "test-00000020" in text
+    assert not list((trained / "evaluations").rglob("*.mp4"))
+
+
+def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):
+    def card(*words: str) -> dict[str, object]:
+        run(str(trained), "--json", str(tmp_path / "out.json"), *words)
+        return json.loads((tmp_path / "out.json").read_text())
+
+    usual = card()
+    assert card("--checkpoint", "10")["update"] == 10
+    assert (card("--split", "eval")["split"], card("--split", "eval")["episodes"]) == ("eval", 3)
+    assert card("--checkpoint", "best")["update"] == 20, "the one that was tried on eval"
+    assert card("--episodes", "2")["episodes"] == 2
+    assert card("--seed", "5")["outcomes"] != usual["outcomes"]
+    drawn = card("--sample")
+    assert drawn["sample"] and drawn["outcomes"] != usual["outcomes"]
+    assert card("--sample", "--workers", "2")["outcomes"] == drawn["outcomes"]
+    pytest.importorskip("av")
+    assert run(str(trained), "--videos", "1").count(".mp4") == 1
+
+
+def test_what_is_no_run_is_one_line(tmp_path: Path):
+    done = CliRunner().invoke(cli.app, ["eval", str(tmp_path)])
+    assert done.exit_code == 1 and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output

@@ -1,0 +1,32 @@
+"""``hilt plot``: where the files go, and what its options change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hilt import cli
+from tests.observe.toy_run import make_run
+
+pytest.importorskip("PIL")
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli.app, ["plot", *words])
+
+
+def test_one_run_several_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    one, two = (make_run(tmp_path / name, seed, episodes=12) for seed, name in enumerate(("one", "two")))
+    done = run(str(one))
+    assert done.exit_code == 0 and done.output.splitlines() == [
+        str(one / "plots" / name) for name in ("curves.html", "curves-steps.png", "curves-minutes.png")
+    ]
+    assert "Success of the last 20 episodes" in (one / "plots" / "curves.html").read_text()
+    assert run(str(one), str(two)).exit_code == 0 and "2 runs" in Path("plots/curves.html").read_text()
+    assert run(str(one), "--out", "elsewhere", "--smooth", "3").exit_code == 0
+    assert "Success of the last 3 episodes" in Path("elsewhere/curves.html").read_text()
+    missing = run(str(tmp_path / "three"))
+    assert missing.exit_code == 1 and "is not a run: there is no metrics.jsonl in it" in missing.output

@@ -1,0 +1,174 @@
+"""Curves show what the metrics say: means over the last episodes, the time that was spent, runs beside each other."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hilt.core.errors import ConfigError, EmptyError
+from hilt.observe import Metrics
+from hilt.observe.drawing import Chart, Line, axes, short, ticks
+from hilt.observe.plots import Run, all_charts, final_numbers, grouped, plot
+from tests.observe.toy_run import make_run
+from tests.teleop import chromium
+
+
+def write_run(folder: Path, episodes: list[tuple[bool, int, int]], updates: list[tuple[int, float]] = (), config: str = "") -> Path:
+    """Episodes are (success, length, steps of a person); updates (number, critic's loss), at ten times as many steps."""
+    with Metrics(folder) as metrics:
+        for update, loss in updates:
+            metrics.write("update", {"critic_loss": loss, "log_steps": 10 * update}, update=update, step=10 * update)
+        step = 0
+        for success, length, human in episodes:
+            step += length
+            metrics.write(
+                "episode", {"success": success, "length": length, "return": 1.0, "intervention_steps": human}, update=0, step=step
+            )
+    if config:
+        (folder / "config.yaml").write_text(config)
+    return folder
+
+
+def lines_of(charts: list[Chart], title: str) -> dict[str, Line]:
+    (chart,) = [one for one in charts if one.title.startswith(title)]
+    return {line.name: line for line in chart.lines}
+
+
+def charts_in(page: str, axis: str) -> list[dict[str, Any]]:
+    """What the page itself knows of its charts over one axis."""
+    return [found for text in re.findall(r'data-chart="(.*?)"', page) if (found := json.loads(unescape(text)))["x"] == axis]
+
+
+def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
+    run = write_run(tmp_path / "run", [(True, 10, 5), (False, 20, 0), (True, 10, 0), (True, 30, 0), (False, 10, 10)])
+    charts = all_charts(grouped([Run.load(run)]), "step", 3)
+    success = lines_of(charts, "Success of the last 3 episodes")
+    assert success["all"].x.tolist() == [10, 30, 40, 70, 80]
+    assert success["all"].y.tolist() == pytest.approx([1, 1 / 2, 2 / 3, 2 / 3, 2 / 3])
+    assert success["nobody took over"].x.tolist() == [30, 40, 70] and success["nobody took over"].y.tolist() == pytest.approx(
+        [0, 1 / 2, 2 / 3]
+    )
+    person = lines_of(charts, "Steps that a person made")[""]
+    assert person.y.tolist() == pytest.approx([5 / 10, 5 / 30, 5 / 40, 0, 10 / 50]), "a share of steps, not a mean of shares"
+    assert lines_of(charts, "How long an episode takes")["successes"].y.tolist() == pytest.approx([10, 10, 50 / 3])
+    raw = lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success of the last 1 episodes")["all"]
+    assert raw.y.tolist() == [1, 0, 1, 1, 0]
+    assert not [chart.title for chart in charts if "Loss" in chart.title], "what there is nothing of is not drawn"
+
+
+def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):
+    records = [(0, 10, {}), (60, 20, {}), (3660, 20, {"kind": "event", "event": "resumed"}), (3720, 30, {})]
+    lines = [
+        {"kind": "update", "time": 1e9 + at, "update": update, "step": update, "critic_loss": 1.0, **more} for at, update, more in records
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert lines_of(all_charts(grouped([Run.load(tmp_path)]), "minutes", 1), "Loss of the critic")[""].x.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
+    config = "seed: {}\nbatch_size: {}\nwire: {{port: {}}}\n"
+    runs = [
+        write_run(tmp_path / name, [], [(10, loss), (20, loss)], config.format(seed, batch, 5000 + seed))
+        for name, seed, batch, loss in (("a", 1, 64, 1.0), ("b", 2, 64, 3.0), ("c", 1, 128, 5.0))
+    ]
+    groups = grouped([Run.load(run) for run in runs])
+    assert [group.name for group in groups] == ["batch_size=64 (2 runs, seeds 1, 2)", "batch_size=128"]
+    (chart,) = [one for one in all_charts(groups, "step", 1) if one.title == "Loss of the critic"]
+    both, alone = chart.lines
+    assert set(both.y) == {2.0} and set(both.low) == {1.0} and set(both.high) == {3.0} and (both.x[0], both.x[-1]) == (100, 200)
+    assert set(alone.y) == {5.0} and alone.low is None and both.colour != alone.colour
+    (one,) = grouped([Run.load(runs[0]), Run.load(runs[1])])
+    assert one.name == "a (2 runs, seeds 1, 2)"
+    others = grouped([Run.load(write_run(tmp_path / name, [(True, 1, 0)])) for name in ("x", "y")])
+    assert [group.name for group in others] == ["x", "y"], "without settings nobody knows what they have in common"
+
+
+def test_three_files_that_need_nothing_else(tmp_path: Path):
+    image = pytest.importorskip("PIL.Image")
+    run = make_run(tmp_path / "<run> & more", episodes=40)
+    page, steps, minutes = plot([run], tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["curves-minutes.png", "curves-steps.png", "curves.html"]
+    text = page.read_text()
+    assert "http" not in text and "<link" not in text and "src=" not in text and "$" not in text
+    assert "tabletop/pick: &lt;run&gt; &amp; more" in text and "<run>" not in text
+    assert len(charts_in(text, "online steps")) == len(charts_in(text, "minutes")) == 16
+    evaluation = charts_in(text, "minutes")[0]["lines"][2]
+    assert evaluation["name"] == "evaluation" and evaluation["y"] == [0.55, 0.97] and evaluation["x"][1] == pytest.approx(10, abs=0.1)
+    pixels = [np.asarray(image.open(io.BytesIO(path.read_bytes())).convert("RGB")) for path in (steps, minutes)]
+    assert pixels[0].shape == pixels[1].shape and (pixels[0] != pixels[1]).any()
+    assert (np.abs(pixels[0].astype(int) - (0x2F, 0x6F, 0xDE)).max(-1) < 10).sum() > 3000, "the curves are there"
+
+
+def test_the_table_has_how_a_run_ended(tmp_path: Path):
+    run = write_run(tmp_path / "run", [(False, 40, 0), (True, 10, 5), (True, 30, 0)], [(10, 1.0), (20, 1.0)])
+    numbers = final_numbers(Run.load(run), 2)
+    wanted = {"last 2 episodes": "100%", "nobody took over": "50%", "a person's steps": "12%", "steps per success": "20", "return": "1"}
+    assert {**numbers, **wanted} == numbers
+    assert (numbers["online steps"], numbers["updates"], numbers["evaluation"]) == ("200", "20", "–")
+    assert final_numbers(Run.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100"
+
+
+@pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())
+def test_the_page_in_a_browser(tmp_path: Path):
+    """The two axes take turns, and pointing at a curve tells its value."""
+    pytest.importorskip("selenium")
+    pytest.importorskip("PIL")
+    from selenium.webdriver import ActionChains
+
+    run = write_run(tmp_path / "run", [], [(0, 2.5), (100, 2.5)])
+    page = plot([run], tmp_path / "out")[0]
+    browser = chromium.start(tmp_path / "profile")
+    try:
+        browser.get(page.as_uri())
+        steps, minutes = browser.find_element("id", "steps"), browser.find_element("id", "minutes")
+        assert steps.is_displayed() and not minutes.is_displayed()
+        ActionChains(browser).move_to_element(steps.find_element("css selector", "svg")).perform()
+        tip = browser.find_element("id", "tip").text.splitlines()
+        assert len(tip) == 1 and tip[0].endswith(" online steps"), "far from both points"
+        svg = steps.find_element("css selector", "svg")
+        ActionChains(browser).move_to_element_with_offset(svg, int(svg.size["width"] * 0.445), 0).perform()
+        assert browser.find_element("id", "tip").text.splitlines()[1] == "2.5"
+        browser.find_element("css selector", "[data-axis=minutes]").click()
+        assert minutes.is_displayed() and not steps.is_displayed()
+    finally:
+        browser.quit()
+
+
+def test_what_cannot_be_drawn(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"is not a run: there is no metrics.jsonl in it. Give the folder that `hilt train` made"):
+        plot([tmp_path], tmp_path)
+    Metrics(tmp_path / "new").close()
+    with pytest.raises(EmptyError, match="has no metrics to draw yet: no episode has ended"):
+        plot([tmp_path / "new"], tmp_path)
+    with pytest.raises(ConfigError, match="smooth=0: expected how many episodes a point is the mean of, at least 1"):
+        plot([make_run(tmp_path / "run", episodes=3)], tmp_path, smooth=0)
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e6))
+def test_ticks_are_a_few_round_numbers_within(low: float, span: float):
+    found = ticks(low, low + span, 5)
+    steps = np.diff(found)
+    assert 2 <= len(found) <= 7 and found[0] >= low - 1e-6 * span and found[-1] <= low + span * (1 + 1e-6)
+    assert steps == pytest.approx(steps[0], rel=1e-3)
+
+
+def test_axes_and_numbers_that_can_be_read():
+    def of(*values: float, percent: bool = False) -> tuple[float, ...]:
+        return axes(Chart("", "", "", [Line("", np.arange(len(values)), np.array(values))], percent))
+
+    assert of(0.3, 0.5, percent=True)[2:] == (0.0, 1.0)
+    assert of(1.0, 2.0, 5.0)[2] == 0.0 and of(97.0, 98.0)[2] > 90 and of(-3.0, -1.0)[2] < -3
+    spiked = of(*[1.0 + n % 2 for n in range(500)], 900.0)
+    assert spiked[3] < 10, "one value does not press the others flat"
+    low, high = of(4.0, 4.0)[2:]
+    assert low < 4 < high
+    assert [short(value) for value in (12_000, 2_500_000, 0.004, -3, 0, 0.00002)] == ["12k", "2.5M", "0.004", "-3", "0", "2.0e-05"]
