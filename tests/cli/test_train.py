@@ -16,12 +16,19 @@ from typer.testing import CliRunner, Result
 from hilt import cli
 from hilt.core.config import freeze
 from hilt.core.files import read_json
+from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.recipes import recipe
 from hilt.replay import Log
+from hilt.runtime.config import Hil, Wire
 from hilt.runtime.train import begin_run
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
+
+
+def toy() -> Hil:
+    agent = AgentConfig(encoder=EncoderConfig(kind="none"))
+    return Hil(task="tests.runtime.toy:Toy", demonstrations=2, max_steps=0, agent=agent, wire=Wire(port=0, broadcast_port=0))
 
 
 def run(*words: object, code: int = 0) -> Result:
@@ -65,6 +72,16 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         assert said.stderr.startswith(error) and said.stderr.count("\n") == 1, said.output
     assert "give a RECIPE, such as hil_debug" in run("train", "max_steps=3", code=2).output
     assert "give a RECIPE" in run("actor", code=2).output
+
+
+def test_a_learner_alone_records_its_demonstrations_and_goes_on_when_resumed(tmp_path: Path):
+    said = run("learner", f"{__name__}:toy").stdout
+    assert "recorded 2 of 2 demonstrations" in said and "max_steps: 0 updates, 0 online steps, in runs/tests.cli.test_train-toy" in said
+    with Log.open(tmp_path / "runs" / "tests.cli.test_train-toy" / "demos", "r") as demos:
+        assert len(demos.trajectories()) == 2, "which are the run's"
+    assert "recorded" not in run("learner", f"{__name__}:toy", "--resume").stdout
+    said = run("learner", f"{__name__}:toy", "task_options.sides=3", "--run", "other", code=1).stderr
+    assert said.startswith("error: tests.runtime.toy:Toy cannot be made with task_options={'sides': 3}: ") and "'sides'" in said
 
 
 def test_the_classifier_has_its_own_command_under_the_same_word():

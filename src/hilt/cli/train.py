@@ -5,6 +5,8 @@ Exit codes: 0 when the run came to its end or somebody pressed stop, 130 after C
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import signal
@@ -12,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +24,7 @@ from hilt.cli.record import stop_signals
 from hilt.core.errors import optional_module
 
 if TYPE_CHECKING:
+    from hilt.observe.live import Live
     from hilt.runtime.config import Hil
 
 train, learner, actor = (typer.Typer(add_completion=False) for _ in range(3))
@@ -50,11 +54,9 @@ def train_command(
         _show(recipe, words, folder, resume)
         return
     config = _opened(recipe, words, folder, resume)
-    from hilt.observe.live import Live
     from hilt.runtime.train import train as run_all
 
-    limits = {name: getattr(config, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
-    with stop_signals() as stopped, Live(folder, f"{config.task} in {folder}", limits) as screen:
+    with stop_signals() as stopped, _live(folder, config) as screen:
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
         outcome = run_all(config, folder, say=screen.say, look=screen.look, stop=stop, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
@@ -76,7 +78,8 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
     with stop_signals() as stopped:
         _end_with_parent()
         demonstrate(config, folder, typer.echo, lambda: bool(stopped))
-        summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
+        with _shown(folder, config):
+            summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
     if summary is not None:
         typer.echo(f"{summary.reason}: {summary.update:,} updates, {summary.online:,} online steps, in {folder}")
     _leave(stopped)
@@ -108,6 +111,36 @@ def actor_command(
     elif acted.spooled:
         typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
     _leave(stopped)
+
+
+def _live(folder: Path, config: Hil) -> Live:
+    from hilt.observe.live import Live
+
+    limits = {name: getattr(config, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
+    return Live(folder, f"{config.task} in {folder}", limits)
+
+
+@contextlib.contextmanager
+def _shown(folder: Path, config: Hil) -> Iterator[None]:
+    """The live table of a learner alone. For one whose parent shows it, what it says goes into its log."""
+    if _parent():
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+        yield
+        return
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.25):
+            screen.look()
+
+    with _live(folder, config) as screen:
+        thread = threading.Thread(target=look, name="hilt-live", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(5)
 
 
 def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:
@@ -159,9 +192,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
 
 def _end_with_parent() -> None:
     """What `hilt train` has started ends as after SIGTERM when that is gone, however it went."""
-    from hilt.runtime.train import PARENT
-
-    parent = int(os.environ.get(PARENT, 0))
+    parent = _parent()
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -170,6 +201,13 @@ def _end_with_parent() -> None:
 
     if parent:
         threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
+
+
+def _parent() -> int:
+    """The process that started this one as a part of a run; 0 when nobody did."""
+    from hilt.runtime.train import PARENT
+
+    return int(os.environ.get(PARENT, 0))
 
 
 def _one_thread() -> None:

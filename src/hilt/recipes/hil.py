@@ -16,7 +16,7 @@ def hil_debug() -> Hil:
     """Every part at work, in seconds: too short to learn anything."""
     return Hil(
         task="tabletop/reach",
-        task_options={"image_size": 32, "step_limit": 30},
+        task_options={"image_size": 32, "step_limit": 40},
         demonstrations=2,
         operator="script",
         agent=AgentConfig(encoder=EncoderConfig(features=16), hidden=[32, 32]),

@@ -59,7 +59,12 @@ def make_env(config: Hil, operator: bool) -> Any:
 
 def task(config: Hil) -> Any:
     """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
-    env = make(config.task, **task_options(config))
+    try:
+        env = make(config.task, **task_options(config))
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ConfigError(f"{config.task} cannot be made with task_options={task_options(config)}: {error}.") from error
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
     if "learned-gripper" in config.agent.setup_mode and config.observations != "hil-serl" and isinstance(state, gym_spaces.Dict):
