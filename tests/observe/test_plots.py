@@ -169,6 +169,7 @@ def test_axes_and_numbers_that_can_be_read():
     assert of(1.0, 2.0, 5.0)[2] == 0.0 and of(97.0, 98.0)[2] > 90 and of(-3.0, -1.0)[2] < -3
     spiked = of(*[1.0 + n % 2 for n in range(500)], 900.0)
     assert spiked[3] < 10, "one value does not press the others flat"
+    assert of(4.0)[:2] == (0.0, 1.0) and of(1.0, 2.0)[:2] == (0.0, 1.0), "one point has axes too"
     low, high = of(4.0, 4.0)[2:]
     assert low < 4 < high
     assert [short(value) for value in (12_000, 2_500_000, 0.004, -3, 0, 0.00002)] == ["12k", "2.5M", "0.004", "-3", "0", "2.0e-05"]

@@ -111,8 +111,8 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
 def axes(chart: Chart) -> tuple[float, float, float, float]:
     """The least and the most that is shown of x and of y. A few values that lie far out do not press the others flat."""
     x = np.concatenate([line.x for line in chart.lines])
-    x_high = max(float(x.max()), 1e-9)
-    x_low = 0.0 if x.min() < 0.5 * x_high else float(x.min())
+    x_high = float(x.max()) or 1.0
+    x_low = float(x.min()) if 0.5 * x_high < x.min() < x_high else 0.0
     if chart.percent:
         return x_low, x_high, 0.0, 1.0
     y = np.concatenate([side for line in chart.lines for side in (line.y, line.low, line.high) if side is not None])
