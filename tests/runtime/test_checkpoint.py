@@ -46,7 +46,7 @@ def test_saved_loaded_and_only_so_many_kept(memory_path: Path):
     assert found is not None and found.update == 100
     write(memory_path, 100)  # is there already
     check(memory_path, 100)
-    with pytest.raises(StorageError, match="there is no checkpoint 5. There are: 0, 10, 100"):
+    with pytest.raises(StorageError, match=r"there is no checkpoint 5. There are: 0, 10, 100"):
         load(memory_path, 5)
     with pytest.raises(ConfigError, match="checkpoint_keep=0"):
         write(memory_path, 101, keep=0)

@@ -1,8 +1,12 @@
-"""What a learner draws from: exact halves, views instead of copies, n-step sums and masks, cached features, and imports that happen once."""
+"""What a learner draws from: exact halves, views instead of copies, n-step sums and masks, cached features, imports that happen once."""
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from hilt.core.unpickle import dump
 from hilt.policies.agent import Agent
 from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
-from hilt.runtime.experience import Experience
+from hilt.runtime.experience import Experience, Foresight
 from hilt.runtime.recording import columns_of
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
 
@@ -217,34 +221,37 @@ def test_both_buffers_of_a_hil_serl_folder(memory_path: Path):
         experience_for(memory_path / "other", checkpoint_path=str(memory_path / "run"))
 
 
-def test_an_import_that_was_stopped_is_made_again(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shown = demonstrations(memory_path / "shown", range(50, 54))
-    added, count = Log.add, 0
+def killed_at_its_third_episode(run: Path, shown: Path) -> None:
+    added, count = Log.add, itertools.count(1)
 
-    def stops(log: Log, *given: Any, **named: Any) -> int:
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise KeyboardInterrupt
+    def add(log: Log, *given: Any, **named: Any) -> int:
+        if next(count) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
         return added(log, *given, **named)
 
-    monkeypatch.setattr(Log, "add", stops)
-    with pytest.raises(KeyboardInterrupt):
-        experience_for(memory_path / "run", demo_path=[str(shown)])
-    assert not (memory_path / "run" / "demos").exists()
+    Log.add = add  # type: ignore[method-assign]
+    experience_for(run, demo_path=[str(shown)])
+
+
+def test_an_import_that_was_killed_is_made_again_as_a_whole(memory_path: Path):
+    shown = demonstrations(memory_path / "shown", range(50, 54))
+    child = multiprocessing.get_context("fork").Process(target=killed_at_its_third_episode, args=(memory_path / "run", shown))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL and not (memory_path / "run" / "demos").exists()
     experience = experience_for(memory_path / "run", demo_path=[str(shown)])
     assert len(experience.demos) == 20
     experience.close()
 
 
 def test_what_does_not_fit_is_refused(memory_path: Path):
-    with pytest.raises(StorageError, match="demo_path has .*nothing.*pkl, and there is no such file"):
+    with pytest.raises(StorageError, match=r"demo_path has .*nothing.*pkl, and there is no such file"):
         experience_for(memory_path / "a", demo_path=[str(memory_path / "nothing*.pkl")])
     wide = pickled(memory_path / "wide.pkl", [{**row, "actions": np.zeros(3, np.float32)} for row in transitions(0)])
     with pytest.raises(SchemaError, match=r"wide.pkl: actions is float32 \(3,\), and this run's task has float32 \(2,\)"):
         experience_for(memory_path / "b", demo_path=[str(wide)])
     lacking = pickled(memory_path / "lacking.pkl", transitions(0))
-    with pytest.raises(SchemaError, match="lacking.pkl has no observations/images/front, which this run's task has"):
+    with pytest.raises(SchemaError, match=r"lacking.pkl has no observations/images/front, which this run's task has"):
         experience_for(memory_path / "c", True, demo_path=[str(lacking)])
     with pytest.raises(SchemaError, match="has no grasp_penalty"):
         experience_for(memory_path / "d", demo_path=[str(lacking)], agent={"setup_mode": "single-arm-learned-gripper"})
@@ -282,6 +289,16 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
     again.reported([running.trajectory])
     assert list(again.finished()) == []
     again.close()
+
+
+def test_what_is_to_be_foreseen():
+    gripper = [0.2, 0.9, 0.1, -0.7, -1.0, 0.0, 1.0, 0.6]  # open at first; closed from 3 on, opened at 6
+    columns = {"actions": np.zeros((8, 7)), "observations/p": np.arange(8.0)[:, None], "next_observations/p": np.arange(1, 9.0)[:, None]}
+    columns["actions"][:, 6] = gripper
+    foresight = Foresight("p")
+    foresight.add(range(8), columns)
+    assert foresight.of(np.arange(8))[:, :, 0].tolist() == [[3, 8]] * 3 + [[6, 8]] * 3 + [[8, 8]] * 2
+    assert foresight.of(np.arange(8)).dtype == np.float32
 
 
 def test_columns_are_those_of_a_recording_and_what_a_run_knows_besides():

@@ -129,7 +129,7 @@ def test_one_learner_for_one_run(template: Path, memory_path: Path):
     with pytest.raises(LockedError, match=r"run has a learner already: .*process \d+ .*One run has one learner"):
         learner(template, memory_path / "run")
     first.run()
-    with pytest.raises(ConfigError, match="has a run in it already. Go on with it"):
+    with pytest.raises(ConfigError, match=r"has a run in it already. Go on with it"):
         Learner(config(), memory_path / "run", env=spaces(True), wire=wire())
 
 
@@ -232,6 +232,24 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memor
     assert again.agent.imitations == 4  # not again
 
 
+def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_path: Path):
+    encoder = {**FROZEN["agent"]["encoder"], "pretrain_predict": "state/point"}  # type: ignore[index]
+    changes = {**FROZEN, "agent": {"encoder": encoder, "normalise_proprio": True}}
+    one = learner(template, memory_path / "a", **changes)
+    batch = one.experience.sample(8, "demonstrations", images=True)
+    assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()  # no gripper: the end, twice
+    points = {number: [step["next_observations"]["state"]["point"] for step in episode(2 * number)] for number in range(50, 54)}
+    for point, future in zip(batch["observations"]["state"]["point"], batch["future"], strict=True):
+        assert (future[0] == points[int(point[0]) // 2][-1]).all()
+    one.run()
+    mean = np.mean([step["observations"]["state"]["point"] for n in points for step in episode(2 * n)], axis=0)
+    again = learner(template, memory_path / "a", **{**changes, "max_steps": 11})
+    assert np.allclose(again.agent.networks["proprio"].mean, mean, atol=1e-5)  # kept in the checkpoint
+    again.run()
+    with pytest.raises(ConfigError, match="normalise_proprio takes mean and deviation from demonstrations, and there are none"):
+        Learner(config(agent={"normalise_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
+
+
 def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
     run = memory_path / "a"
     learner(template, run, buffer_period=10, max_steps=3).run()
@@ -254,6 +272,7 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"store": "table"}, "no store named 'table'"),
         ({"batch_size": 1}, "batch_size=1: expected at least 2"),
         ({"update_to_data": -1}, "update_to_data=-1"),
+        ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "is for the encoder's pretraining: give pretrain_updates"),
         ({"cta_ratio": 0}, "cta_ratio=0: expected at least 1"),
     ],
 )
@@ -307,7 +326,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
         driven.until(lambda: bool(driven.weights))  # before a single step is there
         assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
         answer = driven.client.request("send-stats", {"actor": "arm", "steps": 0, "nested": {"late": 1.5}})
-        assert answer == {"stop": False, "update": 0, "run": "abc"}
+        assert answer == {"stop": False, "update": 0, "online": 0, "run": "abc"}
         with pytest.raises(SchemaError, match=r"send-stats: bad is a list"):
             driven.client.request("send-stats", {"actor": "arm", "bad": [1]})
         for step in episode(4):

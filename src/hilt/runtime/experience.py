@@ -73,6 +73,10 @@ class Experience:
         self._columns += ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
         features = partial(Features, images=self._images, trunk=agent.trunk_features) if agent.frozen else lambda _: None
         self._features = {"log": features(self.online), "demos": features(self._demonstrations)}
+        self._foresight = Foresight(config.agent.encoder.pretrain_predict)
+        for number in self.demos.trajectories() if self._foresight.path else ():
+            keys = self.demos.trajectory_keys(number)
+            self._foresight.add(keys, flatten(self.demos.read(keys, self._foresight.columns)))
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
         self._entered = self._selection().entered
         self._episodes = Episodes(self.log)
@@ -111,6 +115,10 @@ class Experience:
         """These were told of by an earlier process."""
         self._episodes.known.update(trajectories)
 
+    def demonstrated(self) -> dict[str, Any]:
+        """The proprioception of all demonstrations."""
+        return demonstrated(self.demos, self._agent)
+
     def ended_episodes(self, without: set[int]) -> dict[int, dict[str, Array]]:
         """The columns of every trajectory that has ended and is not among these, by its number."""
         with self.log.lock:
@@ -122,7 +130,7 @@ class Experience:
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
         """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``. With a frozen encoder observations have ``features``
-        instead of images, unless `images` are asked for (a trunk that is still to be trained)."""
+        instead of images, unless `images` are asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
         with self.log.lock:  # drawn from the same moment of the log that is read
             reading = self.log.reading()
             try:
@@ -156,6 +164,8 @@ class Experience:
     def _gather(self, which: str, steps: Snapshot, keys: Array, images: bool) -> dict[str, Array]:
         both = [*self._images, *(f"next_{path}" for path in self._images)] if images else []
         columns = self._assembly.batch(steps, keys, [*self._columns, *both], None)
+        if images and which == "demos" and self._foresight.path:
+            columns["future"] = self._foresight.of(keys)
         cache = self._features[which]
         if cache is not None and not images:
             last = keys + (columns["n_steps"] - 1) * steps.widths(keys)
@@ -191,6 +201,42 @@ class Experience:
 
     def _selection(self) -> Any:
         return self.online.selection
+
+
+def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
+    """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
+    if not len(demos):
+        raise ConfigError("normalise_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path.")
+    seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])["observations"]
+    return seen
+
+
+class Foresight:
+    """A proprioception as it will be, for each step of a demonstration: at the gripper's next command, and at the episode's end."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.columns = ["actions", f"observations/{path}", f"next_observations/{path}"]
+        self._rows: dict[int, Array] = {}
+
+    def add(self, keys: Sequence[int] | Array, columns: Mapping[str, Array]) -> None:
+        """Of one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""
+        actions, now, after = (columns[name] for name in self.columns)
+        seen, width = np.concatenate([now, after[-1:]]), actions.shape[1]
+        given = actions[:, 6::7] if width % 7 == 0 else np.zeros((len(actions), 1))
+        command = np.ones(given.shape[1])
+        changes = np.zeros(len(actions), bool)
+        for t, numbers in enumerate(given):
+            held, command = command, np.where(np.abs(numbers) >= 0.5, np.sign(numbers), command)
+            changes[t] = t > 0 and bool((held != command).any())
+        following = len(actions)
+        for t in reversed(range(len(actions))):
+            self._rows[int(keys[t])] = np.stack([seen[following], seen[-1]]).astype(np.float32)
+            following = t if changes[t] else following
+
+    def of(self, keys: Array) -> Array:
+        """``[n, 2, ...]``"""
+        return np.stack([self._rows[key] for key in keys.tolist()])
 
 
 def split(n: int, part: str, demo_steps: int) -> int:

@@ -113,10 +113,13 @@ class Learner:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Summary:
         """Learns until one of the limits is reached, or `stop()` is true. Closes everything."""
+        config = self.config
         with self._undo:
             self._stop = stop
             if self._resumed:
                 self.metrics.resumed(self.update, self.experience.total)
+            elif config.agent.normalise_proprio:
+                self.agent.fit_proprio(self.experience.demonstrated())
             if self._resumed or not self._pretraining():
                 self._publish(first=True)  # before anything else: actors wait for it
             self.server.start(threaded=True)
@@ -154,7 +157,8 @@ class Learner:
         """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
         config = self.config
         if config.algorithm != "rlpd":
-            trained = self.agent.config.encoder.training != "frozen"
+            encoder = config.agent.encoder
+            trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
             batch = self._sample(config.batch_size, "demonstrations" if config.algorithm == "bc" else "demo")
             with self._clock("torch"):
                 return self.agent.imitate(batch, encoder=trained)
@@ -308,7 +312,7 @@ class Learner:
                 self._knows.add(name)
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
-        return {"stop": ended, "update": self.update, "run": self._run_id}
+        return {"stop": ended, "update": self.update, "online": self.experience.total, "run": self._run_id}
 
     def _end(self) -> None:
         self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
@@ -375,6 +379,9 @@ def _check(config: Hil) -> None:
         raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
     if config.store not in STORES:
         raise UnknownNameError("store", config.store, STORES)
+    encoder = config.agent.encoder
+    if encoder.pretrain_predict and not encoder.pretrain_updates:
+        raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
     least = {"batch_size": 2, "n_step": 1, "cta_ratio": 1, "steps_per_update": 1, "log_period": 1, "checkpoint_keep": 1}
     least |= {"replay_buffer_capacity": 1, **dict.fromkeys(("training_starts", "max_steps", "max_env_steps", "checkpoint_period"), 0)}
     for name, smallest in {**least, "buffer_period": 0, "update_to_data": 0, "max_seconds": 0}.items():

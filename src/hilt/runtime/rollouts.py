@@ -29,7 +29,7 @@ from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Schema,
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
 from hilt.runtime.config import Hil
-from hilt.runtime.experience import Batch, columns_for, finish, open_logs, packed, split, told, unpack
+from hilt.runtime.experience import Batch, Foresight, columns_for, demonstrated, finish, open_logs, packed, split, told, unpack
 from hilt.runtime.recording import GRASP
 
 CHANNEL = "trajectories"
@@ -123,11 +123,15 @@ class Rollouts:
         self._versions: list[int] = []
         self.total = 0
         """Online steps so far"""
+        self._foresight = Foresight(config.agent.encoder.pretrain_predict)
         with demos:
+            self._demonstrated = demonstrated(demos, agent) if len(demos) else {}
             for number in demos.trajectories():
                 columns = flatten(demos.read(demos.trajectory_keys(number)))
                 columns["episode"] = np.full((len(columns["rewards"]), 2), [-1, number])
                 shown = self._trajectory(columns, first=-1 - self.demo.total_samples, step=-1)
+                if self._foresight.path:
+                    self._foresight.add(_array(shown.forward_inputs["row"])[:, 0], columns)
                 self.demo.add_trajectories([shown])
                 self._demonstrations.add_trajectories([shown])
         if (self._folder / "metadata.json").exists():
@@ -197,6 +201,10 @@ class Rollouts:
     def newest_versions(self, trajectories: int) -> list[int]:
         return self._versions[-trajectories:]
 
+    def demonstrated(self) -> dict[str, Any]:
+        """The proprioception of all demonstrations."""
+        return self._demonstrated or demonstrated({}, self._agent)  # type: ignore[arg-type]
+
     def finished(self) -> Iterator[dict[str, Any]]:
         finished, self._finished = self._finished, {}
         return iter(finished.values())
@@ -229,6 +237,8 @@ class Rollouts:
         columns = {f"{name}/{path}": drawn[f"{tree}/{path}"] for name, tree in TREES.items() for path in seen}
         columns |= {"actions": drawn["actions"], "rewards": drawn["rewards"][:, 0], "terminated": drawn["terminations"][:, 0]}
         columns |= {name: drawn[f"forward_inputs/{name}"] for name in ("source", "n_steps", GRASP) if f"forward_inputs/{name}" in drawn}
+        if images and self._foresight.path and not online:
+            columns["future"] = self._foresight.of(drawn["forward_inputs/row"])
         if cached:
             columns["observations/features"], columns["next_observations/features"] = self._features.of(drawn["forward_inputs/row"])
         return finish(columns, online)
