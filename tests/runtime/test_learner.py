@@ -352,5 +352,8 @@ def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memor
         driven.until(lambda: bool(driven.weights))
         assert all((driven.weights[0][key] == value).all() for key, value in expected.items())
         assert driven.client.policy_version == 2_000_000
-        assert driven.client.request("send-stats", {"actor": "arm", "stop": True})["stop"] is False  # to be resumed: the run is not over
-        assert driven.end().reason == "stopped"
+        assert driven.client.request("send-stats", {"actor": "arm", "stop": True})["stop"] is False
+        driven.until(lambda: driven.client.request("send-stats", {"actor": "other"})["stop"])  # the others hear of it
+        for name in ("arm", "other"):
+            driven.client.request("send-stats", {"actor": name, "bye": True})
+        assert driven.end().reason == "pressed"

@@ -51,7 +51,7 @@ class Summary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"max_steps", "max_seconds", "max_env_steps", or "stopped": to be resumed"""
+    """"max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop; or "stopped" from outside"""
     update: int
     online: int
 
@@ -70,7 +70,7 @@ class Learner:
                 raise ConfigError(f"{run} has a run in it already. Go on with it (--resume), or choose another folder.")
             self.metrics = stack.enter_context(Metrics(run, config.sinks))
             self.update, self._elapsed = 0, 0.0
-            self._reason, self._stopped_by_actor = "", False
+            self._reason, self._pressed = "", False
             self._make(env, wire, stack)
             self._undo = stack.pop_all()
 
@@ -226,7 +226,8 @@ class Learner:
         if self._first is None and online:
             self._first = time.monotonic() - self._elapsed
         limits = {
-            "stopped": self._stop() or self._stopped_by_actor,
+            "stopped": self._stop(),
+            "pressed": self._pressed,
             "max_steps": self.update >= config.max_steps,
             "max_env_steps": bool(config.max_env_steps) and online >= config.max_env_steps,
             "max_seconds": bool(config.max_seconds) and self._seconds() >= config.max_seconds,
@@ -302,7 +303,7 @@ class Learner:
         """Of "send-stats", in a thread of the wire's."""
         told = _scalars(payload)
         name = str(told.get("actor", ""))
-        self._stopped_by_actor = self._stopped_by_actor or bool(told.get("stop"))
+        self._pressed = self._pressed or bool(told.get("stop"))
         ended = self._reason not in ("", "stopped")
         if told.pop("bye", False):
             self._heard.pop(name, None)
