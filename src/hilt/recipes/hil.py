@@ -16,7 +16,7 @@ def hil_debug() -> Hil:
     """Every part at work, in seconds: too short to learn anything."""
     return Hil(
         task="tabletop/reach",
-        task_options={"image_size": 32, "step_limit": 40},
+        task_options={"image_size": 32, "step_limit": 60},
         demonstrations=2,
         operator="script",
         agent=AgentConfig(encoder=EncoderConfig(features=16), hidden=[32, 32]),
@@ -88,7 +88,7 @@ def tabletop_pick() -> Hil:
 def tabletop_reach() -> Hil:
     """The gripper goes to a mark, seen by cameras of 32 pixels: what `hilt demo --fast` learns, in less than a minute."""
     config = tabletop("reach", XYZ_GRIP[:3], 0.4)
-    changed: dict[str, Any] = {"image_size": 32, "step_limit": 30}
+    changed: dict[str, Any] = {"image_size": 32, "step_limit": 60}
     config.task_options, config.demonstrations, config.log_period = changed, 8, 20
     config.agent.encoder.pretrain_updates, config.agent.rlpd.critic_warmup = 200, 200
     return config
