@@ -26,7 +26,7 @@ LEARNING_RATES = (3e-4, 1e-3)
 STATES, SEEDS, MINUTES = 100, 3, 10.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
-QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "agent.encoder.features=16"]
+QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "training_starts=50", "log_period=1"]
 """What --quick makes smaller besides"""
 
 
@@ -40,7 +40,7 @@ def pick(lab: Lab) -> list[Row]:
     for seed in range(lab.seeds):
         lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, ours for {seconds:g} s")
         run, options = lab.new(f"ours-{seed}"), [f"seed={seed}", *lab.pick_words(QUICK)]
-        took = train(run, options, seconds)
+        took = train(run, options, seconds) if not lab.quick else min(train(run, options, seconds), seconds)
         found.setdefault("ours", []).append(evaluated(run, states))
         found.setdefault("bc", []).append(evaluated(run, states, checkpoint=0))
         demos.append(demonstrated_steps(run))
@@ -64,8 +64,10 @@ def pick(lab: Lab) -> list[Row]:
     return pick_rows(lab, found, absent, "; ".join(facts), float(np.mean(demos)))
 
 
-WITHOUT = ["demonstrations=0", "operator=''", "agent.encoder.pretrain_updates=0", "agent.encoder.training=critic", "random_steps=500"]
-"""Nobody shows anything, so nothing can be pretrained either"""
+TRAINED = ["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0", "agent.encoder.pretrain_predict=''"]
+"""The encoder is trained by the critic from the start"""
+WITHOUT = [*TRAINED, "demonstrations=0", "operator=''", "agent.rlpd.critic_warmup=0", "agent.normalise_proprio=false", "random_steps=500"]
+"""Nobody shows anything, so nothing can be pretrained, imitated or normalised either"""
 
 
 class Trial:
@@ -86,7 +88,7 @@ class Trial:
 
 
 def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], facts: str, demo_steps: float) -> list[Row]:
-    peers = {name: trials for name, trials in found.items() if name.startswith("SB3")}
+    peers = {name: trials for name, trials in found.items() if name.startswith("SB3") and len(trials) == lab.seeds}
     best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
     ours = [trial.percent for trial in found["ours"]]
     steps = [float(np.mean([s for s in trial.steps if s] or [np.nan])) for trial in found["ours"]]
@@ -114,7 +116,7 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
         ),
         Row(
             name="pick_margin",
-            ours=min((a - b for a, b in zip(ours, best, strict=True)), default=None),
+            ours=min(a - b for a, b in zip(ours, best, strict=True)) if best else None,
             what="how far it is above Stable-Baselines3's SAC, in the seed where that is least; SB3 has the better of two learning rates",
             targets=[at_least(1)],
             absent=absent,
@@ -134,8 +136,8 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
         Row(
             name="pick_sb3",
             ours=None,
-            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, batch, updates "
-            "a step, and all the time that our command took, start and demonstrations included",
+            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, batch, "
+            "updates a step, and all the time that our command took, start and demonstrations included",
             peers={name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()},
             absent=absent,
             note="; ".join(f"{name}: {each(trials)}" for name, trials in peers.items()),
@@ -150,14 +152,14 @@ def learner(lab: Lab) -> list[Row]:
     """What a learner that may make as many updates as it can does with its time."""
     seconds = lab.pick(60, 4)
     ways = {
-        "learner_in_torch": (["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0"], "the encoder trained by the critic"),
+        "learner_in_torch": (TRAINED, "the encoder trained by the critic"),
         "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, features kept for each frame, as the recipe has it"),
     }
     rows = []
     for name, (options, what) in ways.items():
         lab.progress(f"{name}: {seconds} s")
         run = lab.new(name)
-        train(run, ["batch_size=256", "update_to_data=0", "log_period=5", *options, *lab.pick_words(QUICK)], seconds)
+        train(run, [*lab.pick_words(QUICK), "batch_size=256", "update_to_data=0", "log_period=5", *options], seconds)
         told = [record for record in metrics(run, "update") if "torch_share" in record]
         told = told[len(told) // 4 :]  # the first ones count what is slow only once
         assert told, "the learner has told nothing of itself"
@@ -188,7 +190,7 @@ def control(lab: Lab) -> list[Row]:
     with Side("bench.learn_sides", "sleep") as side:
         rate = [f"control_hz={HZ:g}", f"task_options.control_hz={HZ:g}"]
         words = ["batch_size=256", "update_to_data=0", "operator=''", "training_starts=20", *rate]
-        process = started(run, [*words, *lab.pick_words(QUICK)], seconds)
+        process = started(run, [*lab.pick_words(QUICK), *words], seconds)
         try:
             wait_for_steps(run, process)
             idle = np.array(side.ask("watch", timeout=seconds + 60, hz=HZ, seconds=seconds))
@@ -279,9 +281,10 @@ def metrics(run: Path, kind: str) -> list[dict[str, Any]]:
 def updates_per_step(run: Path) -> tuple[float, int]:
     """(critic updates for each step of the environment, steps)"""
     from hilt.core.config import thaw
+    from hilt.observe.metrics import read_metrics
     from hilt.runtime.config import Hil
 
-    last = metrics(run, "update")[-1]
+    last = read_metrics(run)[-1]
     return max(0.1, last["update"] * thaw(Hil, run / "config.yaml").cta_ratio / max(1, last["step"])), last["step"]
 
 

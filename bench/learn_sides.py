@@ -22,7 +22,7 @@ class Sb3:
     sees: each camera, and the proprioception as one vector."""
 
     def start(self, run: str, learning_rate: float, updates_per_step: float, seed: int) -> dict[str, Any]:
-        """Gives its version, and how many demonstrated steps are in its buffer."""
+        """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder."""
         import stable_baselines3
         import torch
 
@@ -31,7 +31,7 @@ class Sb3:
         from hilt.runtime.workplace import make_env
 
         config = thaw(Hil, f"{run}/config.yaml")
-        self.env = flat_env(make_env(config, operator=False), config.image_keys, config.proprio_keys)
+        self.env = flat_env(make_env(config, operator=False), config, f"{run}/demos")
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # it has the machine for itself, as our processes have together
         agent, rlpd = config.agent, config.agent.rlpd
         entropy = -self.env.action_space.shape[0] / 2 if rlpd.target_entropy is None else rlpd.target_entropy
@@ -56,7 +56,9 @@ class Sb3:
             seed=seed,
             device="cpu",
         )
-        return {"version": stable_baselines3.__version__, "demonstrated_steps": self._preload(f"{run}/demos")}
+        encoder = sum(parameter.numel() for parameter in self.model.critic.features_extractor.parameters())
+        steps = self._preload(f"{run}/demos")
+        return {"version": stable_baselines3.__version__, "demonstrated_steps": steps, "encoder_parameters": encoder}
 
     def _preload(self, demos: str) -> int:
         from hilt.replay import Log
@@ -69,8 +71,8 @@ class Sb3:
                     before, after = (self._as_stored(steps[key], t) for key in ("observations", "next_observations"))
                     over = bool(steps["terminated"][t] or steps["truncated"][t])
                     limit = bool(steps["truncated"][t] and not steps["terminated"][t])
-                    given = steps["actions"][t][None], np.array([steps["rewards"][t]]), np.array([over]), [{"TimeLimit.truncated": limit}]
-                    self.model.replay_buffer.add(before, after, *given)
+                    action, reward = steps["actions"][t][None, self.env.moved], np.array([steps["rewards"][t]])
+                    self.model.replay_buffer.add(before, after, action, reward, np.array([over]), [{"TimeLimit.truncated": limit}])
                     count += 1
         return count
 
@@ -111,30 +113,55 @@ class Sb3:
         self.env.close()
 
 
-def flat_env(env: Any, image_keys: list[str], proprio_keys: list[str]) -> Any:
-    """Observations as Stable-Baselines3 takes them: a flat dictionary."""
+def flat_env(env: Any, config: Any, demos: str) -> Any:
+    """As Stable-Baselines3 takes it: observations are a flat dictionary, an action is the numbers that our policy moves, the others being
+    0. Proprioception is normalised by the demonstrations where ours is."""
     import gymnasium
 
     from hilt.core.tree import flatten
+    from hilt.replay import Log
 
     def leaves(space: Any) -> Any:
         return {key: leaves(inner) for key, inner in space.spaces.items()} if hasattr(space, "spaces") else space
 
-    class Flat(gymnasium.ObservationWrapper):  # type: ignore[misc]
+    flat = flatten(leaves(env.observation_space))
+    pictures = [path for path, space in flat.items() if space.dtype == np.uint8]
+    images = {path: path.replace("/", "_") for path in config.image_keys or pictures}
+    proprio = sorted(config.proprio_keys or (path for path in flat if path not in pictures))
+    mean, deviation, clip = 0.0, 1.0, np.inf
+    if config.agent.normalise_proprio:
+        with Log.open(demos, "r") as log:
+            shown = log.read(log.all().keys(), [f"observations/{path}" for path in proprio])
+        columns = flatten(shown["observations"])
+        rows = np.concatenate([columns[path].reshape(len(columns[path]), -1) for path in proprio], 1)
+        floors = [np.full(int(np.prod(flat[path].shape)), config.agent.proprio_floor.get(path, 0.02)) for path in proprio]
+        mean, deviation, clip = rows.mean(0), np.maximum(rows.std(0), np.concatenate(floors)), 5.0
+    moved = config.agent.action_indices or list(range(env.action_space.shape[0]))
+
+    class Flat(gymnasium.Wrapper):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(env)
-            flat = flatten(leaves(env.observation_space))
-            images = [path for path, space in flat.items() if space.dtype == np.uint8]
-            self.images = {path: path.replace("/", "_") for path in image_keys or images}
-            self.proprio = sorted(proprio_keys or (path for path in flat if path not in images))
-            size = sum(int(np.prod(flat[path].shape)) for path in self.proprio)
-            parts = {name: flat[path] for path, name in self.images.items()}
+            size = sum(int(np.prod(flat[path].shape)) for path in proprio)
+            parts = {name: flat[path] for path, name in images.items()}
             self.observation_space = gymnasium.spaces.Dict({**parts, "state": gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)})
+            self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(moved),), np.float32)
+            self.moved = moved
 
         def observation(self, observation: Any) -> dict[str, Any]:
-            flat = flatten(observation)
-            images = {name: flat[path] for path, name in self.images.items()}
-            return {**images, "state": np.concatenate([flat[path].reshape(-1) for path in self.proprio])}
+            seen = flatten(observation)
+            state = np.concatenate([seen[path].reshape(-1) for path in proprio])
+            state = np.clip((state - mean) / deviation, -clip, clip).astype(np.float32)
+            return {**{name: seen[path] for path, name in images.items()}, "state": state}
+
+        def reset(self, **given: Any) -> Any:
+            observation, info = self.env.reset(**given)
+            return self.observation(observation), info
+
+        def step(self, action: Any) -> Any:
+            whole = np.zeros(self.env.action_space.shape, np.float32)
+            whole[moved] = action
+            observation, *rest = self.env.step(whole)
+            return self.observation(observation), *rest
 
     return Flat()
 
@@ -151,7 +178,7 @@ def encoder_class() -> Any:
             super().__init__(observation_space, features * len(cameras) + observation_space["state"].shape[0])
             self.cameras = nn.ModuleDict()
             for key in cameras:
-                layers = [nn.Conv2d(3, 32, 5, 4), nn.Conv2d(32, 32, 3, 2), nn.Conv2d(32, 32, 3, 1)]
+                layers = [nn.Conv2d(3, 32, 5, 4, 2), nn.Conv2d(32, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1)]
                 trunk = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Flatten())
                 with torch.no_grad():
                     width = trunk(torch.zeros(1, *observation_space[key].shape)).shape[1]

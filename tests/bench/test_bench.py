@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import formats, robot, wire
+from bench import formats, learn, robot, wire
 from bench.__main__ import load_groups, main
 from bench.lab import Lab
 from bench.peers import Peer, installed
@@ -236,3 +236,41 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
     assert "--seeds and --minutes are for the suite learn" in capsys.readouterr().err
+
+
+def trials(*successes: int, states: int = 100) -> list[learn.Trial]:
+    """One for each seed: so many successes, of 12 steps each."""
+    return [learn.Trial([12] * n + [0] * (states - n)) for n in successes]
+
+
+def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 3) -> dict[str, Row]:
+    sb3 = {} if absent else {"SB3 2 SAC, learning rate 0.0003": trials(0, 50, 97), "SB3 2 SAC, learning rate 0.001": trials(20, 10, 0)}
+    others = {"bc": trials(30, 40, 69), "bare": trials(0, 0, 0), "operator": trials(100, 99, 98)}
+    lab = Lab(tmp_path, quick=False, seeds=seeds)
+    rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", demo_steps=47.0)
+    assert [row.name for row in rows] == list(learn.GROUPS["pick"].rows)
+    return {row.name: row for row in rows}
+
+
+def test_learning_is_judged_seed_by_seed(tmp_path: Path):
+    rows = pick_rows(tmp_path, trials(100, 95, 98))
+    assert rows["pick_success"].met and "100% (96-100), 95% (89-98), 98% (93-99)" in rows["pick_success"].notes
+    assert rows["pick_margin"].ours == 1 and rows["pick_margin"].met, "97 was the better one of the two in the last seed"
+    assert rows["pick_bc"].met and rows["pick_bc"].spread == (30, 69)
+    assert rows["pick_steps"].ours == 12 and rows["pick_steps"].met, "fewer than the demonstrations' 47"
+    assert rows["pick_sb3"].ours is None and rows["pick_sb3"].peer == "SB3 2 SAC, learning rate 0.0003"
+    assert rows["pick_operator_alone"].ours == 99 and rows["pick_without_demonstrations"].ours == 0
+    assert not pick_rows(tmp_path, trials(100, 95, 96))["pick_margin"].met
+
+
+def test_learning_at_another_size_or_without_its_peer_meets_nothing(tmp_path: Path):
+    for rows in (pick_rows(tmp_path, trials(100, 100), seeds=2), pick_rows(tmp_path, trials(2, 2, 2, states=2))):
+        assert all(row.met is (False if row.targets else None) and "ran at another size" in row.notes for row in rows.values())
+    rows = pick_rows(tmp_path, trials(100, 100, 100), absent={"Stable-Baselines3": "No module named 'stable_baselines3'"})
+    assert rows["pick_margin"].ours is None and not rows["pick_margin"].met and "was not measured: No module" in rows["pick_sb3"].notes
+
+
+def test_a_loop_that_only_sleeps():
+    with Side("bench.learn_sides", "sleep") as side:
+        late = side.ask("watch", hz=100, seconds=0.2)
+    assert len(late) == 20 and min(late) >= 0
