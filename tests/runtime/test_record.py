@@ -176,7 +176,7 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
         ({"split": "eval"}, UnknownNameError, "no split named 'eval'.* Known: test, train"),
         ({"states": [7, 8]}, ConfigError, "initial state 8 of train: .* has 8 there"),
         ({"keep": "some"}, UnknownNameError, "no rule of what to keep named 'some'"),
-        ({"observations": "flat"}, UnknownNameError, "no kind of observations named 'flat'.* Known: columns, hil-serl, nested"),
+        ({"observations": "flat"}, UnknownNameError, "no kind of observations named 'flat'.* Known: hil-serl, nested"),
         ({"episodes": 0}, ConfigError, "expected at least 1"),
     ],
 )

@@ -79,7 +79,6 @@ def test_limits_observations_and_the_grippers_penalty():
     hil_serl = spaces(Hil(task="tabletop/reach", task_options={"image_size": 16}, observations="hil-serl"))
     assert hil_serl.observation_space["state"].shape == (1, 19) and hil_serl.observation_space["front"].shape == (1, 16, 16, 3)
     assert isinstance(spaces(Hil(**REACH)).observation_space["state"], gym.Dict)
-    assert spaces(Hil(**REACH, observations="columns")).observation_space["state"]["tcp_pose"].shape == (9,)
     with pytest.raises(UnknownNameError, match="no kind of observations named 'hilserl'; did you mean 'hil-serl'"):
         make_env(Hil(observations="hilserl"), False)
 

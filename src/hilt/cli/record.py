@@ -50,7 +50,7 @@ def record(
     states: Annotated[str, _option("0-9,15", "Only in those of these numbers.", "all")] = "",
     seed: Annotated[int, _option("N", "Decides the order of the states, and what else is random.", min=0)] = 0,
     image_size: Annotated[int | None, _option("N", "Height and width of images, in pixels.", "the task's", min=1)] = None,
-    observations: Annotated[str, _option("KIND", "nested, columns (of rotation matrices), or hil-serl: see docs/runtime.md.")] = "nested",
+    observations: Annotated[str, _option("KIND", "nested: as the task gives them. hil-serl: as its wrappers make them.")] = "nested",
     no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
     option: Annotated[list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])] = None,
     device_option: Annotated[

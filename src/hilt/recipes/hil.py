@@ -36,13 +36,13 @@ def tabletop(task: str, moves: list[int], minutes: float, speed: float = 0.7, no
     return Hil(
         task=f"tabletop/{task}",
         task_options={"image_size": 64},
-        observations="columns",
         demonstrations=20,
         demonstration_options={"speed": speed, "noise": noise},
         operator="script",
         agent=AgentConfig(
             encoder=EncoderConfig(training="frozen", bfloat16=True, pretrain_updates=1_000, pretrain_predict="state/tcp_pose"),
             action_indices=moves,
+            pose_keys=["state/tcp_pose"],
             normalise_proprio=True,
             proprio_floor={
                 "state/tcp_pose": 0.05,

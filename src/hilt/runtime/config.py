@@ -33,7 +33,7 @@ class Hil:
     task_options: dict[str, Any] = field(default_factory=dict)
     """What it is given besides"""
     observations: str = "nested"
-    """"nested", as the environment gives them; "columns", with rotations as columns of their matrix; "hil-serl", as its wrappers do it"""
+    """"nested", as the environment gives them; or "hil-serl", as that one's wrappers make them"""
     image_keys: list[str] = field(default_factory=list)
     """The cameras that the policy sees, such as images/front; empty: all"""
     proprio_keys: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ from hilt.replay import Log
 from hilt.replay.writer import Episode
 from hilt.runtime.film import Filmer, cameras
 from hilt.runtime.recording import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
-from hilt.runtime.seat import OBSERVED, GoesOn, Seat, Waits, observed
+from hilt.runtime.seat import GoesOn, Seat, Waits, as_hil_serl
 from hilt.teleop.devices import Device
 from hilt.teleop.intervene import TakeOver, attribute
 
@@ -67,13 +67,13 @@ class Settings:
     mode: str = "hold"
     """When a person acts: "hold" or "toggle", as `TakeOver` means it"""
     observations: str = "nested"
-    """"nested", as the environment gives them; "columns" or "hil-serl", as `hilt.runtime.seat.observed` has it, with its actions"""
+    """As the environment gives them; or "hil-serl", as that one's wrappers make them (`as_hil_serl`), with its actions"""
 
     def __post_init__(self) -> None:
         if self.keep not in ("successes", "all"):
             raise UnknownNameError("rule of what to keep", self.keep, ["all", "successes"])
-        if self.observations not in OBSERVED:
-            raise UnknownNameError("kind of observations", self.observations, OBSERVED)
+        if self.observations not in ("nested", "hil-serl"):
+            raise UnknownNameError("kind of observations", self.observations, ["hil-serl", "nested"])
         if self.episodes < 1 or self.successes_needed < 0 or self.seed < 0:
             given = f"{self.episodes} episodes, {self.successes_needed} successes needed, seed {self.seed}"
             raise ConfigError(f"{given}: expected at least 1, 0 and 0.")
@@ -186,7 +186,8 @@ class Recorder:
         self._control = TakeOver(env, self._seat, mode=settings.mode, policy=False)  # type: ignore[arg-type]
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._env: Any = Waits(self._control, self._seat, self._begun, self._hz) if self._person else self._control
-        self._env = observed(self._env, settings.observations)
+        if settings.observations == "hil-serl":
+            self._env = as_hil_serl(self._env)
         self._states = _states(settings, attribute(env, "initial_states", {}))
         self._tries: Counter[int] = Counter()
         self._seeds: set[int] = set()

@@ -10,9 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.core.errors import UnknownNameError
 from hilt.envs.task import success_of
-from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, Quat2R2Wrapper, RelativeFrame, SERLObsWrapper
+from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
 
@@ -121,19 +120,8 @@ class GoesOn(gymnasium.Wrapper):
         return observation, reward, bool(terminated) and not succeeded, bool(truncated) or late, info
 
 
-def observed(env: Any, kind: str) -> Any:
-    """An environment whose observations are of a kind: "nested", as it gives them; "columns", the same with poses of nine numbers, a
-    position and two columns of the rotation's matrix, which never jump; "hil-serl", as that one's wrappers make them."""
-    if kind not in OBSERVED:
-        raise UnknownNameError("kind of observations", kind, OBSERVED)
-    return OBSERVED[kind](env)
-
-
 def as_hil_serl(env: Any) -> Any:
     """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
     the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)
     return env if env.action_space.shape[0] % 7 else GripperPenaltyWrapper(env)
-
-
-OBSERVED: dict[str, Callable[[Any], Any]] = {"nested": lambda env: env, "columns": Quat2R2Wrapper, "hil-serl": as_hil_serl}

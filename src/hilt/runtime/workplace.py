@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 
 from gymnasium import spaces as gym_spaces
 
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
 from hilt.envs.task import make
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.runtime.config import Hil
-from hilt.runtime.seat import observed
+from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver
 from hilt.wire import TrainerConfig, make_trainer_config
 from hilt.wire.config import is_loopback
 
+OBSERVATIONS = ("nested", "hil-serl")
 TAKES = ("mode", "action_indices")
 
 
@@ -45,7 +46,8 @@ def make_env(config: Hil, operator: bool) -> Any:
     try:
         if operator:
             env = _with_operator(env, config)
-        env = observed(env, config.observations)
+        if config.observations == "hil-serl":
+            env = as_hil_serl(env)
         if config.classifier:
             from hilt.runtime.reward import reward_function  # needs torch, which recording does without
 
@@ -59,6 +61,8 @@ def make_env(config: Hil, operator: bool) -> Any:
 
 def task(config: Hil) -> Any:
     """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
+    if config.observations not in OBSERVATIONS:
+        raise UnknownNameError("kind of observations", config.observations, OBSERVATIONS)
     try:
         env = make(config.task, **task_options(config))
     except TypeError as error:
@@ -67,7 +71,7 @@ def task(config: Hil) -> Any:
         raise ConfigError(f"{config.task} cannot be made with task_options={task_options(config)}: {error}.") from error
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
-    if "learned-gripper" in config.agent.setup_mode and config.observations != "hil-serl" and isinstance(state, gym_spaces.Dict):
+    if "learned-gripper" in config.agent.setup_mode and config.observations == "nested" and isinstance(state, gym_spaces.Dict):
         env = GripperPenaltyWrapper(env)
     return env
 
