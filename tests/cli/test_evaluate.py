@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
+from hilt.core.errors import ConfigError
 from tests.runtime.toy_evaluation import make_run
 
 
@@ -47,9 +49,17 @@ def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):
     assert card("--seed", "5")["outcomes"] != usual["outcomes"]
     drawn = card("--sample")
     assert drawn["sample"] and drawn["outcomes"] != usual["outcomes"]
-    assert card("--sample", "--workers", "2")["outcomes"] == drawn["outcomes"]
     pytest.importorskip("av")
     assert run(str(trained), "--videos", "1").count(".mp4") == 1
+
+
+def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    def together(plan: Any, weights: Any, tries: Any, workers: int) -> Any:
+        raise ConfigError(f"{workers} processes for {len(tries)} tries with {len(weights) > 0} weights")
+
+    monkeypatch.setattr("hilt.runtime.evaluate._together", together)
+    done = CliRunner().invoke(cli.app, ["eval", str(trained), "--workers", "3"])
+    assert "error: 3 processes for 6 tries with True weights" in done.output
 
 
 def test_what_is_no_run_is_one_line(tmp_path: Path):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -33,7 +34,7 @@ from hilt.formats.video import VideoWriter
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
-from hilt.runtime.film import cameras, film, video_of
+from hilt.runtime.film import INK, PAPER, cameras, film, video_of
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import columns_of, nested
 from hilt.runtime.workplace import make_env, spaces
@@ -92,6 +93,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
+        """Of the success, 95%."""
         return wilson(self.successes, len(self.outcomes))
 
     @property
@@ -153,10 +155,10 @@ def evaluate(
     env = make_env(config, operator=False)
     try:
         known = attribute(env, "initial_states", {})
-        tries = [Try(state, _seed(seed, number)) for number, state in enumerate(_states(config.task, known, split, states, episodes))]
+        tries = _tries(config.task, known, split, states, episodes, seed)
         plan = Plan(config, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
-            record = stack.enter_context(Recorder(folder, env, plan, seed)) if folder is not None else None
+            record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan))) if folder is not None else None
             made = _alone(plan, agent, env, tries) if workers == 1 else _together(plan, agent.acting_state(), tries, workers)
             for outcome, steps in stack.enter_context(contextlib.closing(made)):
                 done.outcomes.append(outcome)
@@ -175,9 +177,7 @@ def evaluate(
 def wilson(successes: int, episodes: int) -> tuple[float, float]:
     """The 95% interval of a share: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
     if not 0 <= successes <= episodes or episodes < 1:
-        raise ConfigError(
-            f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes than episodes."
-        )
+        raise ConfigError(f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes.")
     share, scale = successes / episodes, Z * Z / episodes
     half = Z * math.sqrt(share * (1 - share) / episodes + scale / (4 * episodes))
     low, high = ((share + scale / 2 + sign * half) / (1 + scale) for sign in (-1, 1))
@@ -235,14 +235,6 @@ def make_agent(config: Hil, env: Any) -> Agent:
 
 
 @dataclass(frozen=True)
-class Try:
-    """Where an episode begins."""
-
-    state: int
-    seed: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """What all episodes have in common."""
 
@@ -255,6 +247,8 @@ class Plan:
 
 
 Steps = list[dict[str, Any]]
+Try = tuple[int, int]
+"""An initial state, and a seed"""
 
 
 class Lost(Exception):
@@ -278,11 +272,12 @@ def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try]) -> Generator[
 
 
 def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps]:
-    draw = np.random.default_rng(one.seed)
+    state, seed = one
+    draw = np.random.default_rng(seed)
     steps: Steps = []
     count, total, success, ended = 0, 0.0, False, False
     try:
-        observation, info = _asked(env.reset, seed=one.seed, options={"split": plan.split, "state": one.state})
+        observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
         before = _own(observation)
         while not ended:
             observed = time.time()
@@ -303,8 +298,8 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
                 steps.append(step.columns())
             before = after
     except Lost as error:
-        return Outcome(one.state, one.seed, False, count, total, str(error)), steps
-    return Outcome(one.state, one.seed, bool(success), count, total), steps
+        return Outcome(state, seed, False, count, total, str(error)), steps
+    return Outcome(state, seed, bool(success), count, total), steps
 
 
 def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -378,27 +373,24 @@ def _work(pipe: Any) -> None:
 class Recorder:
     """The log of an evaluation, in a new folder below the one that is given."""
 
-    def __init__(self, parent: Path, env: Any, plan: Plan, seed: int):
-        self._plan, self._seed = plan, seed
+    def __init__(self, parent: Path, env: Any, plan: Plan):
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
-        self._words = str(attribute(env, "instruction", ""))
+        self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
         stem = f"{plan.split}-{plan.update:08d}" + "-sampled" * plan.sample
-        DISK.make_folders(parent)
-        taken = {path.name for path in parent.iterdir()}
-        name = next(name for number in range(1, 10**6) if (name := stem if number == 1 else f"{stem}-{number}") not in taken)
-        self.folder = parent / name
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        self.folder = next(path for name in names if not (path := parent / name).exists())
         DISK.make_folders(self.folder)
         self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
 
     def add(self, outcome: Outcome, steps: Steps) -> None:
-        if steps:
-            episode = self._log.episode(actor="evaluation")
-            for step in steps:
-                episode.append(step)
-            episode.end()
-            start = {"split": self._plan.split, "state": outcome.state, "seed": outcome.seed}
-            told = {"success": outcome.success, "steps": outcome.steps, "task": self._plan.config.task, INSTRUCTION: self._words}
-            self._log.annotate(episode.trajectory, **start, **told, **({"error": outcome.error} if outcome.error else {}))
+        if not steps:
+            return
+        episode = self._log.episode(actor="evaluation")
+        for step in steps:
+            episode.append(step)
+        episode.end()
+        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error") if name != "error" or outcome.error}
+        self._log.annotate(episode.trajectory, **self._facts, **told)
 
     def finish(self, done: Evaluation, videos: int) -> list[Path]:
         """Writes what came of it, and makes the videos."""
@@ -412,80 +404,58 @@ class Recorder:
             film(self._log, trajectory, made[-1], self._hz)
         return made
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._log.close()
 
 
 # Two videos beside each other
 
 TITLE, SPACE = 36, 8
+"""In pixels: the height of the titles, and what lies between the two"""
 
 
 def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after")) -> None:
-    """One video of two rows of videos: those of each side one after the other, the two sides next to each other. The side that is
-    over first shows its last frame until the other is."""
-    pillow = [optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")]
-    rate = {fps for path in (*before, *after) for fps in [_rate(path)]}
-    if len(rate) != 1:
-        raise ConfigError(
-            f"videos of {', '.join(f'{fps:g}' for fps in sorted(rate)) or 'no'} frames a second: expected one rate for all of them."
-        )
-    sides = [_frames(before), _frames(after)]
-    shown: list[Array] = [next(side) for side in sides]
-    height, widths = max(frame.shape[0] for frame in shown), [frame.shape[1] for frame in shown]
-    head = _head(pillow, widths, titles)
-    with beside(out) as place:
-        writer = VideoWriter(place, rate.pop(), height + TITLE + height % 2, head.shape[1], "h264")
-        going = True
-        while going:
-            frame = np.zeros((height + TITLE + height % 2, head.shape[1], 3), np.uint8)
-            frame[:TITLE] = head
-            for left, picture in zip((0, widths[0] + SPACE), shown, strict=True):
-                frame[TITLE : TITLE + picture.shape[0], left : left + picture.shape[1]] = picture
-            writer.add(frame[None])
-            following = [next(side, None) for side in sides]
-            going = any(picture is not None for picture in following)
+    """One video of two sides, each of which shows its videos one after the other; the one that is over first keeps its last frame."""
+    av = optional_module("av", "A video", "formats")
+    image, draw, font = (
+        optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")
+    )
+    with contextlib.ExitStack() as opened:
+        sides = [[opened.enter_context(av.open(str(path))) for path in side] for side in (before, after)]
+        rates = {float(one.streams.video[0].average_rate) for side in sides for one in side}
+        if len(rates) != 1 or not all(sides):
+            raise ConfigError(
+                f"videos of {', '.join(map(str, sorted(rates))) or 'no'} frames a second: expected some on each side, of one rate."
+            )
+        frames = [(frame.to_ndarray(format="rgb24") for one in side for frame in one.decode(video=0)) for side in sides]
+        shown: list[Array] = [next(side) for side in frames]
+        left, height = shown[0].shape[1] + SPACE, TITLE + max(picture.shape[0] for picture in shown)
+        wide = left + shown[1].shape[1]
+        canvas = image.new("RGB", (wide + wide % 2, height + height % 2), PAPER)
+        for number, title in enumerate(titles):
+            draw.Draw(canvas).text((6 + number * left, 8), title, INK, font.load_default(18))
+        blank = np.asarray(canvas)
+        place = opened.enter_context(beside(out))
+        writer = VideoWriter(place, rates.pop(), blank.shape[0], blank.shape[1], "h264")
+        following: list[Array | None] = list(shown)
+        while any(picture is not None for picture in following):
             shown = [old if new is None else new for old, new in zip(shown, following, strict=True)]
+            whole = blank.copy()
+            for number, picture in enumerate(shown):
+                whole[TITLE : TITLE + picture.shape[0], number * left : number * left + picture.shape[1]] = picture
+            writer.add(whole[None])
+            following = [next(side, None) for side in frames]
         writer.close()
 
 
-def _head(pillow: Sequence[Any], widths: Sequence[int], titles: Sequence[str]) -> Array:
-    image, draw, font = pillow
-    wide = sum(widths) + SPACE
-    canvas = image.new("RGB", (wide + wide % 2, TITLE), (24, 26, 30))
-    for left, title in zip((0, widths[0] + SPACE), titles, strict=True):
-        draw.Draw(canvas).text((left + 6, 8), title, (235, 235, 230), font.load_default(18))
-    return np.asarray(canvas)
-
-
-def _rate(path: Path) -> float:
-    av = optional_module("av", "Reading a video", "formats")
-    with av.open(str(path)) as container:
-        return float(container.streams.video[0].average_rate)
-
-
-def _frames(paths: Sequence[Path]) -> Iterator[Array]:
-    av = optional_module("av", "Reading a video", "formats")
-    for path in paths:
-        with av.open(str(path)) as container:
-            for frame in container.decode(video=0):
-                yield frame.to_ndarray(format="rgb24")
-
-
-def _states(task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None) -> list[int]:
+def _tries(task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None, seed: int) -> list[Try]:
     if split not in known:
         raise UnknownNameError("split", split, known)
     if wrong := [state for state in states if not 0 <= state < known[split]]:
         raise ConfigError(f"initial state {wrong[0]} of {split}: {task} has {known[split]} there, counted from 0.")
     chosen = list(states) or list(range(known[split]))
-    return [chosen[number % len(chosen)] for number in range(episodes or len(chosen))]
-
-
-def _seed(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    seeds = np.random.SeedSequence([seed]).generate_state(episodes or len(chosen))
+    return [(chosen[number % len(chosen)], int(drawn)) for number, drawn in enumerate(seeds)]
 
 
 def _own(observation: Any) -> Any:
