@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +18,14 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec
 from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig
-from hilt.replay import Log, QueuedDataStore, Schema
+from hilt.replay import Channel, Log, QueuedDataStore, Schema
 from hilt.runtime.actor import Acted, Journal, Weights, act
 from hilt.runtime.config import Hil, Wire
 from hilt.runtime.recording import columns_of, nested
 from hilt.runtime.workplace import make_env, spaces, trainer_config
 from hilt.teleop.devices import Device, Reading
 from hilt.wire import TrainerServer
+from hilt.wire.keys import new_keys
 from tests.runtime.toy import Toy
 from tests.wire.processes import free_port
 
@@ -89,7 +91,11 @@ class Learner:
         self.log = Log.open(folder) if (folder / "log.json").exists() else Log.create(folder, Schema.declare(columns))
         self._agent = Agent.make(nested(space.observation_space), space.action_space, config.agent)
         self.server = TrainerServer(trainer_config(config, learner=True), request_callback=self._answer)
-        self.server.register_data_store("actor_env", self.log)
+        self.episodes: Channel[Any] = Channel()
+        if config.store == "log":
+            self.server.register_data_store("actor_env", self.log)
+        else:
+            self.server.register_channel("trajectories", self.episodes)
         self.server.start(threaded=True)
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
@@ -272,6 +278,30 @@ def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_
     learner.run = "a third"
     with pytest.raises(ConfigError, match=r"has 1 steps that the learner of another run has not got.* another folder with --spool"):
         act(learner.config, tmp_path / "actor", patience_s=1)
+
+
+@pytest.mark.parametrize("learner", [{"store": "trajectories"}], indirect=True)
+def test_episodes_are_sent_whole_where_the_learner_keeps_trajectories(learner: Learner, tmp_path: Path):
+    learner.publish(1)
+    acted = acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 20)
+    got = [learner.episodes.get(timeout=DEADLINE_S) for _ in range(3)]
+    assert [item["actor"] for item in got] == ["actor-1"] * 3 and len(got[0]["trajectory"]["rewards"]) == 6
+    assert acted.spooled == 1, "the unfinished one: nothing is kept on the disk here"
+
+
+def test_with_keys_only_who_has_one_comes_in(tmp_path: Path):
+    Told.actions = []
+    new_keys(tmp_path / "keys", ["learner", "arm"])
+    with_keys = config(wire=Wire(port=free_port(), broadcast_port=free_port(), keys=str(tmp_path / "keys")))
+    learner = Learner(with_keys, tmp_path / "log")
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 5)
+    before = len(Told.actions)
+    stranger = replace(with_keys, wire=replace(with_keys.wire, keys=""))
+    with pytest.raises(DeadlineError, match="no learner answers"):
+        act(stranger, tmp_path / "stranger", patience_s=0.5)
+    assert before == len(Told.actions) >= 5
+    learner.close()
 
 
 def test_settings_that_differ_are_refused_before_anything_moves(learner: Learner, tmp_path: Path):

@@ -99,6 +99,7 @@ def actor_command(
     recipe, words = _words(recipe, overrides)
     optional_module("gymnasium", "hilt actor", "sim")
     _one_thread()
+    sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])

@@ -67,7 +67,7 @@ class Acted:
     acting: str = "waiting"
     """Who acts: policy, human, random; or waiting"""
     spooled: int = 0
-    """Steps that the learner does not have yet"""
+    """Steps that the learner did not have in the end; episodes, where those are sent whole"""
     reason: str = ""
     """Why it ended: "the run has ended", "stop was pressed" or "stopped" """
 
@@ -334,7 +334,6 @@ class Actor:
 
     def _stats(self) -> dict[str, Any]:
         acted = self.acted
-        acted.spooled = len(self._spool) if self._spool is not None else self._store.waiting()
         stats: dict[str, Any] = {
             "actor": acted.name,
             "steps": self._journal.steps,
@@ -342,7 +341,7 @@ class Actor:
             "steps_per_second": acted.steps / max(time.monotonic() - self._began, 1e-9),
             "acting": acted.acting,
             "version": acted.version,
-            "spooled": acted.spooled,
+            "spooled": len(self._spool) if self._spool is not None else self._store.waiting(),
             "stop": self._pressed,
         }
         if self._timing is not None:
