@@ -161,8 +161,37 @@ def test_the_body_is_as_the_config_says(change: dict[str, Any]) -> None:
 
 
 def test_the_device_is_checked() -> None:
-    with pytest.raises(ConfigError, match="device"):
+    with pytest.raises(ConfigError, match="device 'abacus' is no torch device"):
         Agent.make(*spaces(), replace(config(), device="abacus"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_learns_the_same() -> None:
+    agents = [Agent.make(*spaces(), replace(config(), device=device), seed=0) for device in ("cpu", "cuda:0")]
+    for agent in agents:
+        agent.imitate(batch(9), encoder=True)
+        agent.update(batch(0), details=True)
+        agent.load_state_dict(agent.state_dict())
+        agent.update(batch(1))
+    assert next(agents[1].networks["actor"].parameters()).is_cuda
+    seen = batch(2)["observations"]
+    np.testing.assert_allclose(*(agent.sample_actions(seen, argmax=True) for agent in agents), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": []}, r"agent.hidden is \[\]; expected at least one width"),
+        ({"proprio_width": -1}, "agent.proprio_width is -1"),
+        ({"proprio_floor": {"state/pose": 0.0}}, "agent.proprio_floor"),
+        ({"actor_scale": 0.0}, "agent.actor_scale is 0.0; expected above 0"),
+        ({"std_range": [1.0]}, r"agent.std_range is \[1.0\]; expected \[least, largest\]"),
+        ({"initial_std": -1.0}, "agent.initial_std is -1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Agent.make(*spaces(), replace(config(), **change))
 
 
 # The lab's settings

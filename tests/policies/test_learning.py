@@ -52,7 +52,7 @@ TRACE = {
 
 @pytest.mark.parametrize("mode", TRACE)
 def test_a_numeric_trace_guards_refactors(mode: str) -> None:
-    """Losses, and how far each network went in an imitation and five updates, when this was written; other CPUs differ in the last digits."""
+    """Losses, and how far each network went in an imitation and five updates, when this was written; other CPUs differ a little."""
     agent, n = make(mode, critics=3, subset=2, backup_entropy=True, imitation_weight=0.1), 14 if mode.startswith("dual") else 7
     before = numbers(agent)
     agent.imitate(batch(9, actions=n), encoder=True)

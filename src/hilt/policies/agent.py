@@ -42,6 +42,7 @@ ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
 """Those that an update may name"""
 FLOOR = 0.02
+"""What normalised proprioception is divided by at least, unless the config says otherwise"""
 
 
 class Agent:
@@ -50,7 +51,7 @@ class Agent:
     def __init__(
         self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int
     ):
-        rlpd.check(config.rlpd)
+        check(config)
         self.config, self.shapes, self.images, self.proprio = config, dict(shapes), images, proprio
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
@@ -365,6 +366,22 @@ class Agent:
             target_encoder=targets.get("encoder"),
             average_actor=targets.get("actor"),
         )
+
+
+def check(config: AgentConfig) -> None:
+    """Refuse what cannot work, with a sentence."""
+    rlpd.check(config.rlpd)
+    limits = config.std_range
+    for name, fits, wanted in (
+        ("hidden", bool(config.hidden) and min(config.hidden) > 0, "at least one width above 0"),
+        ("proprio_width", config.proprio_width >= 0, "0 or more"),
+        ("proprio_floor", all(floor > 0 for floor in config.proprio_floor.values()), "deviations above 0"),
+        ("actor_scale", config.actor_scale > 0, "above 0"),
+        ("std_range", len(limits) == 2 and 0 < limits[0] < limits[1], "[least, largest], both above 0"),
+        ("initial_std", config.initial_std > 0, "above 0"),
+    ):
+        if not fits:
+            raise ConfigError(f"agent.{name} is {getattr(config, name)}; expected {wanted}.")
 
 
 class ActionLayout:

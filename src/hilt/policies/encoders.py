@@ -111,7 +111,8 @@ class SmallTrunk(nn.Module):
         ).to(memory_format=torch.channels_last)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = pixels.float().mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # [B, C, H, W], its memory still in the order of the image
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(pixels.device.type) else torch.float32
+        x = pixels.to(dtype).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # [B, C, H, W], its memory still in the order of the image
         for convolution in self.convolutions:
             x = F.relu(convolution(x))
         return x
