@@ -1,4 +1,5 @@
-"""HIL-SERL's own train_rlpd.py, as it stands in its repository but for the lines below, learns here as two processes.
+"""HIL-SERL's own train_rlpd.py, as it stands in its repository but for the lines below, learns here as two processes; its tasks' own
+configs are recipes.
 
 Give a checkout of HIL-SERL's public repository, and a Python that has this package, absl-py, tqdm and natsort:
 
@@ -7,6 +8,7 @@ Give a checkout of HIL-SERL's public repository, and a Python that has this pack
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -51,6 +53,46 @@ JAX = {
 }
 
 
+# What stands in for jax, for the arm's server and for hardware. The configs, FrankaEnv and the wrappers are HIL-SERL's.
+CONFIGS = """
+import json, sys
+from unittest.mock import MagicMock
+names = "jax jax.numpy flax flax.core requests gym pyquaternion pyrealsense2 pynput serl_launcher.networks.reward_classifier"
+sys.modules.update({name: MagicMock() for name in names.split()})
+state = dict(pose=[.5, 0, .3, 1, 0, 0, 0], vel=[0] * 6, force=[0] * 3, torque=[0] * 3, jacobian=[0] * 42, gripper_pos=1.0)
+state |= dict(q=[0] * 7, dq=[0] * 7)
+sys.modules["requests"].post.return_value.json.return_value = state
+from hilt.envs.task import make
+from hilt.recipes.migrate import from_hil_serl
+found = {}
+for name in ("ram_insertion", "usb_pickup_insertion", "object_handover"):
+    hil = from_hil_serl(name, encoder_type="small")
+    env = make(hil.task, **hil.task_options)
+    found[name] = [hil.agent.setup_mode, hil.agent.rlpd.discount, hil.checkpoint_period, hil.buffer_period, hil.image_keys, env.step_limit,
+                   list(env.observation_space["state"].shape), list(env.action_space.shape)]
+print("found", json.dumps(found))
+"""
+
+
+def checkout() -> Path:
+    if not os.environ.get("HILT_HILSERL"):
+        pytest.skip("HILT_HILSERL is not set: give a checkout of https://github.com/rail-berkeley/hil-serl")
+    return Path(os.environ["HILT_HILSERL"]).resolve()
+
+
+def test_the_configs_of_its_tasks_are_recipes():
+    parts = [str(checkout() / part) for part in ("examples", "serl_launcher", "serl_robot_infra")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *sys.path])}
+    done = subprocess.run([sys.executable, "-c", CONFIGS], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert json.loads(done.stdout.partition("found ")[2]) == {
+        "ram_insertion": ["single-arm-fixed-gripper", 0.97, 5000, 1000, ["wrist_1", "wrist_2"], 100, [1, 19], [6]],
+        "usb_pickup_insertion": ["single-arm-learned-gripper", 0.98, 2000, 1000, ["side_policy", "wrist_1", "wrist_2"], 120, [1, 19], [7]],
+        "object_handover": ["dual-arm-learned-gripper", 0.97, 5000, 1000, ["left/wrist", "right/wrist", "left/side"], 200, [1, 26], [14]],
+    }
+
+
 def changed(script: str) -> str:
     for theirs, ours in IMPORTS.items():
         assert theirs in script, theirs
@@ -63,11 +105,9 @@ def changed(script: str) -> str:
 
 
 def test_train_rlpd_as_it_stands_there(tmp_path: Path):
-    if not os.environ.get("HILT_HILSERL"):
-        pytest.skip("HILT_HILSERL is not set: give a checkout of https://github.com/rail-berkeley/hil-serl")
+    upstream = checkout()
     for name in ("absl", "natsort", "tqdm"):
         pytest.importorskip(name)
-    upstream = Path(os.environ["HILT_HILSERL"]).resolve()
     script = changed((upstream / "examples" / "train_rlpd.py").read_text())
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"
     (tmp_path / "train_rlpd.py").write_text(script.replace("make_trainer_config()", ports))

@@ -35,6 +35,10 @@ class Arm(gymnasium.Env[Any, Any]):
         self._steps = 0
         return self.observation_space.sample(), {"succeed": False}
 
+    def close(self) -> None:
+        if type(self).made[-1]["fake_env"]:
+            raise AttributeError("'Arm' object has no attribute 'img_queue'")
+
     def step(self, action: Any) -> Any:
         self._steps += 1
         reward = bool(action[0] > 0.9)

@@ -11,6 +11,7 @@ docs/hil-serl.md has the list. The environment is what the config's own ``get_en
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import gymnasium
@@ -76,20 +77,23 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
 
 
 class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]
-    """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which reaches no arm; the real one is made at the
-    first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
+    """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which moves nothing; the real one is made
+    at the first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
 
     def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
-        self._make, self._options = _config(config).get_environment, {"classifier": classifier, "save_video": save_video}
+        told = _config(config)
+        self._make, self._options = told.get_environment, {"classifier": classifier, "save_video": save_video}
         self._env: Any = None
         fake = self._make(fake_env=True, save_video=False, classifier=False)
         self.observation_space, self.action_space, self.spec = fake.observation_space, fake.action_space, fake.spec
-        self.instruction = config.partition(":")[0].split(".")[-2 if config.partition(":")[0].endswith(".config") else -1].replace("_", " ")
-        self.step_limit: int = _limit_of(fake) or int(getattr(_config(config), "max_traj_length", UPSTREAM_LIMIT))
+        self.step_limit: int = _limit_of(fake) or int(getattr(told, "max_traj_length", UPSTREAM_LIMIT))
+        module = [part for part in config.partition(":")[0].split(".") if part != "config"]
+        self.instruction = module[-1].replace("_", " ")
         if fake.has_wrapper_attr("control_hz"):
             self.control_hz = fake.get_wrapper_attr("control_hz")
         self._steps = 0
-        fake.close()
+        with contextlib.suppress(AttributeError):  # a fake FrankaEnv has not what its close() closes
+            fake.close()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._env is None:
