@@ -311,6 +311,14 @@ def test_settings_that_differ_are_refused_before_anything_moves(learner: Learner
     assert not Told.starts
 
 
+def test_steps_that_the_learner_refuses_are_an_error_with_its_reason(learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    learner.publish(1)
+    seen = {"state": {"left/point": np.zeros(3, np.float32)}, "images": {"front": np.zeros((8, 8, 3), np.uint8)}}
+    monkeypatch.setattr(Told, "_seen", lambda self: seen)
+    with pytest.raises(RefusedError, match=r"the learner refuses this actor's steps: .*images/front.* Give both sides the same recipe"):
+        acting(learner, tmp_path / "actor", lambda: False)
+
+
 @pytest.mark.parametrize("learner", [{"control_hz": 50.0, "task_options": {}}], indirect=True)
 def test_the_control_rate_is_kept_and_its_lateness_is_told(learner: Learner, tmp_path: Path):
     learner.publish(1)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, DeadlineError, HiltError, SchemaError
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, SchemaError
 from hilt.core.files import DISK, read, read_json, write_json
 from hilt.core.trajectory import Source
 from hilt.envs.rate import Rate
@@ -114,6 +114,7 @@ class Actor:
         self._store: Any = None
         self._spool: QueuedDataStore | None = None
         self._pressed = self._over = False
+        self._refused = ""
         self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
@@ -234,6 +235,8 @@ class Actor:
         """Takes up the newest weights; waits for the first ones. False when it is time to end."""
         deadline, told = time.monotonic() + self._patience_s, 0.0
         while not self._ended():
+            if self._refused:
+                raise RefusedError(f"the learner refuses this actor's steps: {self._refused} Give both sides the same recipe and settings.")
             if self._weights is not None and (new := self._weights.take()) is not None:
                 self._agent.load_acting_state(new[0])
                 self.acted.version = new[1]
@@ -314,8 +317,9 @@ class Actor:
         assert self._client is not None
         told = 0.0
         while not self._closing.wait(AGAIN_S):
-            due = time.monotonic() - told >= TELL_S
-            if (due or self._outruns()) and self._client.stats()["connected"]:
+            due, stats = time.monotonic() - told >= TELL_S, self._client.stats()
+            self._refused = next((str(store["refusal"]) for store in stats["stores"].values() if store["refused"]), "")
+            if (due or self._outruns()) and stats["connected"]:
                 self._ask(self._stats() if due else {"actor": self.acted.name})
                 told = time.monotonic() if due else told
 

@@ -210,7 +210,10 @@ class TrainerClient:
 
     def stats(self) -> dict[str, Any]:
         stores = {
-            name: {**cursor.store.stats(), "process_safe": cursor.process_safe, "power_safe": cursor.power_safe, "refused": cursor.refused}
+            name: {
+                **cursor.store.stats(),
+                **{key: getattr(cursor, key) for key in ("process_safe", "power_safe", "refused", "refusal")},
+            }
             for name, cursor in self._link.cursors.items()
         }
         link = {"connected": self._link.is_open, "reconnects": self._link.reconnects}

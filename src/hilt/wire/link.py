@@ -62,6 +62,8 @@ class Cursor:
     trouble: str = ""
     """Why the learner does not take more."""
     refused: int = 0
+    refusal: str = ""
+    """What was wrong with the last one that was refused."""
     marks: deque[tuple[int, float]] = field(default_factory=deque)
     """(number, when it was first seen), to know how long the oldest has been waiting."""
 
@@ -326,7 +328,7 @@ class Link:
         cursor = self.cursors[message["store"]]
         for number, why in message.get("refused", ()):
             if number > cursor.process_safe:
-                cursor.refused += 1
+                cursor.refused, cursor.refusal = cursor.refused + 1, why
                 logger.error("the learner refused step %d for %r, which is lost: %s", number, message["store"], why)
         before = cursor.process_safe
         last = cursor.store.last_of(message["boot"])  # of a boot before a power cut, the learner may have more than this queue
