@@ -377,7 +377,7 @@ def test_the_gripper_does_not_stop_the_loop_and_is_not_hurried(toy: ToyRobot):
 
 def test_the_rate_is_kept_whatever_the_policy_takes(toy: ToyRobot):
     for _ in range(20):  # until the machine kept up, if it ever does
-        env = env_of(toy, hz=20.0)
+        env, before = env_of(toy, hz=20.0), time.monotonic()
         env.reset()
         began = time.monotonic()
         for _ in range(10):
@@ -386,7 +386,7 @@ def test_the_rate_is_kept_whatever_the_policy_takes(toy: ToyRobot):
         seconds, timing = time.monotonic() - began, env.timing()
         env.close()
         assert timing["steps"] == 10 and timing["nominal"] == 0.05 and timing["p50"] <= timing["p99"] <= timing["max"]
-        assert seconds >= 0.49
+        assert began + seconds - before >= 0.5
         if seconds < 0.56:
             break
     assert seconds < 0.56 or timing["missed"], "no drift: upstream's would take 0.7 s"
