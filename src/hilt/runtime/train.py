@@ -125,7 +125,7 @@ def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callab
     settings = Settings(config.task, task_options(config), wanted, seed=config.seed, observations=config.observations)
     with task(config) as env, open_device("script", **options) as device:
         summary = record(env, device, folder, settings, stop=stop, videos=False)
-    say(f"recorded {summary.have} of {wanted} demonstrations: {summary.steps} steps, {summary.attempts} attempts")
+    say(f"recorded {summary.have} of {wanted} demonstrations, in {summary.attempts} attempts")
 
 
 def with_demonstrations(config: Hil, run: Path) -> Hil:
