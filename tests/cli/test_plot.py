@@ -25,8 +25,10 @@ def test_one_run_several_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         str(one / "plots" / name) for name in ("curves.html", "curves-steps.png", "curves-minutes.png")
     ]
     assert "Success of the last 20 episodes" in (one / "plots" / "curves.html").read_text()
-    assert run(str(one), str(two)).exit_code == 0 and "2 runs" in Path("plots/curves.html").read_text()
-    assert run(str(one), "--out", "elsewhere", "--smooth", "3").exit_code == 0
-    assert "Success of the last 3 episodes" in Path("elsewhere/curves.html").read_text()
+    assert run(str(one), str(two), "--smooth", "3").exit_code == 0
+    page = Path("plots/curves.html").read_text()
+    assert "2 runs" in page and "Success of the last 3 episodes" in page
+    monkeypatch.setattr("hilt.observe.plots.picture", lambda *given: b"")  # which take a while
+    assert run(str(one), "--out", "elsewhere").exit_code == 0 and Path("elsewhere/curves.html").exists()
     missing = run(str(tmp_path / "three"))
     assert missing.exit_code == 1 and "is not a run: there is no metrics.jsonl in it" in missing.output

@@ -190,6 +190,7 @@ class Pixels:
         size = (round(columns * WIDTH * SCALE), round((head + rows * HEIGHT) * SCALE))
         self._picture = self._image.new("RGB", size, _rgb("paper"))
         self._on = self._draw.Draw(self._picture, "RGBA")
+        self._fonts: dict[float, Any] = {}
         self.corner = (0.0, 0.0)
         """Where (0, 0) is"""
 
@@ -205,7 +206,9 @@ class Pixels:
         self._on.ellipse((x - radius, y - radius, x + radius, y + radius), _rgb(colour))
 
     def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False) -> float:
-        font = self._font.load_default(size * SCALE)
+        if size not in self._fonts:
+            self._fonts[size] = self._font.load_default(size * SCALE)
+        font = self._fonts[size]
         place = tuple(self._at(np.array([x, y])))
         side = {"start": "l", "middle": "m", "end": "r"}[anchor] + "s"
         self._on.text(place, text, _rgb(colour), font, anchor=side, stroke_width=SCALE / 6 if bold else 0)
@@ -213,7 +216,7 @@ class Pixels:
 
     def png(self) -> bytes:
         file = BytesIO()
-        self._picture.reduce(2).save(file, "PNG", optimize=True)
+        self._picture.reduce(2).save(file, "PNG", compress_level=4)
         return file.getvalue()
 
     def _at(self, points: Array) -> Any:
