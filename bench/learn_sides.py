@@ -115,10 +115,12 @@ class Sb3:
 
 def flat_env(env: Any, config: Any, demos: str) -> Any:
     """As Stable-Baselines3 takes it: observations are a flat dictionary, an action is the numbers that our policy moves, the others being
-    0. Proprioception is normalised by the demonstrations where ours is."""
+    0. Proprioception is what ours is: poses with columns of the rotation, normalised by the demonstrations."""
     import gymnasium
+    import torch
 
     from hilt.core.tree import flatten
+    from hilt.policies.agent import rotation_columns
     from hilt.replay import Log
 
     def leaves(space: Any) -> Any:
@@ -128,28 +130,34 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
     pictures = [path for path, space in flat.items() if space.dtype == np.uint8]
     images = {path: path.replace("/", "_") for path in config.image_keys or pictures}
     proprio = sorted(config.proprio_keys or (path for path in flat if path not in pictures))
+
+    def numbers(path: str, values: Any) -> Any:
+        """[N, n]"""
+        turned = rotation_columns(torch.as_tensor(values)).numpy() if path in config.agent.pose_keys else values
+        return turned.reshape(len(turned), -1)
+
+    sizes = {path: numbers(path, np.ones((1, *flat[path].shape), np.float32)).shape[1] for path in proprio}
     mean, deviation, clip = 0.0, 1.0, np.inf
     if config.agent.normalise_proprio:
         with Log.open(demos, "r") as log:
             shown = log.read(log.all().keys(), [f"observations/{path}" for path in proprio])
         columns = flatten(shown["observations"])
-        rows = np.concatenate([columns[path].reshape(len(columns[path]), -1) for path in proprio], 1)
-        floors = [np.full(int(np.prod(flat[path].shape)), config.agent.proprio_floor.get(path, 0.02)) for path in proprio]
+        rows = np.concatenate([numbers(path, columns[path]) for path in proprio], 1)
+        floors = [np.full(sizes[path], config.agent.proprio_floor.get(path, 0.02)) for path in proprio]
         mean, deviation, clip = rows.mean(0), np.maximum(rows.std(0), np.concatenate(floors)), 5.0
     moved = config.agent.action_indices or list(range(env.action_space.shape[0]))
 
     class Flat(gymnasium.Wrapper):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(env)
-            size = sum(int(np.prod(flat[path].shape)) for path in proprio)
-            parts = {name: flat[path] for path, name in images.items()}
-            self.observation_space = gymnasium.spaces.Dict({**parts, "state": gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)})
+            state = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes.values()),), np.float32)
+            self.observation_space = gymnasium.spaces.Dict({**{name: flat[path] for path, name in images.items()}, "state": state})
             self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (len(moved),), np.float32)
             self.moved = moved
 
         def observation(self, observation: Any) -> dict[str, Any]:
             seen = flatten(observation)
-            state = np.concatenate([seen[path].reshape(-1) for path in proprio])
+            state = np.concatenate([numbers(path, seen[path][None])[0] for path in proprio])
             state = np.clip((state - mean) / deviation, -clip, clip).astype(np.float32)
             return {**{name: seen[path] for path, name in images.items()}, "state": state}
 
