@@ -333,8 +333,10 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
             driven.spool.insert({**step, "policy_version": np.int64(1_000_000)})
         driven.until(lambda: made.update == 15)
         driven.until(lambda: driven.client.request("send-stats", {"actor": "arm"})["stop"])
+        driven.spool.insert(next(episode(6)))  # under way when it hears of the end
         driven.client.request("send-stats", {"actor": "arm", "bye": True})
-        assert driven.end() == Summary("max_steps", 15, 5)
+        driven.client.stop()
+        assert driven.end() == Summary("max_steps", 15, 6)
     (told,) = records(run, "episode")
     assert told["actor"] == "arm" and told["length"] == 5 and told["success"]
     assert records(run, "actor")[0]["nested/late"] == 1.5
@@ -356,4 +358,5 @@ def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memor
         driven.until(lambda: driven.client.request("send-stats", {"actor": "other"})["stop"])  # the others hear of it
         for name in ("arm", "other"):
             driven.client.request("send-stats", {"actor": name, "bye": True})
+        driven.client.stop()
         assert driven.end().reason == "pressed"

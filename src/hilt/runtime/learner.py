@@ -103,11 +103,10 @@ class Learner:
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
-        self._knows: set[str] = set()
         self._update_of: dict[int, int] = {}
         self._first: float | None = None  # when the first online step was seen
         self._looked = self._said = 0.0
-        self._clock = Clock()
+        self._clock = Clock(self.update, self.experience.total)
 
     # The whole
 
@@ -129,6 +128,7 @@ class Learner:
                     self._publish(first=True)
             if not self._resumed and not self._pretraining():
                 self._save()  # what there is before learning
+            self._clock = Clock(self.update, self.experience.total)
             self._learn()
             self._end()
             return Summary(self._reason, self.update, self.experience.total)
@@ -309,8 +309,6 @@ class Learner:
             self._heard.pop(name, None)
         elif name:
             self._heard[name] = time.monotonic()
-            if ended:
-                self._knows.add(name)
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
         return {"stop": ended, "update": self.update, "online": self.experience.total, "run": self._run_id}
@@ -333,8 +331,8 @@ class Learner:
         """Until every actor knows, and what it still had has arrived."""
         deadline = time.monotonic() + GOODBYE_S
         while time.monotonic() < deadline and not self._stop():
-            recent = [name for name, heard in list(self._heard.items()) if time.monotonic() - heard < ACTIVE_S]
-            if not recent:
+            asking = any(time.monotonic() - heard < ACTIVE_S for heard in list(self._heard.values()))
+            if not asking and all(one["silent_s"] >= ACTIVE_S for one in self.server.stats()["actors"].values()):
                 return
             time.sleep(NAP_S)
             self._looked = 0.0 if self.config.store == "trajectories" else self._looked
@@ -344,9 +342,10 @@ class Learner:
 class Clock:
     """Where the learner's time goes, since the last look."""
 
-    def __init__(self) -> None:
+    def __init__(self, *counts: int) -> None:
         self._spent: Counter[str] = Counter()
-        self._began, self._last = time.perf_counter(), (0, 0, time.perf_counter())
+        self._began = time.perf_counter()
+        self._last = (counts[0], counts[1], self._began)
 
     @contextlib.contextmanager
     def __call__(self, what: str) -> Iterator[None]:
