@@ -100,7 +100,7 @@ def test_three_files_that_need_nothing_else(tmp_path: Path):
     text = page.read_text()
     assert "http" not in text and "<link" not in text and "src=" not in text and "$" not in text
     assert "tabletop/pick: &lt;run&gt; &amp; more" in text and "<run>" not in text
-    assert len(charts_in(text, "online steps")) == len(charts_in(text, "minutes")) == 16
+    assert len(charts_in(text, "online steps")) == len(charts_in(text, "minutes")) == 17
     evaluation = charts_in(text, "minutes")[0]["lines"][2]
     assert evaluation["name"] == "evaluation" and evaluation["y"] == [0.55, 0.97] and evaluation["x"][1] == pytest.approx(10, abs=0.1)
     pixels = [np.asarray(image.open(io.BytesIO(path.read_bytes())).convert("RGB")) for path in (steps, minutes)]

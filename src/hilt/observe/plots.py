@@ -84,6 +84,7 @@ PANELS = [
     Panel("Success of the last {n} episodes", "of episodes", "episode", {"all": _success, "nobody took over": _alone}, percent=True),
     Panel("Steps that a person made", "of online steps", "episode", {"": _interventions}, percent=True, weight="length"),
     Panel("How long an episode takes", "steps", "episode", {"all": _get("length"), "successes": _length_of_success}),
+    Panel("Seconds of an episode", "seconds", "episode", {"": _get("seconds")}),
     Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
     Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
     Panel("Loss of actor and temperature", "", "update", {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")}),
@@ -96,6 +97,7 @@ PANELS = [
     Panel(
         "How fast it goes", "per second", "update", {"updates": _get("updates_per_second"), "online steps": _get("env_steps_per_second")}
     ),
+    Panel("How late control is", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
     Panel("How old the acting weights are", "updates", "update", {"": _get("staleness")}),
     Panel(
         "Where the learner's time goes",
