@@ -71,7 +71,8 @@ class Reference:
         value = critics(self.slow["critic"], b["target_z"], next_actions, f)[members].min(0)
         if s.backup_entropy:
             value = value - temperature * next_log_prob
-        target = b["rewards"] + s.reward_bias + discount * value
+        bias = np.array([sum(s.reward_bias * s.discount**k for k in range(int(n))) for n in b["n_steps"]])
+        target = b["rewards"] + bias + discount * value
         if s.target_range:
             target = np.clip(target, *s.target_range)
         warming = self.actor_updates < s.critic_warmup
@@ -104,7 +105,7 @@ class Reference:
             chosen = mlp(self.p["grasp_critic"], inputs(self.p["grasp_critic"], b["next_z"], f)).argmax(1)
             slow = mlp(self.slow["grasp_critic"], inputs(self.slow["grasp_critic"], b["target_z"], f))
             every = np.arange(len(chosen))
-            grasp_target = b["rewards"] + s.reward_bias + b["grasp_penalty"] + discount * slow[every, chosen]
+            grasp_target = b["rewards"] + bias + b["grasp_penalty"] + discount * slow[every, chosen]
             losses["grasp_critic"] = lambda p: float(((mlp(p, inputs(p, b["z"], f))[every, b["grasps"]] - grasp_target) ** 2).mean())
         if warming:
             which = which - {"temperature"}

@@ -107,7 +107,7 @@ def test_updates_equal_the_reference(name: str) -> None:
 
 
 def test_n_steps_discount_as_far_as_they_reach() -> None:
-    run(BASE, [set(ALL), set(ALL)], n_steps=True)
+    run(replace(BASE, reward_bias=-0.3), [set(ALL), set(ALL)], n_steps=True)
 
 
 @pytest.mark.parametrize("outcomes", [3, 9])
@@ -140,6 +140,21 @@ def test_termination_does_not_bootstrap_and_truncation_does() -> None:
         target = rlpd.critic_target(rows, q, torch.full((B,), -3.0), torch.tensor(0.3), settings, generator(0))
         assert torch.equal(target[ended], rows.rewards[ended])
         assert (target[~ended] > rows.rewards[~ended] + 4).all()
+
+
+def test_numbers_that_are_not_finite_never_reach_a_network() -> None:
+    nets, rows = networks(BASE), batch(0)
+    before = numbers(nets.critic)
+    rows.target_z[rows.masks == 0] = float("nan")  # what is behind the end does not matter
+    rlpd.update(nets, rows, BASE, generator(0), frozenset({"critic"}), 0, -1.0)
+    after = numbers(nets.critic)
+    assert all(np.isfinite(value).all() for value in after.values()) and any((after[key] != value).any() for key, value in before.items())
+    rows.rewards[0] = float("nan")
+    with pytest.raises(
+        SchemaError, match=r"critic_loss is nan: a row of the batch is not finite, or learning diverged. Nothing was changed"
+    ):
+        rlpd.update(nets, rows, BASE, generator(0), ALL, 0, -1.0)
+    assert all((after[key] == value).all() for key, value in numbers(nets.critic).items())
 
 
 def test_a_subset_never_has_one_critic_twice() -> None:

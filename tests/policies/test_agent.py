@@ -58,6 +58,16 @@ def test_pretraining_moves_a_frozen_encoder_and_its_target() -> None:
     assert moved(before, numbers(agent)) == {"actor"}
 
 
+def test_a_demonstration_that_is_not_finite_changes_nothing() -> None:
+    agent, rows = make(), batch(0)
+    rows["actions"][3, 2] = np.nan
+    before = numbers(agent)
+    for call in (lambda: agent.imitate(rows), lambda: agent.imitate(rows, encoder=True), lambda: agent.update(rows)):
+        with pytest.raises(SchemaError, match=r"_loss is nan: a row of the batch is not finite"):
+            call()
+    assert moved(before, numbers(agent)) == set()
+
+
 def test_imitation_learns_what_was_shown_grippers_too() -> None:
     agent, rows = make("dual-arm-learned-gripper", learning_rate=3e-3, random_crop=0), batch(0, actions=14)
     infos = [agent.imitate(rows) for _ in range(150)]

@@ -76,6 +76,7 @@ def test_a_trunk_that_rests_gets_no_gradient_and_is_shared(tmp_path: Path) -> No
     assert set(encoder.trained_by_critic()) == set(encoder.trained_by_imitation()) == set(encoder.heads.parameters())
     tuned = Encoder({"a": (32, 32, 3), "b": (32, 32, 3)}, replace(config, training="critic"), generator(0))
     assert len(tuned.trunks) == 2 and set(tuned.trained_by_critic()) == set(tuned.parameters())
+    assert all(torch.equal(a, b) for trunk in tuned.trunks for a, b in zip(trunk.parameters(), encoder.trunks.parameters(), strict=True))
 
 
 def test_dropout_is_the_callers() -> None:

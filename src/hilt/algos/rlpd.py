@@ -14,6 +14,7 @@ parameters before the update. A network that is not updated stays as it is, bit 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +130,7 @@ def update(
             info |= by_group(batch, q, target, errors, trained, settings)
         gradients["critic"] = torch.autograd.grad(loss, trained)
         info |= {"critic_loss": loss.item(), "q": q.mean().item(), "target_q": target.mean().item()}
-        info["reward"] = (batch.rewards.mean() + settings.reward_bias).item()
+        info["reward"] = rewards(batch, settings).mean().item()
     if "grasp_critic" in which:
         loss, values = grasp_loss(nets, batch, settings)
         gradients["grasp_critic"] = torch.autograd.grad(loss, nets.optimisers["grasp_critic"].parameters)
@@ -144,6 +145,7 @@ def update(
         gradients["temperature"] = torch.autograd.grad(loss, nets.optimisers["temperature"].parameters)
         info["temperature_loss"] = loss.item()
 
+    check_finite(info)
     for name, found in gradients.items():
         nets.optimisers[name].step(found)
     if "critic" in which:
@@ -164,13 +166,23 @@ def critic_target(batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperatu
     value = next_q.min(dim=0).values
     if settings.backup_entropy:
         value = value - temperature * next_log_prob
-    target = batch.rewards + settings.reward_bias + bootstrap(batch, settings) * value
+    target = rewards(batch, settings) + discounted(value, batch, settings)
     return target if settings.target_range is None else target.clamp(*settings.target_range)
 
 
-def bootstrap(batch: Batch, settings: Rlpd) -> Tensor:
-    """What the next state's value counts, ``[B]``: nothing where the task ended, less the more rewards were summed."""
-    return batch.masks * (settings.discount if batch.n_steps is None else settings.discount**batch.n_steps)
+def rewards(batch: Batch, settings: Rlpd) -> Tensor:
+    """The rewards ``[B]`` with the bias, which each of `n_steps` rewards that were summed has had."""
+    if batch.n_steps is None or not settings.reward_bias:
+        return batch.rewards + settings.reward_bias
+    steps = torch.arange(int(batch.n_steps.max()), device=batch.n_steps.device)
+    counted = (settings.discount**steps * (steps < batch.n_steps[:, None])).sum(1)
+    return batch.rewards + settings.reward_bias * counted
+
+
+def discounted(value: Tensor, batch: Batch, settings: Rlpd) -> Tensor:
+    """What the next state's value ``[B]`` counts: nothing where the task ended, less the more rewards were summed."""
+    factor = settings.discount if batch.n_steps is None else settings.discount**batch.n_steps
+    return torch.where(batch.masks > 0, batch.masks * factor * value, 0.0)  # not 0 * value, which may be anything there
 
 
 def actor_loss(
@@ -210,7 +222,7 @@ def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Te
     with torch.no_grad():
         best = nets.grasp_critic(batch.next_z).argmax(dim=1, keepdim=True)
         next_q = nets.target_grasp_critic(batch.target_z).gather(1, best).squeeze(1)
-        target = batch.rewards + settings.reward_bias + batch.grasp_penalty + bootstrap(batch, settings) * next_q
+        target = rewards(batch, settings) + batch.grasp_penalty + discounted(next_q, batch, settings)
     q = nets.grasp_critic(batch.z.detach()).gather(1, batch.grasps[:, None]).squeeze(1)
     return (q - target).square().mean(), q
 
@@ -226,11 +238,17 @@ def by_group(batch: Batch, q: Tensor, target: Tensor, errors: Tensor, trained: l
         found = torch.autograd.grad((errors * rows).sum() / len(rows), trained, retain_graph=True)
         norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
         told[f"rows/{name}"] = n.item()
-        told[f"reward/{name}"] = (batch.rewards * rows).sum().item() / n.item() + settings.reward_bias
+        told[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()
         told[f"q/{name}"] = (q.mean(0) * rows).sum().item() / n.item()
         told[f"td_error/{name}"] = ((q - target).abs().mean(0) * rows).sum().item() / n.item()
     whole = sum(norms.get(name, 0.0) for name in ("online", "demo"))  # these two make up the batch
     return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
+
+
+def check_finite(info: dict[str, float]) -> None:
+    """Called before anything is changed: one bad number in a loss would be in every weight."""
+    if bad := [name for name, value in info.items() if not math.isfinite(value)]:
+        raise SchemaError(f"{bad[0]} is {info[bad[0]]}: a row of the batch is not finite, or learning diverged. Nothing was changed.")
 
 
 def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:

@@ -198,6 +198,7 @@ class Agent:
                 loss = loss + how.pretrain_predict_weight * foreseen
             progress = self.imitations / how.pretrain_updates if how.pretrain_updates else None
             self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(progress)
+        rlpd.check_finite(info)
         self.optimisers["imitation" if encoder else "actor"].descend(loss)
         if grasps is not None:
             q = self.networks["grasp_critic"](z.detach())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,16 +59,16 @@ class Encoder(nn.Module):
         channels = {path: shape[2] for path, shape in self.shapes.items()}
         if shared and len(set(channels.values())) > 1:
             raise ConfigError(f"cameras that share a trunk have equal stacks of frames; given {self.shapes}. Set training=critic.")
-        trunks = [trunk(channels[path]) for path in self.paths[: 1 if shared else None]]
+        trunks: list[Any] = [trunk(channels[path]) for path in self.paths[: 1 if shared else None]]
         self.trunks = nn.ModuleList(trunks)
         self.heads = nn.ModuleList()
         for trunk_, path in zip(trunks * (len(self.paths) if shared else 1), self.paths, strict=True):
             made = trunk_.map_shape(*self.shapes[path][:2])
             self.heads.append((SmallHead if config.kind == "small" else SpatialHead)(made, config.features))
-        initialise(self, generator)
+        initialise(self.heads if config.weights else self, generator)
         if config.weights:
             tensors = read_resnet10(config.weights)
-            for each in self.trunks:
+            for each in trunks:
                 each.load_from(tensors, config.weights)
 
     def forward(self, images: Mapping[str, Tensor], generator: Generator | None = None, trunk: bool = True) -> Tensor:

@@ -37,7 +37,7 @@ _NAMES = {
 def read_resnet10(path: str | Path) -> dict[str, Tensor]:
     """The trunk's tensors under the names of `hilt.policies.encoders.ResNet10`; anything else in the file is left out."""
     where = str(path)
-    arrays = _flatten(_load(read(Path(path)), where))
+    arrays = _flatten(_load(read(Path(path).expanduser()), where))
     if lacking := [name for name in _NAMES if name not in arrays]:
         raise FormatError(f"{where} has no {lacking[0]!r}, which HIL-SERL's ResNet-10 has; it begins with {', '.join(list(arrays)[:3])}.")
     tensors = {}
