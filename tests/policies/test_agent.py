@@ -88,6 +88,15 @@ def test_termination_hides_the_next_state_and_truncation_does_not() -> None:
     assert np.array_equal(results[0], results[1]) and not np.array_equal(results[2], results[3])
 
 
+def test_every_image_of_an_update_is_moved_by_itself() -> None:
+    agent, rows = make(random_crop=4), batch(0, n=64)
+    rows["observations"]["images"]["wrist"] = rows["observations"]["images"]["front"]
+    moved_images = [agent._cropped({"observations": rows["observations"]}, "observations") for _ in range(2)]
+    front, wrist, again = moved_images[0]["images/front"], moved_images[0]["images/wrist"], moved_images[1]["images/front"]
+    for other in (wrist, again):
+        assert 0 < (front != other).flatten(1).any(1).sum() and (front == other).flatten(1).all(1).sum() < 12  # 1 in 81 by chance
+
+
 # Every setting changes what happens
 
 
