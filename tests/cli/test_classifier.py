@@ -29,7 +29,7 @@ def run(*arguments: object, code: int = 0) -> Result:
 def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path):
     log, more = write_log(tmp_path / "log", clips(12)), write_log(tmp_path / "a=b", clips(6, seed=1))  # a path, whatever is in its name
     said = run(log, more, "--out", tmp_path / "c", *QUICK).output
-    assert "216 frames of 18 episodes, 2 classes, from images/front, images/wrist" in said
+    assert "216 frames of 18 episodes, 2 classes" in said and "images/front (32 x 32), images/wrist (32 x 32)" in said
     assert "step 2 of 20: loss" in said and "step 20 of 20: loss" in said and said.count("of its batch right") == 10
     card = read_json(tmp_path / "c" / "classifier.json")
     held = card["held_out"]

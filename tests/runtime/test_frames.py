@@ -14,7 +14,7 @@ from hilt.core.files import write_json
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.convert import convert
 from hilt.replay import Log
-from hilt.runtime.frames import Clip, class_count, counts, read_frames, split
+from hilt.runtime.frames import Clip, class_count, counts, read_frames, split, with_cameras
 from tests.runtime.labelled import clips, drawn, write_log
 
 
@@ -41,7 +41,7 @@ def test_recordings_logs_and_both_kinds_of_pickles_give_the_same_episodes(tmp_pa
         assert len({clip.state for clip in found}) == 6 and sorted(found[0].images) == ["front", "wrist"]
     (tmp_path / "export" / "hilt.json").unlink()  # as HIL-SERL's own are, without initial states: those of the first frames
     same(read_frames([tmp_path / "export"]), made)
-    assert [len(clip.images) for clip in read_frames([log], ["wrist"])] == [1] * 6
+    assert [list(clip.images) for clip in with_cameras(read_frames([log]), ["wrist"])] == [["wrist"]] * 6
     several = read_frames([write_log(tmp_path / "more", clips(3, seed=1), stack=True), log])
     assert len(several) == 9 and len({clip.state for clip in several}) == 6  # 0 to 2 are the same initial states
 
@@ -140,11 +140,14 @@ def test_what_cannot_be_trained_from_is_refused_with_a_cure(tmp_path: Path):
     with pytest.raises(ConfigError, match="no data: give at least one recording"):
         read_frames([])
     with pytest.raises(UnknownNameError, match=r"no camera named 'images/side'.*Known: images/front, images/wrist"):
-        read_frames([log], ["images/side"])
+        with_cameras(read_frames([log]), ["images/side"])
     with pytest.raises(FormatError, match=r"no labels\. Record some with: hilt record TASK --classifier"):
         read_frames([write_log(tmp_path / "demos", clips(2), labels=False)])
     small = [Clip(drawn(clip.labels, np.random.default_rng(0), 28), clip.labels, clip.state, clip.where) for clip in clips(2)]
     with pytest.raises(SchemaError, match=r"images/front is \(28, 28, 3\) in .*small, episode 0 and \(32, 32, 3\) in"):
-        read_frames([log, write_log(tmp_path / "small", small)])
+        with_cameras(read_frames([log, write_log(tmp_path / "small", small)]), [])
     with pytest.raises(SchemaError, match="images/front is absent"):
-        read_frames([log, write_log(tmp_path / "stacked", clips(2), stack=True)])
+        with_cameras(read_frames([log, write_log(tmp_path / "stacked", clips(2), stack=True)]), [])
+    huge = [Clip(clip.images, clip.labels * 1000, clip.state, clip.where) for clip in clips(2)]
+    with pytest.raises(SchemaError, match=r"labels are int32 \(12,\); expected a number from 0 to 99 a step"):
+        read_frames([write_log(tmp_path / "huge", huge)])

@@ -14,8 +14,11 @@ import torch
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, StorageError, UnsafeError
 from hilt.core.files import DISK, Files
+from hilt.core.tree import unflatten
+from hilt.core.unpickle import dump
 from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
 from hilt.envs.task import make
+from hilt.policies.serl import _NAMES, _shape, read_resnet10
 from hilt.replay.torch import save_pt
 from hilt.runtime.frames import Clip, read_frames, split
 from hilt.runtime.record import Settings, record
@@ -26,6 +29,7 @@ from hilt.teleop.intervene import TakeOver
 from hilt.teleop.operator import Script
 from tests.runtime.labelled import PICK, clips, clumsy, drawn
 
+torch.set_num_threads(1)
 QUICK = ("steps=12", "batch_size=24", "features=16", "hidden=32", "random_crop=1")
 
 
@@ -49,7 +53,6 @@ def record_pick(folder: Path, successes: int, split: str = "train", seed: int = 
 
 @pytest.fixture(scope="module")
 def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
-    torch.set_num_threads(1)
     trained = train(recorded, build(ClassifierConfig(), "steps=150"))
     folder = tmp_path_factory.mktemp("made") / "classifier"
     save(folder, trained)
@@ -88,10 +91,10 @@ def test_it_does_not_know_what_cannot_be_known(recorded: list[Clip]):
 
 
 @pytest.mark.peers
+@pytest.mark.timeout(1200)
 def test_the_same_with_the_settings_as_they_are_for_three_seeds_and_for_states_of_another_split(
     tmp_path: Path, counted: Callable[[str], None]
 ):
-    torch.set_num_threads(1)
     given, other = record_pick(tmp_path / "train", 600), record_pick(tmp_path / "eval", 200, "eval", 1)
     for seed in range(3):
         trained = train(given, ClassifierConfig(seed=seed))
@@ -296,8 +299,9 @@ def test_a_folder_that_is_none_or_not_whole_is_told(tmp_path: Path):
      "held_out=0.5", "seed=3"],
 )  # fmt: skip
 def test_each_setting_changes_what_is_learned(change: str, tmp_path: Path):
-    steps = ("steps=2", "batch_size=4") if "resnet" in change else ()
-    small = [replace(clip, images={"images/front": clip.images["images/front"]}) for clip in clips()]
+    steps = ("steps=1", "batch_size=2") if "resnet" in change else ()
+    few = clips(4, steps=2) if "resnet" in change else clips()
+    small = [replace(clip, images={"images/front": clip.images["images/front"]}) for clip in few]
     base, other = quick(*steps, given=small), quick(*steps, change, given=small)
     a, b = (trained.model.state_dict() for trained in (base, other))
     assert a.keys() != b.keys() or any(a[name].shape != b[name].shape or not torch.equal(a[name], b[name]) for name in a)
@@ -306,7 +310,24 @@ def test_each_setting_changes_what_is_learned(change: str, tmp_path: Path):
     assert 0 < reward_function(tmp_path / "c").probability(seen) < 1
 
 
+def test_a_trunk_from_hil_serls_file_stays_as_it_is_and_the_file_is_not_needed_again(tmp_path: Path):
+    file, theirs = tmp_path / "resnet10_params.pkl", {}
+    draws = np.random.default_rng(0)
+    for path, name in _NAMES.items():
+        array = draws.normal(0, 0.05, _shape(name)).astype(np.float32)
+        theirs[path] = array if "kernel" in path else array + ("scale" in path)
+    with file.open("wb") as opened:
+        dump(unflatten(theirs), opened)
+    trained = quick("encoder=resnet10", f"weights={file}", "steps=1", "batch_size=2", given=clips(4, steps=2))
+    trunk = {name.removeprefix("encoder.trunks.0."): value for name, value in trained.model.state_dict().items() if "trunk" in name}
+    assert trunk and all(torch.equal(value, trunk[name]) for name, value in read_resnet10(file).items())  # one for both cameras
+    save(tmp_path / "c", trained)
+    file.unlink()
+    assert 0 < reward_function(tmp_path / "c").probability(frame(1)) < 1
+
+
 def test_the_other_settings_change_what_is_said(tmp_path: Path):
+    assert list(quick("image_keys=[images/front]").card["image_keys"]) == ["images/front"]
     assert quick("threshold=0.9").card["threshold"] == 0.9 and "given" in quick("threshold=0.9").card["why"]
     assert "Precision counts twice" in quick().card["why"]
     for wrong in ("steps=0", "batch_size=0", "dropout=1", "held_out=0", "threshold=1", "random_crop=-1", "learning_rate=0", "features=0"):

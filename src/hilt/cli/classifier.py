@@ -42,9 +42,8 @@ def classifier(
     check_free(out)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # two threads on busy cores are several times slower
-    clips = read_frames([word for word in words if word not in changes], config.image_keys)
-    frames, cameras = sum(map(len, clips)), ", ".join(clips[0].images)
-    typer.echo(f"{frames:,} frames of {len(clips)} episodes, {class_count(clips)} classes, from {cameras}")
+    clips = read_frames([word for word in words if word not in changes])
+    typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episodes, {class_count(clips)} classes")
     with progress_bar("training") as bar:
 
         def watch(step: int, loss: float, right: float) -> None:
@@ -68,6 +67,7 @@ def show(card: dict[str, Any]) -> None:
         for key, name in (("just_before_success", "just before a success"), ("failed_attempts", "failed attempts"))
     )
     rows = [
+        ["looks at", ", ".join(f"{name} ({shape[0]} x {shape[1]})" for name, shape in card["image_keys"].items())],
         ["trained on", _size(learned)],
         ["held out", f"{_size(held)}, by {held['by']}"],
         ["accuracy", f"{held['accuracy']:.1%} held out; always the most frequent class: {held['majority']:.1%}"],

@@ -21,6 +21,7 @@ from hilt.formats import open_dataset
 from hilt.formats.episodes import Dataset, Episode, map_leaves
 from hilt.runtime.recording import LABELS
 
+MOST_CLASSES = 100
 NO_LABELS = (
     "its frames have no labels. Record some with: hilt record TASK --classifier. Of HIL-SERL's, give classifier_data with its "
     "*_success_images_*.pkl and *_failure_images_*.pkl."
@@ -57,8 +58,8 @@ class Clip:
         return np.full(len(self), not (self.labels == success).any())
 
 
-def read_frames(paths: Sequence[str | Path], image_keys: Sequence[str] = ()) -> list[Clip]:
-    """The episodes of any number of recordings, logs and pickles, with these cameras (none: all that all of them have)."""
+def read_frames(paths: Sequence[str | Path]) -> list[Clip]:
+    """The episodes of any number of recordings, logs and pickles, with all their cameras."""
     places = [Path(path).resolve() for path in paths]
     if not places:
         raise ConfigError("no data: give at least one recording of hilt record --classifier, or HIL-SERL's classifier_data.")
@@ -67,8 +68,12 @@ def read_frames(paths: Sequence[str | Path], image_keys: Sequence[str] = ()) -> 
     clips = _joined([clip for path in paths for clip in _clips(Path(path))])
     if not clips:
         raise ConfigError(f"{', '.join(map(str, paths))}: not one frame. Record some with: hilt record TASK --classifier.")
-    first = clips[0]
-    names = sorted(image_keys) or sorted(first.images)
+    return clips
+
+
+def with_cameras(clips: Sequence[Clip], names: Sequence[str]) -> list[Clip]:
+    """The same with these cameras only (none named: all of the first), which all episodes must have in one size."""
+    first, names = clips[0], sorted(names or clips[0].images)
     if missing := [name for name in names if name not in first.images]:
         raise UnknownNameError("camera", missing[0], first.images)
     for clip in clips:
@@ -145,14 +150,16 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
     columns, facts = episode.columns, episode.facts
     if LABELS in columns:
         labels = np.asarray(columns[LABELS])
-        if labels.ndim != 1 or labels.dtype.kind not in "biu" or labels.min(initial=0) < 0:
-            raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected one number from 0 up for each step.")
+        if labels.ndim != 1 or labels.dtype.kind not in "biu" or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MOST_CLASSES:
+            raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MOST_CLASSES - 1} a step.")
     elif dataset.format == "hil-serl" and {*dataset.describe()} <= {"files (success)", "files (failure)"}:
         labels = np.full(len(episode), facts["success"])
     else:
         raise FormatError(f"{where}: {NO_LABELS}")
     seen = columns["next_observations"]
-    images = {name: _newest(image) for name, image in (flatten(seen) if isinstance(seen, dict) else {}).items() if is_image(image)}
+    leaves = flatten(seen) if isinstance(seen, dict) else {}
+    pictures = {name: leaf for name, leaf in leaves.items() if leaf.dtype == np.uint8 and leaf.ndim in (4, 5) and leaf.shape[-1] == 3}
+    images = {name: leaf[:, -1] if leaf.ndim == 5 else leaf for name, leaf in pictures.items()}
     if not images:
         raise SchemaError(f"{where}: no images among its observations. Record with cameras: a classifier looks at nothing else.")
     state = f"{facts.get('task')} {facts.get('split')} {facts['state']}" if "state" in facts else ""
@@ -175,7 +182,7 @@ def _joined(pieces: list[Clip]) -> list[Clip]:
             after[number] = near[0]
             begins[piece.ends[1]].remove(near[0])
     heads = [number for number in range(len(pieces)) if number not in after.values()]
-    episodes, done = [], set()
+    episodes, done = [], set[int]()
     for head in [*heads, *range(len(pieces))]:  # the rest are rings, of a task that returns to where it began
         chain, number = [], head
         while number not in done:
@@ -183,24 +190,10 @@ def _joined(pieces: list[Clip]) -> list[Clip]:
             chain.append(pieces[number])
             number = after.get(number, head)
         if chain:
-            episodes.append(_chained(chain))
+            images = {name: np.concatenate([piece.images[name] for piece in chain]) for name in chain[0].images}
+            labels = np.concatenate([piece.labels for piece in chain])
+            episodes.append(Clip(images, labels, chain[0].state or chain[0].ends[0].hex(), chain[0].where))
     return episodes
-
-
-def _chained(chain: list[Clip]) -> Clip:
-    first = chain[0]
-    images = {name: np.concatenate([piece.images[name] for piece in chain]) for name in first.images} if len(chain) > 1 else first.images
-    labels = np.concatenate([piece.labels for piece in chain])
-    return Clip(images, labels, first.state or first.ends[0].hex(), first.where)
-
-
-def is_image(value: Any) -> bool:
-    """uint8 [T, (stack,) H, W, 3]"""
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (4, 5) and value.shape[-1] == 3
-
-
-def _newest(image: Array) -> Array:
-    return image[:, -1] if image.ndim == 5 else image
 
 
 def _digest(tree: Any, place: int) -> bytes:

@@ -28,7 +28,7 @@ from hilt.policies.encoders import Encoder, initialise, random_crop
 from hilt.replay.schema import spec_of_space
 from hilt.replay.torch import generator, load_pt, save_pt
 from hilt.runtime.film import GREEN, RED, picture
-from hilt.runtime.frames import Clip, class_count, counts, split
+from hilt.runtime.frames import Clip, class_count, counts, split, with_cameras
 from hilt.runtime.recording import nested
 
 CARD, WEIGHTS = "classifier.json", "weights.pt"
@@ -102,6 +102,7 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
     """Trains on most episodes and judges on the others, whose frames nothing was chosen by but the threshold."""
     config.check()
     optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow")  # before the work, not after it
+    clips = with_cameras(clips, config.image_keys)
     classes = class_count(clips)
     success = classes - 1 if config.success < 0 else config.success
     if success >= classes:
@@ -142,6 +143,7 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
 
 def save(folder: Path, trained: Trained) -> None:
     """Writes the folder, whole or not at all; power-safe when it returns."""
+    folder = folder.absolute()
     check_free(folder)
     beside = folder.with_name(f".{folder.name}.new")
     DISK.make_folders(folder.parent)
