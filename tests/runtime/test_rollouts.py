@@ -124,9 +124,10 @@ def test_over_the_wire(memory_path: Path, shown: Path):
                 sender.insert(step)
         sender.insert(next(episode(7, **PEOPLE)))
         deadline = time.monotonic() + DEADLINE_S
-        while thread.is_alive() and time.monotonic() < deadline:
+        while made.update < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert sender.close(1.0) == 1  # one that did not end
+    thread.join(DEADLINE_S)
     assert made.update == 5 and made.experience.total == 10
     assert [r["actor"] for r in read_metrics(memory_path / "run", ["episode"])] == ["arm", "arm"]
 

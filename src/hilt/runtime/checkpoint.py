@@ -135,7 +135,6 @@ class Saver:
             save(self._run, update, agent, state, self._keep, self._files)
         except HiltError as error:
             self.error = error
-            logger.warning("checkpoint %d was not written, and learning goes on: %s", update, error)
             with contextlib.suppress(HiltError):
                 self._files.remove(self._run / FOLDER / f".{update}.new")
 

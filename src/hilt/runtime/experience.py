@@ -43,8 +43,8 @@ DURABILITY = "at most 1000 ms"
 """Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
 FILLED = {"times": 0.0, "succeed": False, "lost": False}
 """What demonstrations may leave out, and have then"""
-AT_ONCE = 256
-"""Frames that go through a frozen encoder in one call"""
+AT_ONCE, MANY = 256, 5_000
+"""Frames that go through a frozen encoder in one call; so many at a time, as after a restart, are worth a word"""
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.runtime")
 
@@ -71,7 +71,7 @@ class Experience:
         seen = [*([] if agent.frozen else agent.encoder.paths), *agent.proprio]
         self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
         self._columns += ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
-        features = partial(Features, images=self._images, trunk=agent.trunk_features) if agent.frozen else lambda _: None
+        features = partial(Features, images=self._images, trunk=agent.trunk_features, say=say) if agent.frozen else lambda _: None
         self._features = {"log": features(self.online), "demos": features(self._demonstrations)}
         self._foresight = Foresight(config.agent.encoder.pretrain_predict)
         for number in self.demos.trajectories() if self._foresight.path else ():
@@ -293,8 +293,8 @@ def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str
 class Features:
     """What a frozen encoder makes of each step's two observations, worked out once and kept as long as the step is in the view."""
 
-    def __init__(self, view: View, images: Sequence[str], trunk: Callable[[dict[str, Array]], Any]):
-        self._view, self._images, self._trunk = view, list(images), trunk
+    def __init__(self, view: View, images: Sequence[str], trunk: Callable[[dict[str, Array]], Any], say: Callable[[str], None]):
+        self._view, self._images, self._trunk, self._say = view, list(images), trunk, say
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._rows = np.zeros((0, 2, 0), np.float32)  # [slot, before and after, feature]
@@ -326,6 +326,8 @@ class Features:
             for key in (self._done - there).keys().tolist():
                 self._free.append(self._slots.pop(key))
             new = (there - self._done).keys()
+            if len(new) >= MANY:
+                self._say(f"the features of {len(new)} steps are made, which takes a while")
             for first in range(0, len(new), AT_ONCE):
                 self._add(steps, new[first : first + AT_ONCE])
         self._done = there

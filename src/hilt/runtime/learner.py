@@ -264,6 +264,8 @@ class Learner:
         """Begins a checkpoint, unless one is still being written: then the next update tries again."""
         if self._saver.busy:
             return
+        if self._saver.error is not None:
+            self.say(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
         if self._saver.save(self.update, self.agent.state_dict(), state):
             self._saved_at, self._saved_update = time.monotonic(), self.update
@@ -389,19 +391,17 @@ def _check(config: Hil) -> None:
             raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
 
 
-def _lock(run: Path) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _lock(run: Path) -> Iterator[None]:
+    lock = WriterLock(run)
     try:
-        return contextlib.closing(_Held(WriterLock(run).__enter__()))
+        lock.__enter__()
     except LockedError as error:
         raise LockedError(f"{run} has a learner already: {error} One run has one learner; give this one another folder.") from None
-
-
-@dataclass
-class _Held:
-    lock: WriterLock
-
-    def close(self) -> None:
-        self.lock.__exit__()
+    try:
+        yield
+    finally:
+        lock.__exit__()
 
 
 def _scalars(payload: Any) -> dict[str, Any]:
