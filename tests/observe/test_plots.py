@@ -102,7 +102,7 @@ def test_three_files_that_need_nothing_else(tmp_path: Path):
     assert "tabletop/pick: &lt;run&gt; &amp; more" in text and "<run>" not in text
     assert len(charts_in(text, "online steps")) == len(charts_in(text, "minutes")) == 17
     evaluation = charts_in(text, "minutes")[0]["lines"][2]
-    assert evaluation["name"] == "evaluation" and evaluation["y"] == [0.55, 0.97] and evaluation["x"][1] == pytest.approx(10, abs=0.1)
+    assert evaluation["name"] == "on test states" and evaluation["y"] == [0.55, 0.97] and evaluation["x"][1] == pytest.approx(10, abs=0.1)
     pixels = [np.asarray(image.open(io.BytesIO(path.read_bytes())).convert("RGB")) for path in (steps, minutes)]
     assert pixels[0].shape == pixels[1].shape and (pixels[0] != pixels[1]).any()
     assert (np.abs(pixels[0].astype(int) - (0x2F, 0x6F, 0xDE)).max(-1) < 10).sum() > 3000, "the curves are there"
@@ -114,7 +114,7 @@ def test_the_table_has_how_a_run_ended(tmp_path: Path):
     wanted = {"last 2 episodes": "100%", "nobody took over": "50%", "a person's steps": "12%", "steps per success": "20", "return": "1"}
     assert {**numbers, **wanted} == numbers
     assert (numbers["online steps"], numbers["updates"], numbers["evaluation"]) == ("200", "20", "–")
-    assert final_numbers(Run.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100"
+    assert final_numbers(Run.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())

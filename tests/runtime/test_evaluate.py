@@ -20,6 +20,7 @@ from hilt.core.errors import ConfigError, StorageError, UnknownNameError
 from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.replay import Log
+from hilt.runtime.config import Hil
 from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_checkpoint, load_agent, make_agent, wilson
 from hilt.runtime.workplace import spaces
 from tests.runtime.toy_evaluation import STATES, TASK, Walker, config, make_run
@@ -203,7 +204,7 @@ def test_checkpoints_by_name(tmp_path: Path):
         find_checkpoint(make_run(tmp_path / "new", ()))
 
 
-def test_what_cannot_be_evaluated():
+def test_what_cannot_be_evaluated(tmp_path: Path):
     with pytest.raises(UnknownNameError, match="no split named 'tests'; did you mean 'test'"):
         evaluate(config(), Walker(), "tests")
     with pytest.raises(ConfigError, match=f"initial state 6 of test: {TASK} has 6 there, counted from 0"):
@@ -212,6 +213,10 @@ def test_what_cannot_be_evaluated():
         evaluate(config(), Walker(), workers=0)
     with pytest.raises(ConfigError, match="2 videos were asked for, and no folder to record in: give folder="):
         evaluate(config(), Walker(), videos=2)
+    blind = Hil(task="tabletop/reach", task_options={"image_size": None})
+    with pytest.raises(ConfigError, match="tabletop/reach: the observations have no images, so there are no videos"):
+        evaluate(blind, Walker(), videos=2, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_videos_and_two_of_them_side_by_side(tmp_path: Path):

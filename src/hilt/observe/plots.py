@@ -29,12 +29,12 @@ MOST_POINTS = 200
 """Of a curve; more would not be seen"""
 COLUMNS, HEAD = 4, 74.0
 """Of a PNG: charts beside each other, and the height of its title"""
-SAME = ("seed", "wire.", "sinks", "demo_path", "log_period", "checkpoint_")
+SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")
 """Settings that do not make two runs different ones: they begin so"""
 DARK = ["6ea0ff", "ff9c5b", "43c79b", "b594f5", "f07a8a", "3dc0d4", "d3a940", "9aa1ad"]
 SOURCES = ("online", "demo", "human")
 """Whose steps they are"""
-COLOURS = {"human": 1, "demo": 2, "nobody took over": 2, "evaluation": 3}
+COLOURS = {"human": 1, "demo": 2, "nobody took over": 2}
 """Of curves, when one run is drawn"""
 
 Record = Mapping[str, Any]
@@ -198,11 +198,8 @@ def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
                 if made:
                     lines.append(mean_of(made, Line(name, *made[0], colour, dash, whose=whose)))
             if panel is PANELS[0]:
-                lines += [
-                    dots
-                    for run in group.runs
-                    if (dots := evaluation_dots(run, axis, place if len(groups) > 1 else COLOURS["evaluation"])) is not None
-                ]
+                whose = group.name if len(groups) > 1 else ""
+                lines += [dots for run in group.runs for dots in evaluation_dots(run, axis, place if whose else None, whose)]
         if lines:
             titles = {"step": "online steps", "minutes": "minutes"}
             charts.append(Chart(panel.title.format(n=smooth), panel.unit, titles[axis], lines, panel.percent))
@@ -231,14 +228,15 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
     return Line(line.name, x, y.mean(0), line.colour, line.dash, y.min(0), y.max(0), whose=line.whose)
 
 
-def evaluation_dots(run: Run, axis: str, colour: int) -> Line | None:
-    """Success on held-out states with its interval, where the learner was when it made those weights."""
-    updates = run.of("update")
-    if not run.evaluations or not updates:
-        return None
-    x = np.interp([one["update"] for one in run.evaluations], [one["update"] for one in updates], [one[axis] for one in updates])
-    y, low, high = (np.array([one[name] for one in run.evaluations], np.float64) for name in ("success", "low", "high"))
-    return Line("evaluation", x, y, colour, 0, low, high, dots=True)
+def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list[Line]:
+    """Success on the numbered states of each split with its interval, where the learner was when it made those weights."""
+    updates, lines = run.of("update"), []
+    for number, split in enumerate(sorted({one["split"] for one in run.evaluations}, reverse=True) if updates else ()):
+        found = [one for one in run.evaluations if one["split"] == split]
+        x = np.interp([one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates])
+        y, low, high = (np.array([one[name] for one in found], np.float64) for name in ("success", "low", "high"))
+        lines.append(Line(f"on {split} states", x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
+    return lines
 
 
 def final_numbers(run: Run, smooth: int) -> dict[str, str]:
@@ -252,11 +250,10 @@ def final_numbers(run: Run, smooth: int) -> dict[str, str]:
         _mean([one[name] for one in updates[-smooth:] if one.get(name) is not None])
         for name in ("updates_per_second", "env_steps_per_second")
     ]
-    last = run.evaluations[-1] if run.evaluations else None
+    last = max(run.evaluations, key=lambda one: (one["split"] == "test", one["update"]), default=None)
+    interval = f" [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}" if last else ""
     return {
-        "evaluation": f"{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']}"
-        if last
-        else "–",
+        "evaluation": _percent(last["success"] if last else None) + interval,
         f"last {smooth} episodes": _percent(_mean(success)),
         "nobody took over": _percent(_mean(alone)),
         "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),

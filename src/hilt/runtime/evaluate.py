@@ -149,7 +149,7 @@ def evaluate(
         raise ConfigError(f"{given}: expected at least 1, 0, 0, and 1 or None for every state once.")
     if videos and folder is None:
         raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
-    if videos:
+    if videos:  # told before hours of work, not after
         optional_module("av", "A video of an episode", "formats")
     began, done = time.monotonic(), Evaluation(config.task, split, update, sample, seed)
     env = make_env(config, operator=False)
@@ -158,7 +158,7 @@ def evaluate(
         tries = _tries(config.task, known, split, states, episodes, seed)
         plan = Plan(config, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
-            record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan))) if folder is not None else None
+            record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
             made = _alone(plan, agent, env, tries) if workers == 1 else _together(plan, agent.acting_state(), tries, workers)
             for outcome, steps in stack.enter_context(contextlib.closing(made)):
                 done.outcomes.append(outcome)
@@ -168,7 +168,7 @@ def evaluate(
             done.seconds = time.monotonic() - began
             if record is not None:
                 done.folder = record.folder
-                done.videos = record.finish(done, videos)
+                done.videos = record.finish(done)
     finally:
         env.close()
     return done
@@ -373,7 +373,8 @@ def _work(pipe: Any) -> None:
 class Recorder:
     """The log of an evaluation, in a new folder below the one that is given."""
 
-    def __init__(self, parent: Path, env: Any, plan: Plan):
+    def __init__(self, parent: Path, env: Any, plan: Plan, videos: int):
+        self._videos = videos
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
         stem = f"{plan.split}-{plan.update:08d}" + "-sampled" * plan.sample
@@ -381,6 +382,10 @@ class Recorder:
         self.folder = next(path for name in names if not (path := parent / name).exists())
         DISK.make_folders(self.folder)
         self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
+        if videos and not cameras(self._log):
+            self._log.close()
+            DISK.remove(self.folder)
+            raise ConfigError(f"{plan.config.task}: the observations have no images, so there are no videos.")
 
     def add(self, outcome: Outcome, steps: Steps) -> None:
         if not steps:
@@ -392,13 +397,11 @@ class Recorder:
         told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error") if name != "error" or outcome.error}
         self._log.annotate(episode.trajectory, **self._facts, **told)
 
-    def finish(self, done: Evaluation, videos: int) -> list[Path]:
+    def finish(self, done: Evaluation) -> list[Path]:
         """Writes what came of it, and makes the videos."""
         write_json(self.folder / CARD, done.card())
-        if videos and not cameras(self._log):
-            raise ConfigError(f"{done.task}: the observations have no images, so there are no videos.")
         made = []
-        for trajectory in self._log.trajectories()[:videos]:
+        for trajectory in self._log.trajectories()[: self._videos]:
             DISK.make_folders(self.folder / "videos")
             made.append(video_of(self.folder / "videos", trajectory))
             film(self._log, trajectory, made[-1], self._hz)
