@@ -60,7 +60,7 @@ def tabletop(task: str, moves: list[int], minutes: float, speed: float = 0.7, no
                 discount=0.96,
                 tau=0.01,
                 learning_rate=5e-4,
-                target_entropy=-1.0,
+                target_entropy=-float(len(moves)),
                 target_range=[0.0, 1.0],
                 actor_q="min",
                 actor_average=0.005,
@@ -92,6 +92,11 @@ def tabletop_reach() -> Hil:
     config.task_options, config.demonstrations, config.log_period = changed, 8, 20
     config.agent.encoder.pretrain_updates, config.agent.rlpd.critic_warmup = 200, 200
     return config
+
+
+def tabletop_pick_red() -> Hil:
+    """The red cube of two is picked up."""
+    return tabletop("pick_red", XYZ_YAW_GRIP, 20, noise=0.1)
 
 
 def tabletop_drawer() -> Hil:
