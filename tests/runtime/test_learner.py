@@ -152,6 +152,15 @@ def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monk
     assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
     assert [r["update"] for r in records(memory_path / "a", "update")] == [3, 6, 9, 12]
     assert numbers(memory_path / "a") == [0, 5, 10, 12]
+    last = records(memory_path / "a", "update")[-1]
+    assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= set(last)
+    assert (
+        last["rows/online"] == 4
+        and last["rows/demo"] == 5
+        and last["gradient_share/online"] + last["gradient_share/demo"] == pytest.approx(1)
+    )
+    assert sum(last[f"{what}_share"] for what in ("torch", "sample_wait", "wait", "other")) == pytest.approx(1)
+    assert (last["log_steps"], last["demo_steps"], last["human_steps"]) == (30, 26, 6)
 
 
 def test_checkpoints_by_the_clock_and_how_many_stay(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -221,6 +230,8 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
 
 
 def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path):
+    half = learner(template, memory_path / "a", **FROZEN)
+    assert half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []  # begins anew
     one = learner(template, memory_path / "a", **FROZEN)
     before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
     one.run()

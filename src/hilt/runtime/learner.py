@@ -124,8 +124,8 @@ class Learner:
             self.server.start(threaded=True)
             if self._pretraining() and not self._over():
                 self._pretrain()
-                if not self._update_of:
-                    self._publish(first=True)
+                if not self._pretraining():
+                    self._publish(first=not self._update_of)
             if not self._resumed and not self._pretraining():
                 self._save()  # what there is before learning
             self._clock = Clock(self.update, self.experience.total)
@@ -325,7 +325,8 @@ class Learner:
             self._say_goodbye()
         self._looked = 0.0
         self._look()
-        self._save()
+        if not self._pretraining():  # what is half pretrained begins anew
+            self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)
 
