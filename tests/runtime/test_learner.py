@@ -152,8 +152,8 @@ def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monk
     assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
     assert [r["update"] for r in records(memory_path / "a", "update")] == [3, 6, 9, 12]
     assert numbers(memory_path / "a") == [0, 5, 10, 12]
-    last = records(memory_path / "a", "update")[-1]
-    assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= set(last)
+    last, named = records(memory_path / "a", "update")[-1], {name for r in records(memory_path / "a", "update") for name in r}
+    assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= named
     assert (
         last["rows/online"] == 4
         and last["rows/demo"] == 5
