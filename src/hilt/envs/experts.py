@@ -13,7 +13,7 @@ import numpy as np
 
 from hilt.envs import suite
 from hilt.envs.rotations import Array, from_euler, inverse, multiply, to_matrix, to_rotation_vector
-from hilt.envs.suite import TabletopTask, position
+from hilt.envs.suite import TabletopTask, holds, position
 from hilt.envs.tabletop import ACTION_SCALE
 from hilt.envs.world import DOWN, World
 
@@ -111,12 +111,17 @@ class Hand:
         yield from self.go(point, yaw, grip, near=0.02)
 
     def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
-        """From above, round a point."""
+        """From above, round a point. What is in the hand already stays there: a plan may begin in the middle of the task."""
+        if holds(self.world, point(), self.arm):
+            return
 
         def gone() -> bool:
             return bool(np.linalg.norm((point() - self.position)[:2]) > 0.04)
 
-        yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
+        off = self.position - point()
+        above = np.linalg.norm(off[:2]) < 0.025 and -0.01 < off[2] < 0.10 and abs(yaw() - self.yaw) < 0.2
+        if not above:
+            yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
         yield from self.go(point, yaw, OPEN, near=0.005, until=gone)
         if not gone():
             yield from self.hold(CLOSE)
@@ -212,8 +217,11 @@ def peg(hand: Hand) -> Script:
         return side_of(hand.world, "hole")
 
     yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
-    yield from hand.lift(0.10, near=0.02)
-    yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
+    end = position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")  # the peg's lower end, seen from the hole
+    if np.linalg.norm(end[:2]) > 0.012:
+        if end[2] < 0.055:
+            yield from hand.lift(0.10, near=0.02)
+        yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
     yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
     yield from hand.hold(OPEN)
     yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)

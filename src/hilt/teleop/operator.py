@@ -3,11 +3,12 @@
 It acts through actions only, at the control rate, and never sets a simulator's state. The rule of the operator is fixed here, and is
 the same in every run; evaluation never has one.
 
-    It compares what the policy does with what the expert would do. Over the last `PATIENCE` steps, the *progress* of the policy is
+    It compares what the policy does with what the expert would do, with a new plan at every step, so that a policy may take a way of
+    its own. Over the last `PATIENCE` steps, the *progress* of the policy is
 
         sum of (its action · the expert's action) / sum of (the expert's action · the expert's action)        grippers left out
 
-    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over with a new plan
+    1 is as fast as the expert in the expert's direction, standing still is 0. Below `PROGRESS` the operator takes over with a plan
     from where things are, acts for `TURN` steps, gives back, and watches again. When `LATE` of the step limit is over without
     success, it goes on with its plan until the end.
 """
@@ -118,7 +119,7 @@ class Script(Device):
 
     def _next(self) -> np.ndarray:
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""
-        if self._plan is None:
+        if self._plan is None or (self.operator and not self._engaged):  # who watches judges from where things are now
             assert self._make is not None, "attach comes first"
             self._plan = self._make(self._env)
         if not callable(self._plan):
