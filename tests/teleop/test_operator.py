@@ -46,7 +46,7 @@ def test_a_policy_without_progress_is_taken_over_and_given_back(action: Any, mod
     watched, acted = [Source.POLICY] * PATIENCE, [Source.HUMAN] * TURN
     assert sources(env, np.asarray(action), 2 * (PATIENCE + TURN), mode) == (watched + acted) * 2
     np.testing.assert_array_equal(env.got[PATIENCE : PATIENCE + TURN], np.float32([WISH] * TURN))
-    assert env.plans == 3, "one to watch with, and a new one each time it takes over"
+    assert env.plans == 2 * PATIENCE + 2, "a new one at each step that it watches, and one each time it takes over"
 
 
 @pytest.mark.parametrize("action", [WISH, 0.3 * WISH, 9 * WISH, [0.5, 0.9, -0.5, 0, 0, 0, -1]])
@@ -55,7 +55,7 @@ def test_a_policy_that_makes_progress_is_left_alone_until_it_is_late(action: Any
     late = int(LATE * limit)
     env = Known(limit=limit)
     assert sources(env, np.asarray(action), limit) == [Source.POLICY] * late + [Source.HUMAN] * (limit - late)
-    assert env.plans == 1, "the plan it watched with goes on"
+    assert env.plans == late, "a new one at each step that it watches, and the last one goes on"
 
 
 def test_each_episode_begins_with_the_policy():
