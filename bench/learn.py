@@ -91,7 +91,7 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
     peers = {name: trials for name, trials in found.items() if name.startswith("SB3") and len(trials) == lab.seeds}
     best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
     ours = [trial.percent for trial in found["ours"]]
-    steps = [float(np.mean([s for s in trial.steps if s] or [np.nan])) for trial in found["ours"]]
+    steps = [float(np.mean([s for s in trial.steps if s])) for trial in found["ours"] if trial.percent]
     sizes = [lab.size(len(found["ours"][0].steps), STATES, "states"), lab.size(lab.seeds, SEEDS, "seeds")]
     sizes += [f"{lab.minutes:g} minutes instead of {MINUTES:g}"] if lab.minutes != MINUTES else []
     size = ", ".join(part for part in sizes if part)
@@ -124,8 +124,8 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
         ),
         Row(
             name="pick_steps",
-            ours=float(np.max(steps)),
-            spread=(float(np.min(steps)), float(np.max(steps))),
+            ours=max(steps) if len(steps) == lab.seeds else None,
+            spread=(min(steps), max(steps)) if steps else None,
             what="steps per success of the last checkpoint, the slowest seed",
             targets=[Target("limit", "<", 1.0)],
             limit=demo_steps,

@@ -261,6 +261,8 @@ def test_learning_is_judged_seed_by_seed(tmp_path: Path):
     assert rows["pick_sb3"].ours is None and rows["pick_sb3"].peer == "SB3 2 SAC, learning rate 0.0003"
     assert rows["pick_operator_alone"].ours == 99 and rows["pick_without_demonstrations"].ours == 0
     assert not pick_rows(tmp_path, trials(100, 95, 96))["pick_margin"].met
+    never = pick_rows(tmp_path, trials(0, 100, 100))["pick_steps"]
+    assert never.ours is None and not never.met, "a seed without success is not quick"
 
 
 def test_learning_at_another_size_or_without_its_peer_meets_nothing(tmp_path: Path):
