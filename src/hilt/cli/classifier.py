@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
 from hilt.core.errors import optional_module
 
@@ -44,11 +46,13 @@ def classifier(
         torch.set_num_threads(1)  # two threads on busy cores are several times slower
     clips = read_frames([word for word in words if word not in changes])
     typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episodes, {class_count(clips)} classes")
-    with progress_bar("training") as bar:
+    with progress_bar("training") as bar, stop_signals() as stopped:
 
         def watch(step: int, loss: float, right: float) -> None:
+            if stopped:  # nothing is written
+                raise typer.Exit(128 + stopped[0])
             bar(step, config.steps)
-            if step * LINES // config.steps != (step - 1) * LINES // config.steps:
+            if not sys.stderr.isatty() and step * LINES // config.steps != (step - 1) * LINES // config.steps:
                 typer.echo(f"step {step} of {config.steps}: loss {loss:.3f}, {right:.0%} of its batch right")
 
         trained = train(clips, config, watch)
@@ -68,7 +72,7 @@ def show(card: dict[str, Any]) -> None:
     )
     rows = [
         ["looks at", ", ".join(f"{name} ({shape[0]} x {shape[1]})" for name, shape in card["image_keys"].items())],
-        ["trained on", _size(learned)],
+        ["trained on", f"{_size(learned)}; loss {learned['loss']:.3f} at the end, {learned['seconds']:.0f} s"],
         ["held out", f"{_size(held)}, by {held['by']}"],
         ["accuracy", f"{held['accuracy']:.1%} held out; always the most frequent class: {held['majority']:.1%}"],
         ["threshold", f"{card['threshold']:g}: {card['why']}"],
