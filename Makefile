@@ -10,41 +10,42 @@ ARGS   ?=
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed  ## a log that is killed and recovers; then a learner and two actors that are, too
+demo: $(VENV)/.installed  ## an arm learns a task from images, with demonstrations and take-overs; ARGS=--fast for a minute's worth
 	@$(BIN)/hilt doctor --fix --quiet || true
-	@$(BIN)/hilt demo store $(ARGS)
-	@$(BIN)/hilt demo wire
+	@$(BIN)/hilt demo $(ARGS)
 
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-learn/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
 	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
+	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
+	$(VENV)-learn/bin/python -m pytest -m peers tests/peers/test_sb3.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot
+bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed) $(if $(filter learn,$(ARGS)),$(VENV)-learn/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-learn build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,tensorboard
 	@touch $@
 
 # gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,bench gym-hil==0.1.14
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,tensorboard,bench gym-hil==0.1.14
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
@@ -61,4 +62,13 @@ $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed: pyproject.toml constrai
 
 $(VENV)-hdf5/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) hdf5 robomimic==0.3.0
+	@touch $@
+
+$(VENV)-sinks/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(@D) sinks
+	@touch $@
+
+# Stable-Baselines3 beside our own torch.
+$(VENV)-learn/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(@D) learn-bench
 	@touch $@

@@ -48,7 +48,7 @@ ONLY_IN = {
     "pygame": "teleop/gamepad.py",
     "pyspacemouse": "teleop/spacemouse.py",
     "tensorflow": None,
-    **dict.fromkeys(["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "trackio", "mlflow", "swanlab"], "observe/sinks.py"),
+    **dict.fromkeys(["wandb", "tensorboard", "tensorboardX", "torch.utils.tensorboard", "trackio", "mlflow"], "observe/sinks.py"),
     **dict.fromkeys(["pickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"], "core/unpickle.py"),
 }
 
