@@ -20,7 +20,7 @@ from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.replay import Channel, Log, QueuedDataStore, Schema
 from hilt.runtime.actor import Acted, Journal, Weights, act
-from hilt.runtime.config import Hil, Wire
+from hilt.runtime.config import Hil, Wire, of_run
 from hilt.runtime.recording import columns_of, nested
 from hilt.runtime.workplace import make_env, spaces, trainer_config
 from hilt.teleop.devices import Device, Reading
@@ -93,9 +93,9 @@ class Learner:
         self.server = TrainerServer(trainer_config(config, learner=True), request_callback=self._answer)
         self.episodes: Channel[Any] = Channel()
         if config.store == "log":
-            self.server.register_data_store("actor_env", self.log)
+            self.server.register_data_store(of_run(run), self.log)
         else:
-            self.server.register_channel("trajectories", self.episodes)
+            self.server.register_channel(of_run(run, "trajectories"), self.episodes)
         self.server.start(threaded=True)
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
@@ -270,14 +270,42 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
 def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_path: Path):
     learner.publish(1)
     acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 1)
-    learner.run = "another run"
-    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 20)  # nothing waited in it: it belongs to that one now
+    learner.close()
+    other = Learner(replace(learner.config, random_steps=5), tmp_path / "other", run="another run")
+    other.publish(1)
+    acting(other, tmp_path / "actor", lambda: len(other.log) >= 20)  # nothing waited in it: it belongs to that one now
+    assert (other.column("source")[0] == Source.RANDOM).sum() == 5, "its first steps are counted anew"
+    other.close()
     with_steps = QueuedDataStore(10, path=tmp_path / "actor" / "spool")
     with_steps.insert({"actions": np.zeros(3)})
     with_steps.close()
-    learner.run = "a third"
+    third = Learner(learner.config, tmp_path / "third", run="a third")
     with pytest.raises(ConfigError, match=r"has 1 steps that the learner of another run has not got.* another folder with --spool"):
         act(learner.config, tmp_path / "actor", patience_s=1)
+    third.close()
+
+
+def test_a_learner_of_another_run_at_the_same_place_gets_nothing_of_an_actor_that_lives_on(learner: Learner, tmp_path: Path):
+    learner.publish(1)
+    other: list[Learner] = []
+
+    def life() -> None:
+        learner.wait(lambda: len(learner.log) >= 10)
+        learner.close()
+        other.append(Learner(learner.config, tmp_path / "other", run="another run"))
+
+    thread = threading.Thread(target=life)
+    thread.start()
+    with pytest.raises(RefusedError, match=r"it is of another run\. \d+ steps wait in .*actor for their own"):
+        acting(learner, tmp_path / "actor", lambda: False)
+    thread.join(DEADLINE_S)
+    assert not len(other[0].log)
+    other[0].close()
+    back = Learner(learner.config, tmp_path / "log")
+    back.publish(2)
+    acting(back, tmp_path / "actor", lambda: len(back.log) > len(Told.actions) - 5)
+    np.testing.assert_array_equal(back.column("actions")[0], np.array(Told.actions, np.float32)[: len(back.log)])
+    back.close()
 
 
 @pytest.mark.parametrize("learner", [{"store": "trajectories"}], indirect=True)
@@ -359,6 +387,22 @@ def test_weights_are_taken_once_with_their_version_and_the_newest_wins():
     weights.arrived("c")
     weights.numbered(3)
     assert weights.take() == ("c", 3) and weights.take() is None
+
+
+def test_weights_that_come_while_others_are_taken_are_not_lost():
+    class Late(Weights):
+        """The next ones arrive just after it has looked."""
+
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            if name == "_newest" and found is self.__dict__["_newest"] and not self.__dict__.get("came"):
+                self.__dict__["came"] = True
+                self.arrived("b")
+                self.numbered(2)
+            return found
+
+    weights = Late()
+    assert weights.take() is None and weights.take() == ("b", 2)
 
 
 def test_the_journal_counts_over_lives(tmp_path: Path):

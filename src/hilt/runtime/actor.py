@@ -11,6 +11,7 @@ waits for are the first weights, for it never drives with weights that nobody tr
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -30,7 +31,7 @@ from hilt.envs.task import success_of
 from hilt.policies.agent import Agent
 from hilt.replay import QueuedDataStore
 from hilt.replay.schema import spec_of_space
-from hilt.runtime.config import Hil
+from hilt.runtime.config import Hil, of_run
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import GRASP, TIMES, nested
 from hilt.runtime.workplace import Nobody, make_env, trainer_config
@@ -38,8 +39,6 @@ from hilt.teleop.intervene import attribute
 from hilt.teleop.operator import Script
 from hilt.wire import TrainerClient, TrainerConfig
 
-STORE = "actor_env"
-"""The learner's name for what actors send"""
 IN_MEMORY = 2_000
 """Steps that wait for the learner in memory too; older ones are read from the disk"""
 PATIENCE_S = 3_600.0
@@ -113,6 +112,7 @@ class Actor:
         self._client: TrainerClient | None = None
         self._store: Any = None
         self._spool: QueuedDataStore | None = None
+        self._run = ""  # whose steps these are, as its learner has told
         self._pressed = self._over = False
         self._refused = ""
         self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
@@ -155,8 +155,8 @@ class Actor:
         elif self._client.stats()["connected"]:
             latest = self._spool.latest_data_id()
             self._client.update(timeout_ms=1e3 * FLUSH_S)
-            self._client.wait_acknowledged(STORE, latest, power=True, timeout=1.0)
-            self.acted.spooled = max(0, latest - self._client.stats()["stores"][STORE]["process_safe"])
+            self._client.wait_acknowledged(of_run(self._run), latest, power=True, timeout=1.0)
+            self.acted.spooled = max(0, latest - self._client.stats()["stores"][of_run(self._run)]["process_safe"])
         else:
             self.acted.spooled = len(self._spool)
         if self._client.stats()["connected"]:
@@ -236,7 +236,7 @@ class Actor:
         deadline, told = time.monotonic() + self._patience_s, 0.0
         while not self._ended():
             if self._refused:
-                raise RefusedError(f"the learner refuses this actor's steps: {self._refused} Give both sides the same recipe and settings.")
+                raise RefusedError(f"the learner refuses this actor's steps: {self._refused}")
             if self._weights is not None and (new := self._weights.take()) is not None:
                 self._agent.load_acting_state(new[0])
                 self.acted.version = new[1]
@@ -280,37 +280,45 @@ class Actor:
                 told = self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet", deadline, told)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
-        """First asks whose run it is, without the spool: steps of one run never go into another."""
+        """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""
         name, host = self.acted.name, self._config.wire.host
-        with TrainerClient(name, host, config, wait_for_server=1.0) as client:
-            answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
-        if answer is None:
-            raise DeadlineError("it was there a moment ago")
-        if self._config.store == "log":
-            self._store = self._open_spool(str(answer.get("run", "")))
-        stores = {} if self._spool is None else {STORE: self._spool}
+        self._run = self._whose(config)
+        self._belongs_to(self._run)
+        stores = {} if self._spool is None else {of_run(self._run): self._spool}
         client = TrainerClient(name, host, config, data_stores=stores, wait_for_server=1.0)
         if self._spool is None:
             from hilt.runtime.rollouts import RolloutSender
 
-            self._store = RolloutSender(client, name)
+            self._store = RolloutSender(client, name, self._run)
         self._weights = Weights()
         client.recv_network_callback(self._weights.arrived, self._weights.numbered)
         waiting = f"; {len(self._spool)} steps wait for it" if self._spool else ""
         self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
         return client
 
-    def _open_spool(self, run: str) -> QueuedDataStore:
+    def _whose(self, config: TrainerConfig) -> str:
+        """The run of the learner that is there."""
+        name = self.acted.name
+        with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
+            answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
+        if answer is None:
+            raise DeadlineError("it was there a moment ago")
+        return str(answer.get("run", ""))
+
+    def _belongs_to(self, run: str) -> None:
+        """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
         card, path = self._folder / "run.json", self._folder / "spool"
-        self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
         before = read_json(card).get("run", "") if card.exists() else run
-        if before != run and len(self._spool):
-            raise ConfigError(
-                f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
-                "Start an actor for that run, or give this one another folder with --spool."
-            )
+        if self._config.store == "log":
+            self._store = self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
+            if before != run and len(self._spool):
+                raise ConfigError(
+                    f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
+                    "Start an actor for that run, or give this one another folder with --spool."
+                )
+        if before != run:
+            self._journal.restart()
         write_json(card, {"run": run})
-        return self._spool
 
     def _tell(self) -> None:
         """A thread: tells the learner how it is, and hears how far that is and whether the run is over."""
@@ -318,10 +326,21 @@ class Actor:
         told = 0.0
         while not self._closing.wait(AGAIN_S):
             due, stats = time.monotonic() - told >= TELL_S, self._client.stats()
-            self._refused = next((str(store["refusal"]) for store in stats["stores"].values() if store["refused"]), "")
-            if (due or self._outruns()) and stats["connected"]:
+            wrong = next((store["refusal"] for store in stats["stores"].values() if store["refused"]), "")
+            self._refused = f"{wrong} Give both sides the same recipe and settings." if wrong else self._refused
+            if stats["refusal"] and due:
+                self._refused, told = self._another_run(), time.monotonic()
+            elif (due or self._outruns()) and stats["connected"]:
                 self._ask(self._stats() if due else {"actor": self.acted.name})
                 told = time.monotonic() if due else told
+
+    def _another_run(self) -> str:
+        """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
+        with contextlib.suppress(HiltError):
+            if self._whose(trainer_config(self._config, learner=False)) != self._run:
+                left = f" {len(self._spool)} steps wait in {self._folder} for their own." if self._spool is not None else ""
+                return f"it is of another run.{left}"
+        return ""
 
     def _ask(self, words: dict[str, Any]) -> None:
         assert self._client is not None
@@ -366,7 +385,8 @@ class Weights:
 
     def __init__(self) -> None:
         self._payload: Any = None
-        self._newest: tuple[Any, int] | None = None
+        self._newest: tuple[Any, int] = None, -1
+        self._taken = -1
 
     def arrived(self, payload: Any) -> None:
         self._payload = payload
@@ -376,7 +396,10 @@ class Weights:
 
     def take(self) -> tuple[Any, int] | None:
         """None when there are none that were not taken before."""
-        newest, self._newest = self._newest, None
+        newest = self._newest  # looked at once: the next ones may come at any moment
+        if newest[1] == self._taken:
+            return None
+        self._taken = newest[1]
         return newest
 
 
@@ -384,9 +407,13 @@ class Journal:
     """How many steps and episodes an actor has begun over all its lives. A byte is written whole, or not at all."""
 
     def __init__(self, path: Path):
-        there = read(path) if path.exists() else b""
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        there = read(self._path) if self._path.exists() else b""
         self.steps, self.episodes, self._size = there.count(b"s"), there.count(b"e"), len(there)
-        self._fd = DISK.open(path, write=True) if path.exists() else DISK.create(path)
+        self._fd = DISK.open(self._path, write=True) if self._path.exists() else DISK.create(self._path)
 
     def step(self) -> None:
         self._write(b"s")
@@ -397,6 +424,12 @@ class Journal:
         self._write(b"e")
         self.episodes += 1
         return self.episodes - 1
+
+    def restart(self) -> None:
+        """Another run: nothing has been done in it."""
+        self.close()
+        DISK.replace(self._path, b"")
+        self._open()
 
     def _write(self, byte: bytes) -> None:
         DISK.write(self._fd, byte, self._size)

@@ -7,6 +7,14 @@ from typing import Any
 
 from hilt.policies.config import AgentConfig
 
+STORE = "actor_env"
+"""The learner's name for what actors send"""
+
+
+def of_run(run: str, store: str = STORE) -> str:
+    """That name at the learner of one run: no other learner takes what was meant for it."""
+    return f"{store}@{run}" if run else store
+
 
 @dataclass
 class Wire:

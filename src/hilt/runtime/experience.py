@@ -36,7 +36,7 @@ from hilt.replay.runs import OFFSET_BITS, Runs
 from hilt.replay.schema import BUILT_IN, FOLLOWS
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
-from hilt.runtime.config import Hil
+from hilt.runtime.config import STORE, Hil, of_run
 from hilt.runtime.recording import GRASP, columns_of
 
 DURABILITY = "at most 1000 ms"
@@ -84,9 +84,10 @@ class Experience:
 
     # What there is
 
-    def register(self, server: Any) -> None:
-        """Actors send to this log from now on."""
-        server.register_data_store("actor_env", self.log)
+    def register(self, server: Any, run: str) -> None:
+        """Actors send to this log from now on; those of `hilt actor` by the name that only this run's learner has."""
+        for name in {STORE, of_run(run)}:
+            server.register_data_store(name, self.log)
 
     def take(self) -> None:
         """Nothing is to be done: what arrives is in the log."""

@@ -96,8 +96,8 @@ class Learner:
             self.experience.load_state(checkpoint.state["experience"])
         self.experience.reported([record["trajectory"] for record in read_metrics(run, ["episode"])])
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
-        self.experience.register(self.server)
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
+        self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
         self._saver, self._buffers = Saver(run, config.checkpoint_keep), Buffers(run, config.buffer_period)
         self._saved_at, self._saved_update = time.monotonic(), self.update

@@ -28,7 +28,7 @@ from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Schema, Trajectory, TrajectoryReplayBuffer, concat_batches
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
-from hilt.runtime.config import Hil
+from hilt.runtime.config import Hil, of_run
 from hilt.runtime.experience import Batch, Foresight, columns_for, demonstrated, finish, open_logs, packed, split, told, unpack
 from hilt.runtime.recording import GRASP
 
@@ -47,8 +47,8 @@ class RolloutSender:
     What is not handed over yet is in memory: an actor that is killed loses it, and so does one whose learner stays away.
     """
 
-    def __init__(self, client: Any, name: str = "actor"):
-        self._channel, self._name, self._boot = client.channel(CHANNEL), name, secrets.randbits(62)
+    def __init__(self, client: Any, name: str = "actor", run: str = ""):
+        self._channel, self._name, self._boot = client.channel(of_run(run, CHANNEL)), name, secrets.randbits(62)
         self._rollout, self._steps, self._sent = EmbodiedRolloutResult(), 0, 0
         self._waiting: Channel[dict[str, Any]] = Channel(name="episodes")
         self._under_way, self._closing = 0, threading.Event()
@@ -157,9 +157,10 @@ class Rollouts:
 
     # What there is
 
-    def register(self, server: Any) -> None:
+    def register(self, server: Any, run: str) -> None:
         """Actors put whole episodes into this channel."""
-        server.register_channel(CHANNEL, self.channel)
+        for name in {CHANNEL, of_run(run, CHANNEL)}:
+            server.register_channel(name, self.channel)
 
     def take(self) -> None:
         """Episodes that arrived go into the buffers."""

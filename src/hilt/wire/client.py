@@ -216,7 +216,7 @@ class TrainerClient:
             }
             for name, cursor in self._link.cursors.items()
         }
-        link = {"connected": self._link.is_open, "reconnects": self._link.reconnects}
+        link = {"connected": self._link.is_open, "refusal": self._link.refusal, "reconnects": self._link.reconnects}
         return {**link, "policy_version": self.policy_version, "stores": stores}
 
     def __enter__(self) -> TrainerClient:
