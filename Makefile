@@ -19,24 +19,23 @@ test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/
 	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-learn/.installed  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
 	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
 	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
-	$(VENV)-learn/bin/python -m pytest -m peers tests/peers/test_sb3.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed) $(if $(filter learn,$(ARGS)),$(VENV)-learn/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn
+bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-learn build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
@@ -45,7 +44,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
 
 # gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,tensorboard,bench gym-hil==0.1.14
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,tensorboard,bench,learn-bench gym-hil==0.1.14
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
@@ -66,9 +65,4 @@ $(VENV)-hdf5/.installed: pyproject.toml constraints.txt tools/install.py
 
 $(VENV)-sinks/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) sinks
-	@touch $@
-
-# Stable-Baselines3 beside our own torch.
-$(VENV)-learn/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(@D) learn-bench
 	@touch $@
