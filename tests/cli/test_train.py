@@ -80,6 +80,7 @@ def test_a_learner_alone_records_its_demonstrations_and_goes_on_when_resumed(tmp
     with Log.open(tmp_path / "runs" / "tests.cli.test_train-toy" / "demos", "r") as demos:
         assert len(demos.trajectories()) == 2, "which are the run's"
     assert "recorded" not in run("learner", f"{__name__}:toy", "--resume").stdout
+    run("learner", "--run", str(tmp_path / "runs" / "tests.cli.test_train-toy"), "--resume")  # named in another way
     said = run("learner", f"{__name__}:toy", "task_options.sides=3", "--run", "other", code=1).stderr
     assert said.startswith("error: tests.runtime.toy:Toy cannot be made with task_options={'sides': 3}: ") and "'sides'" in said
 

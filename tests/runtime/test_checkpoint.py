@@ -94,13 +94,16 @@ def test_a_thread_writes_a_copy(memory_path: Path, monkeypatch: pytest.MonkeyPat
     check(memory_path, 7)
 
     class Full(Files):
+        why: Exception = StorageError("no room")
+
         def create(self, path: Path) -> int:
-            raise StorageError("no room")
+            raise self.why
 
     saver = Saver(memory_path, 3, Full())
-    saver.save(9, given, {})
-    with pytest.raises(StorageError, match="no room"):
-        saver.wait(DEADLINE_S)
+    for Full.why in (StorageError("no room"), MemoryError("nor there")):
+        saver.save(9, given, {})
+        with pytest.raises(type(Full.why), match=str(Full.why)):
+            saver.wait(DEADLINE_S)
     assert numbers(memory_path) == [7] and not list((memory_path / "checkpoints").glob(".*"))
 
 

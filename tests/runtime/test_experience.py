@@ -188,7 +188,7 @@ def test_demonstrations_in_any_format_once(memory_path: Path):
     pickled(memory_path / "pkl" / "a_1_demos_now.pkl", transitions(0) + transitions(2))
     pickled(memory_path / "pkl" / "b_1_demos_now.pkl", transitions(4))
     said: list[str] = []
-    paths = [str(shown.parent), str(memory_path / "pkl" / "*.pkl")]
+    paths = [str(shown.parent), str(memory_path / "pkl" / "*.pkl"), f"{memory_path}/pkl/../pkl/a_1_demos_now.pkl"]  # one of them twice
     experience = experience_for(memory_path / "run", said=said, demo_path=paths)
     assert len(experience.demos) == 10 + 15
     columns = experience.demos.read(experience.demos.all().keys())

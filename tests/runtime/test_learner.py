@@ -285,6 +285,9 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"update_to_data": -1}, "update_to_data=-1"),
         ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "is for the encoder's pretraining: give pretrain_updates"),
         ({"cta_ratio": 0}, "cta_ratio=0: expected at least 1"),
+        ({"random_steps": -1}, "random_steps=-1: expected at least 0"),
+        ({"max_ahead": 9}, "max_ahead=9 with training_starts=10: actors and the learner would wait for each other"),
+        ({"max_ahead": 10, "update_to_data": 0.5}, "max_ahead=10 with update_to_data=0.5, below 1"),
     ],
 )
 def test_what_cannot_work_is_refused(memory_path: Path, changes: dict[str, Any], said: str):

@@ -17,6 +17,7 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.replay import Log
+from hilt.replay.lock import WriterLock
 from hilt.runtime import train as module
 from hilt.runtime.config import Hil, Wire
 from hilt.runtime.train import CHANGEABLE, Child, begin_run, commands, demonstrate, differences, resume_run, train, with_demonstrations
@@ -70,6 +71,11 @@ def test_what_would_break_a_resumed_run_is_refused_and_changes_nothing(tmp_path:
     assert thaw(Hil, tmp_path / "run" / "config.yaml") == Hil()
     with pytest.raises(ConfigError, match="has no run to resume: leave out --resume to begin one"):
         resume_run(tmp_path / "other", "", [])
+    with pytest.raises(ConfigError, match="max_steps=-1: expected at least 0"):
+        resume_run(tmp_path / "run", "", ["max_steps=-1"])
+    with pytest.raises(ConfigError, match="batch_size=0: expected at least 2"):
+        begin_run(tmp_path / "new", "mine", Hil(batch_size=0))
+    assert not (tmp_path / "new").exists(), "so that the right settings may begin there"
     (tmp_path / "things").mkdir()
     (tmp_path / "things" / "letter.txt").write_text("")
     with pytest.raises(ConfigError, match=r"is not a run: letter\.txt is in it"):
@@ -123,6 +129,20 @@ def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, mon
     looks: list[int] = []
     outcome = train(Hil(), tmp_path, say=said.append, look=lambda: looks.append(1))
     assert outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
+
+
+def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripts(monkeypatch, learner="")
+    locks = [WriterLock(folder) for folder in (tmp_path, tmp_path / "actors" / "actor-1" / "spool")]
+    (tmp_path / "actors" / "actor-1" / "spool").mkdir(parents=True)
+    for lock in locks:
+        lock.__enter__()
+    said: list[str] = []
+    threads = [threading.Timer(0.4 * number, lock.__exit__) for number, lock in enumerate(locks, 1)]
+    for thread in threads:
+        thread.start()
+    assert train(Hil(), tmp_path, say=said.append).ended
+    assert f"is still at work in {tmp_path}: waiting until it has ended" in said[0] and not any(thread.is_alive() for thread in threads)
 
 
 def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -104,7 +104,7 @@ class Saver:
     def __init__(self, run: Path, keep: int, files: Files = DISK):
         self._run, self._keep, self._files = run, keep, files
         self._thread: threading.Thread | None = None
-        self.error: HiltError | None = None
+        self.error: Exception | None = None
         """Why the last one was not written"""
 
     @property
@@ -133,7 +133,7 @@ class Saver:
         self.error = None
         try:
             save(self._run, update, agent, state, self._keep, self._files)
-        except HiltError as error:
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is told to who waits for the checkpoint
             self.error = error
             with contextlib.suppress(HiltError):
                 self._files.remove(self._run / FOLDER / f".{update}.new")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.config import AgentConfig
 
+ALGORITHMS = ("rlpd", "bc", "hg-dagger")
+STORES = ("log", "trajectories")
 STORE = "actor_env"
 """The learner's name for what actors send"""
 
@@ -112,3 +115,29 @@ class Hil:
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, trackio"""
     wire: Wire = field(default_factory=Wire)
     """How actors reach the learner"""
+
+
+LEAST = {
+    **dict.fromkeys(("n_step", "cta_ratio", "steps_per_update", "log_period", "checkpoint_keep", "replay_buffer_capacity"), 1),
+    **dict.fromkeys(("training_starts", "random_steps", "max_ahead", "update_to_data", "max_steps", "max_seconds", "max_env_steps"), 0),
+    **dict.fromkeys(("checkpoint_period", "buffer_period", "demonstrations", "control_hz", "max_traj_length"), 0),
+    "batch_size": 2,
+}
+
+
+def check(config: Hil) -> None:
+    """Refuses what cannot work, with a sentence."""
+    if config.algorithm not in ALGORITHMS:
+        raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
+    if config.store not in STORES:
+        raise UnknownNameError("store", config.store, STORES)
+    for name, smallest in LEAST.items():
+        if not getattr(config, name) >= smallest:
+            raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
+    encoder = config.agent.encoder
+    if encoder.pretrain_predict and not encoder.pretrain_updates:
+        raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
+    ahead, share = config.max_ahead, config.update_to_data
+    if ahead and (ahead < config.training_starts or 0 < share < 1) and config.algorithm == "rlpd":
+        why = f"update_to_data={share:g}, below 1" if ahead >= config.training_starts else f"training_starts={config.training_starts}"
+        raise ConfigError(f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out.")

@@ -425,7 +425,7 @@ def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
 def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]) -> tuple[Log, Log]:
     """(demos, log), made at the first start with all that is to be imported; later ones find them."""
     folder = config.checkpoint_path
-    asked = {"demo_path": list(config.demo_path), "checkpoint_path": folder}
+    asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
         "demos": lambda log: {path: _import(log, path, say) for path in _expanded(config.demo_path)} | _buffer(log, folder, "human"),
         "log": lambda log: _buffer(log, folder, "online"),
@@ -468,14 +468,22 @@ def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run.")
 
 
+def _within(run: Path, path: str) -> str:
+    """A path as it is, or from the run's folder on, which may be moved, and named in several ways."""
+    whole, folder = Path(path).resolve(), run.resolve()
+    return f"RUN/{whole.relative_to(folder)}" if whole.is_relative_to(folder) else path
+
+
 def _expanded(paths: Sequence[str]) -> list[str]:
-    out: list[str] = []
+    """All files, each once, however often and in whatever way it is named."""
+    out: dict[Path, str] = {}
     for path in paths:
         found = sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
         if not found:
             raise StorageError(f"demo_path has {path}, and there is no such file. Check the pattern.")
-        out += [each for each in found if each not in out]
-    return out
+        for each in found:
+            out.setdefault(Path(each).resolve(), each)
+    return list(out.values())
 
 
 def _import(log: Log, path: str, say: Callable[[str], None]) -> int:

@@ -19,20 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, HiltError, LockedError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, LockedError, SchemaError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.replay.lock import WriterLock
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.checkpoint import Buffers, Saver, latest, numbers
-from hilt.runtime.config import Hil
+from hilt.runtime.config import Hil, check
 from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.recording import nested
 from hilt.wire import TrainerConfig, TrainerServer
 
-ALGORITHMS = ("rlpd", "bc", "hg-dagger")
-STORES = ("log", "trajectories")
 CHECKPOINT_S = 300.0
 """Between two checkpoints, when no number of updates is given for it"""
 TELL_S, LOOK_S, NAP_S = 5.0, 0.5, 0.01
@@ -61,7 +59,7 @@ class Learner:
     what the config's task has; `wire` replaces the config's own settings of the wire."""
 
     def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
-        _check(config)
+        check(config)
         self.config, self.run_folder = config, run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:
@@ -375,21 +373,6 @@ class Clock:
         now, before = time.perf_counter(), self._last
         self._last = (counts[0], counts[1], now)
         return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
-
-
-def _check(config: Hil) -> None:
-    if config.algorithm not in ALGORITHMS:
-        raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
-    if config.store not in STORES:
-        raise UnknownNameError("store", config.store, STORES)
-    encoder = config.agent.encoder
-    if encoder.pretrain_predict and not encoder.pretrain_updates:
-        raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
-    least = {"batch_size": 2, "n_step": 1, "cta_ratio": 1, "steps_per_update": 1, "log_period": 1, "checkpoint_keep": 1}
-    least |= {"replay_buffer_capacity": 1, **dict.fromkeys(("training_starts", "max_steps", "max_env_steps", "checkpoint_period"), 0)}
-    for name, smallest in {**least, "buffer_period": 0, "update_to_data": 0, "max_seconds": 0}.items():
-        if not getattr(config, name) >= smallest:
-            raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
 
 
 @contextlib.contextmanager

@@ -29,7 +29,8 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
 from hilt.replay import Log
-from hilt.runtime.config import Hil
+from hilt.replay.lock import writer_of
+from hilt.runtime.config import Hil, check
 
 CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
@@ -50,6 +51,7 @@ PARENT = "HILT_PARENT"
 
 def begin_run(run: Path, recipe: str, config: Hil) -> Hil:
     """A new run: its folder and frozen settings."""
+    check(config)
     check_new(run)
     DISK.make_folders(run)
     config = _with_ports(config)
@@ -92,6 +94,7 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
                 f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another run "
                 f"with --run. These can: {', '.join(sorted(CHANGEABLE))}."
             )
+    check(config)
     return config, {key: given for key, (_, given) in changed.items()}
 
 
@@ -181,6 +184,7 @@ def train(
     demonstrate(config, run, say, stop)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     outcome = Outcome()
+    _await_former(run, say, stop)
     try:
         if not stop():
             for child in children.values():
@@ -204,6 +208,17 @@ def train(
         end(children.values(), say, at_once=True)
         look()
     return outcome
+
+
+def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+    """If `hilt train` was killed, its processes are about to end; who is still there after a while is named by the new ones."""
+    deadline, said = time.monotonic() + END_S, False
+    folders = [run, *sorted(run.glob("actors/*/spool"))]
+    while (there := [who for folder in folders if (who := writer_of(folder))]) and time.monotonic() < deadline and not stop():
+        if not said:
+            say(f"{there[0]} is still at work in {run}: waiting until it has ended")
+        said = True
+        time.sleep(LOOK_S)
 
 
 def _looked_after(child: Child, outcome: Outcome, say: Callable[[str], None]) -> bool:
