@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +21,10 @@ from hilt.core.errors import ConfigError, StorageError, UnknownNameError
 from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.replay import Log
+from hilt.runtime import evaluate as evaluation
 from hilt.runtime.config import Hil
 from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_checkpoint, load_agent, make_agent, wilson
-from hilt.runtime.workplace import spaces
+from hilt.runtime.workplace import make_env, spaces
 from tests.runtime.toy_evaluation import STATES, TASK, Walker, config, make_run
 
 stats = pytest.importorskip("scipy.stats")
@@ -109,7 +111,7 @@ def test_it_is_recorded(tmp_path: Path):
 
 
 def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path):
-    settings = config(noise=0.3, shaped=0.1, limit=8)
+    settings = config(noise=0.3, shaped=0.1, limit=6)
     agent = make_agent(settings, spaces(settings))
     columns = ["observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version"]
     found, seen = [], []
@@ -127,6 +129,26 @@ def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path):
     assert evaluate(settings, agent, sample=True, episodes=7, seed=4).outcomes != alone
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_workers_have_the_copy_of_the_actor_that_is_tried(monkeypatch: pytest.MonkeyPatch, sample: bool):
+    """The slow one, as without workers; what is drawn, is drawn by the quick one."""
+    settings = config(noise=0.3, shaped=0.1, limit=6)
+    settings.agent.rlpd.actor_average = 0.005
+    agent = make_agent(settings, spaces(settings))
+    with torch.no_grad():
+        for parameter in agent.targets["actor"].parameters():
+            parameter += 0.3
+
+    def here(plan: Any, weights: Any, tries: Any, workers: int) -> Any:
+        other, env = make_agent(plan.config, spaces(plan.config)), make_env(plan.config, operator=False)
+        other.load_acting_state(weights)
+        return evaluation._alone(plan, other, env, tries)
+
+    monkeypatch.setattr(evaluation, "_together", here)
+    alone, together = (evaluate(settings, agent, sample=sample, episodes=3, workers=workers).outcomes for workers in (1, 2))
+    assert alone == together and not any(one.error for one in alone)
+
+
 def test_what_goes_wrong_in_a_worker_is_told():
     agent = make_agent(config(), spaces(config()))
     with pytest.raises(ConfigError, match="a person acted in an evaluation"):
@@ -135,7 +157,7 @@ def test_what_goes_wrong_in_a_worker_is_told():
 
 def test_a_script_whose_workers_cannot_start_is_told_why():
     code = "from tests.runtime.toy_evaluation import Walker, config\nfrom hilt.runtime.evaluate import evaluate\n"
-    code += "Walker.acting_state = lambda self: {}\nevaluate(config(), Walker(), workers=2)\n"
+    code += "Walker.acting_state = lambda self, slow: {}\nevaluate(config(), Walker(), workers=2)\n"
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable], input=code, env=path, capture_output=True, text=True, timeout=120, check=False)
     assert "a process of the evaluation ended with exit code 1. See its error above; a script" in done.stderr

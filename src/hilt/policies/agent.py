@@ -258,9 +258,10 @@ class Agent:
 
     # Keeping
 
-    def acting_state(self) -> dict[str, npt.NDArray[np.float32]]:
-        """All that an actor needs, by name: copies, which later updates leave alone."""
-        return {key: tensor.numpy() for key, tensor in _copied(self._acting()).items()}
+    def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """All that an actor needs, by name: copies, which later updates leave alone. `slow`: with the slow copy of the actor, which is
+        what `sample_actions` with `argmax` uses, where there is one."""
+        return {key: tensor.numpy() for key, tensor in _copied(self._acting(slow)).items()}
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `acting_state` of an agent of the same making returned. The slow copy of the actor is the same then."""
@@ -268,8 +269,9 @@ class Agent:
         if "actor" in self.targets:
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
-    def _acting(self) -> dict[str, Tensor]:
+    def _acting(self, slow: bool = False) -> dict[str, Tensor]:
         networks = {name: self.networks[name] for name in ACTING if name in self.networks}
+        networks |= {"actor": self.targets["actor"]} if slow and "actor" in self.targets else {}
         return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:

@@ -159,7 +159,8 @@ def evaluate(
         plan = Plan(config, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
             record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
-            made = _alone(plan, agent, env, tries) if workers == 1 else _together(plan, agent.acting_state(), tries, workers)
+            one = workers == 1
+            made = _alone(plan, agent, env, tries) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
             for outcome, steps in stack.enter_context(contextlib.closing(made)):
                 done.outcomes.append(outcome)
                 if record is not None:
