@@ -370,6 +370,7 @@ SCRIPTS: dict[str, Callable[[Hand], Script]] = {
     "place": put("cube", "target", suite.CUBE),
     "stack": put("red", "blue", 2 * suite.CUBE),
     "peg": peg,
+    "insert": peg,
     "drawer": open_drawer,
     "close_drawer": close_drawer,
     "button": button,

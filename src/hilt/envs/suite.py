@@ -1,4 +1,4 @@
-"""The tabletop suite: eighteen tasks, each a handful of bodies, a way to place them, and what counts as done.
+"""The tabletop suite: nineteen tasks, each a handful of bodies, a way to place them, and what counts as done.
 
 A task is data for ``World``: an MJCF fragment and two functions. Lengths are metres, the table's top is z = 0, the arm's base looks
 along +x. What an episode may place is either free (cubes, pegs) or a mocap body (targets, cabinets, bases of buttons), so that all of a
@@ -255,14 +255,21 @@ def inserted(world: World) -> bool:
     return bool(np.linalg.norm(low[:2] - position(world, "hole")[:2]) < PEG and low[2] < 0.2 * HOLE_DEPTH)
 
 
-add(
-    "peg",
-    "insert the yellow peg into the hole",
-    120,
-    free("peg", geom("box", f"{PEG} {PEG} .055", YELLOW, more='density="800"')) + fixed("hole", hole_block()),
-    place_peg,
-    inserted,
-)
+PEG_AND_HOLE = free("peg", geom("box", f"{PEG} {PEG} .055", YELLOW, more='density="800"')) + fixed("hole", hole_block())
+add("peg", "insert the yellow peg into the hole", 120, PEG_AND_HOLE, place_peg, inserted)
+
+
+def place_held_peg(world: World, rng: np.random.Generator) -> None:
+    """In the closed hand, a little differently each time, as parts are in HIL-SERL's insertions."""
+    world.place("hole", pose(rng.uniform([0.40, -0.18], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
+    hand = world.pose()
+    world.place("peg", pose(hand[:2] + [rng.uniform(-0.004, 0.004), 0.0], hand[2] - 0.025 + rng.uniform(-0.006, 0.006), 0.0))
+    for finger in ("finger1", "finger2"):
+        world.place_joint(finger, PEG + 0.0005)
+    world.grip(0.0)
+
+
+add("insert", "insert the peg in the hand into the hole", 60, PEG_AND_HOLE, place_held_peg, inserted)
 
 
 def cabinet() -> str:
