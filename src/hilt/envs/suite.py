@@ -263,7 +263,7 @@ def place_held_peg(world: World, rng: np.random.Generator) -> None:
     """In the closed hand, a little differently each time, as parts are in HIL-SERL's insertions."""
     world.place("hole", pose(rng.uniform([0.40, -0.18], [0.58, 0.18]), 0.0, rng.uniform(-0.5, 0.5)))
     hand = world.pose()
-    world.place("peg", pose(hand[:2] + [rng.uniform(-0.004, 0.004), 0.0], hand[2] - 0.025 + rng.uniform(-0.006, 0.006), 0.0))
+    world.place("peg", pose(hand[:2] + np.array([rng.uniform(-0.004, 0.004), 0.0]), hand[2] - 0.025 + rng.uniform(-0.006, 0.006), 0.0))
     for finger in ("finger1", "finger2"):
         world.place_joint(finger, PEG + 0.0005)
     world.grip(0.0)
