@@ -263,7 +263,7 @@ def test_frames_for_a_classifier(tmp_path: Path):
         (["--states", "1,,2"], 2, "expected numbers and ranges"),
         (["-o", "delay"], 2, "expected NAME=VALUE"),
         (["-o", "colour=red"], 1, "cannot be made with the options {'colour': 'red'}: Toy.__init__() got an unexpected keyword argument"),
-        (["-d", "speed=2"], 1, "script cannot be made with the options {'speed': 2}"),
+        (["-d", "haste=2"], 1, "script cannot be made with the options {'haste': 2}"),
         (["--device", "mouse"], 1, "no device named 'mouse'; did you mean 'spacemouse'?"),
         (["--mode", "press"], 1, "mode is 'press'"),
         (["--device", "keyboard", "-d", "terminal=/dev/null"], 1, "the keyboard needs a terminal"),
