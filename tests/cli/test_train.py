@@ -9,18 +9,31 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.core.config import freeze
+from hilt.core.config import build, freeze, thaw
 from hilt.core.files import read_json
+from hilt.formats.episodes import map_leaves
+from hilt.observe.metrics import read_metrics
 from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.recipes import recipe
 from hilt.replay import Log
+from hilt.replay.runs import OFFSET_BITS
 from hilt.runtime.config import Hil, Wire
+from hilt.runtime.frames import Clip
+from hilt.runtime.learner import Learner
+from hilt.runtime.reward import ClassifierConfig, reward_function, save
+from hilt.runtime.reward import train as classify
+from hilt.runtime.rollouts import RolloutSender
 from hilt.runtime.train import begin_run
+from hilt.runtime.workplace import spaces
+from hilt.wire import make_trainer_config
+from tests.runtime.labelled import drawn
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
@@ -112,13 +125,24 @@ def test_who_was_started_by_hilt_train_ends_when_that_is_gone(tmp_path: Path):
         time.sleep(0.02)
 
 
-def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(tmp_path: Path):
+@pytest.fixture(scope="module")
+def debug_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `hilt train hil_debug` was typed, with two actors and a classifier's word as the reward."""
+    where = tmp_path_factory.mktemp("debug")
+    labels = [Clip(drawn(np.array([n % 2] * 4), np.random.default_rng(n)), np.array([n % 2] * 4), f"state {n}", f"{n}") for n in range(8)]
+    save(where / "classifier", classify(labels, ClassifierConfig(steps=20, batch_size=8, features=8, hidden=8)))
     command = [sys.executable, "-m", "hilt", "train", "hil_debug", "actors=2", "wire.port=0", "wire.broadcast_port=0"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=240, check=False)
+    command += ["classifier=classifier"]
+    done = subprocess.run(command, cwd=where, env=ENV, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    (where / "said").write_text(done.stdout)
+    return where
+
+
+def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(debug_run: Path):
     for words in ("recorded 2 of 2 demonstrations", "ended: runs/hil_debug", "hilt eval runs/hil_debug"):
-        assert words in done.stdout
-    folder = tmp_path / "runs" / "hil_debug"
+        assert words in (debug_run / "said").read_text()
+    folder = debug_run / "runs" / "hil_debug"
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kinds = Counter(record["kind"] for record in records)
     assert kinds["update"] == 6 and kinds["episode"]
@@ -129,3 +153,37 @@ def test_hil_debug_with_two_actors_from_demonstrations_to_its_end(tmp_path: Path
         assert len(demos.trajectories()) == 2 and len(log.by_source("human")), "demonstrations, and take-overs of the script"
         first = [log.read(log.trajectory_keys(number)[:1], ["actions"])["actions"][0].tolist() for number in log.trajectories()[:2]]
         assert first[0] != first[1], "no two actors do the same"
+        steps = log.read(log.all().keys(), ["rewards", "next_observations/images", "succeed"])
+    said = reward_function(debug_run / "classifier")
+    judged = [said({"images": {name: frames[i] for name, frames in steps["next_observations"]["images"].items()}}) for i in range(100)]
+    assert steps["rewards"][:100].tolist() == judged and (steps["succeed"] == (steps["rewards"] > 0)).all()
+
+
+def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as_its_store(debug_run: Path, tmp_path: Path):
+    folder = debug_run / "runs" / "hil_debug"
+    with Log.open(folder / "log", "r") as log:
+        ended = np.unique(log.index.entries["key"][log.index.entries["ended"]] >> OFFSET_BITS).tolist()
+        ended.sort(key=lambda number: len(log.trajectory_keys(number)))
+        episodes = [log.read(log.trajectory_keys(number)) for number in (*ended[:1], *ended[-3:])]  # the shortest one may have one step
+    frozen = build(thaw(Hil, folder / "config.yaml"), "max_steps=6", "log_period=1", "training_starts=1", "demonstrations=0")
+    curves = []
+    for port, store in enumerate(("log", "trajectories")):
+        config = build(frozen, f"store={store}", f"demo_path=[{folder / 'demonstrations'}]")
+        wire = make_trainer_config(30_000 + 2 * port, 30_001 + 2 * port, transport="in-process")
+        learner = Learner(config, tmp_path / store, env=spaces(config), wire=wire)
+        for number, episode in enumerate(episodes):
+            rows = [map_leaves(lambda column, t=t: column[t], episode) for t in range(len(episode["rewards"]))]
+            if store == "log":
+                with learner.experience.log.episode(actor="actor-1", boot="1", store="actor_env") as running:
+                    for row in rows:
+                        running.append(row)
+            else:
+                sender = RolloutSender(SimpleNamespace(channel=lambda _, to=learner.experience.channel: to), f"{number}")
+                for row in rows:
+                    sender.insert(row)
+                assert sender.close(60) == 0
+        learner.experience.take()
+        learner.run()
+        records = read_metrics(tmp_path / store, ["update"])
+        curves.append([(r["critic_loss"], r["actor_loss"], r["q/online"], r["q/demo"], r["human_steps"]) for r in records])
+    assert curves[0] == curves[1] and len(curves[0]) == 6

@@ -110,6 +110,9 @@ def test_an_episode_that_is_handed_over_twice_counts_once(memory_path: Path, sho
         made.experience.channel.put(item)
     made.experience.take()
     assert made.experience.total == 10
+    send(made.experience.channel, range(2, 3), {"images": True, "length": 1})  # as short as one can be
+    made.experience.take()
+    assert made.experience.total == 11
     made.run()
 
 

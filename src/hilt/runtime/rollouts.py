@@ -317,8 +317,8 @@ def n_step(columns: Mapping[str, Array], n: int, discount: float) -> dict[str, A
     steps = len(columns["rewards"])
     goes_on = ~(columns["terminated"] | columns["truncated"]).astype(bool)
     for path in [path for path in columns if path.startswith("observations/")]:
-        same = (columns[path][1:] == columns[f"next_{path}"][:-1]).reshape(steps - 1, -1).all(axis=1)
-        goes_on[:-1] &= same
+        same = columns[path][1:] == columns[f"next_{path}"][:-1]
+        goes_on[:-1] &= same.all(axis=tuple(range(1, same.ndim)))
     goes_on[-1:] = False
     window, inside = np.repeat(np.arange(steps)[:, None], n, axis=1), np.zeros((steps, n), bool)
     inside[:, 0] = True
