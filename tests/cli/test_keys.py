@@ -36,7 +36,7 @@ def test_new_makes_them_and_says_where_they_go():
         "The machine of actor-1 needs actor-1.key and learner.pub.",
         "The machine of actor-2 needs actor-2.key and learner.pub.",
         "Copy the files with scp -p, which keeps their modes: a .key file must have mode 0600 (chmod 600) and be nowhere else.",
-        "Then give keys='keys' to make_trainer_config on both sides.",
+        "Then give wire.keys=keys to hilt learner and hilt actor (in Python, keys='keys' to make_trainer_config).",
     ]
     assert {stat.S_IMODE(path.stat().st_mode) for path in Path("keys").glob("*.key")} == {0o600}
     ServerKeys.load("keys")
@@ -47,7 +47,7 @@ def test_one_side_alone_and_another_folder():
     assert "The learner's machine needs learner.key and every actor's .pub in its folder" in run("new", "learner", "--dir", "a/b").stdout
     text = run("new", "actor-3", "--dir", "c").stdout
     assert "The learner's machine needs actor-3.pub in its folder of keys." in text
-    assert "Then give keys='c' to make_trainer_config on both sides." in text
+    assert "Then give wire.keys=c to hilt learner and hilt actor (in Python, keys='c' to make_trainer_config)." in text
     assert {path.as_posix() for path in Path().rglob("*.key")} == {"a/b/learner.key", "c/actor-3.key"}
 
 

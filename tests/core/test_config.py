@@ -34,6 +34,7 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     assert config == Training(64, ["front"], Replay(7))
     assert isinstance(config.replay, Replay)
     assert build(Training()) == Training()
+    assert build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"  # a value, not a file of settings
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,8 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
         ("batchsize=1", r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay\."),
         ("replay.capacity=1", r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, dur"),
         ("batch_size=many", r"batch_size: Value 'many' of type 'str' could not be converted to Integer"),
+        ("capacity_steps=1", r"no setting named 'capacity_steps'; did you mean 'replay\.capacity_steps'\? Known here: batch_size"),
+        ("cameras=front", r"^cameras: expected a list, got 'front': write cameras=\[front\]\.$"),
         ("batch_size", r"'batch_size': expected an override such as key=value, or the path of a \.yaml file"),
         ("nowhere.yaml", r"nowhere\.yaml: No such file"),
     ],

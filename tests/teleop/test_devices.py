@@ -35,7 +35,7 @@ def test_what_is_no_device_and_options_that_cannot_work_are_a_sentence():
     with pytest.raises(ConfigError, match=r"the device 'builtins:dict' is {}: expected a hilt.teleop.devices.Device"):
         open_device("builtins:dict")
     with pytest.raises(
-        ConfigError, match=r"the device keyboard cannot be made with the options {'speed': 'abc'}: .* Check what you gave with -d"
+        ConfigError, match=r"the device keyboard cannot be made with the options {'speed': 'abc'}: .* Correct them"
     ):
         open_device("keyboard", speed="abc")
     with pytest.raises(ConfigError, match="operator is 'yes': expected true"):

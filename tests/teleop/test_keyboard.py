@@ -211,7 +211,7 @@ def test_a_terminal_that_hangs_up_is_lost(plain: Terminal):
 def test_no_terminal_is_told_with_its_cure(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use --device browser"):
+        with pytest.raises(DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use the device browser"):
             open_device("keyboard", terminal=str(path))
 
 

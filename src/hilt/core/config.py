@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from hilt.core.errors import ConfigError, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
+_OVERRIDE = re.compile(r"[\w.\[\]]+=")
 
 
 def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
@@ -46,7 +48,7 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
         except ConfigKeyError as error:
             raise ConfigError(_unknown_key(error, config, where)) from None
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{where}{error.full_key}: {_first_line(error)}") from None
+            raise ConfigError(f"{where}{error.full_key}: {_wrong_value(error, config, values)}") from None
     try:
         built: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -87,7 +89,7 @@ def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
     if isinstance(layer, Mapping):
         return "", OmegaConf.create(dict(layer))
     text = str(layer)
-    if isinstance(layer, str) and "=" in layer and not text.endswith((".yaml", ".yml")):
+    if isinstance(layer, str) and _OVERRIDE.match(layer):  # also one whose value is a file: task=robot/arm.yaml
         return "", OmegaConf.from_dotlist([layer])
     if not text.endswith((".yaml", ".yml")):
         raise ConfigError(f"{text!r}: expected an override such as key=value, or the path of a .yaml file.")
@@ -104,7 +106,28 @@ def _unknown_key(error: ConfigKeyError, config: Any, where: str) -> str:
     key = str(error.full_key or error.key)
     parent = OmegaConf.select(config, key.rpartition(".")[0]) if "." in key else config
     known = [str(name) for name in parent] if parent is not None else []
-    return f"{where}no setting named {key!r}{suggest(key.rpartition('.')[2], known)} Known here: {', '.join(known)}."
+    near = suggest(key.rpartition(".")[2], known)
+    deeper = [path for path in _keys(config) if path.endswith(f".{key}")]
+    near = f"; did you mean {deeper[0]!r}?" if deeper else near
+    return f"{where}no setting named {key!r}{near} Known here: {', '.join(known)}."
+
+
+def _keys(config: DictConfig, prefix: str = "") -> list[str]:
+    """The dotted keys of all settings."""
+    found: list[str] = []
+    for name in map(str, config):
+        below = None if OmegaConf.is_missing(config, name) else config[name]
+        found += [f"{prefix}{name}", *(_keys(below, f"{prefix}{name}.") if isinstance(below, DictConfig) else [])]
+    return found
+
+
+def _wrong_value(error: Exception, config: DictConfig, values: Any) -> str:
+    """What is wrong with a value; of one thing where several are expected, how several are written."""
+    key = str(getattr(error, "full_key", "") or "")
+    given = OmegaConf.select(values, key) if key and isinstance(values, DictConfig) else None
+    if key and OmegaConf.is_list(OmegaConf.select(config, key)) and isinstance(given, (str, int, float)):
+        return f"expected a list, got {given!r}: write {key}=[{given}]."
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -167,7 +167,7 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     except (TypeError, ValueError) as error:
         if isinstance(error, HiltError) or not options:
             raise
-        raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Check what you gave with -d.") from error
+        raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
     if not isinstance(device, Device):
         raise ConfigError(f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md")
     device.action_of = None if action_of is None else function(action_of, "action_of")

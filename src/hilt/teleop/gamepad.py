@@ -127,5 +127,5 @@ def missing(pads: int, index: int, folder: Path = Path("/dev/input")) -> str:
     if not pads and closed:
         return f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"
     if not pads:
-        return "no gamepad is connected: plug one in, or use --device browser, which also takes the gamepad of that computer"
+        return "no gamepad is connected: plug one in, or use the device browser, which also takes the gamepad of that computer"
     return f"there is no gamepad number {index}: {pads} connected, counted from 0"

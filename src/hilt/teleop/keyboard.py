@@ -61,7 +61,7 @@ class Keyboard(Device):
             self._fd = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
             self._before = termios.tcgetattr(self._fd)
         except (OSError, termios.error) as error:
-            raise DeviceError(f"the keyboard needs a terminal, and here is none ({error}): use --device browser") from error
+            raise DeviceError(f"the keyboard needs a terminal, and here is none ({error}): use the device browser") from error
         self._closing = threading.Event()
         self._lost = False
         self._asked: float | None = None  # since when the terminal owes an answer
@@ -75,7 +75,7 @@ class Keyboard(Device):
         if not self.tells_releases:
             logger.warning(
                 "this terminal does not tell when a key is released: a key counts as held for %.2f s after each character, and one key "
-                "at a time. A terminal with kitty's keyboard protocol does better, and so does --device browser.",
+                "at a time. A terminal with kitty's keyboard protocol does better, and so does the device browser.",
                 HELD_SECONDS,
             )
         self._thread = threading.Thread(target=self._listen, name="keyboard", daemon=True)

@@ -121,4 +121,4 @@ def cure(trouble: str) -> str:
         return f"a SpaceMouse needs the library hidapi, which is not there: {LIBRARY}"
     if "open" in trouble:
         return f"the SpaceMouse is there, but may not be opened: {PERMISSION}"
-    return f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it; --device browser needs none"
+    return f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it; the device browser needs none"
