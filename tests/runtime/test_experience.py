@@ -97,11 +97,15 @@ def test_other_parts_and_what_is_missing(memory_path: Path):
 def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
     experience = experience_for(memory_path / "run", n_step=n)
     fill(experience.log, range(4))
+    running = experience.log.episode(actor="toy", boot="1", store="actor_env")
+    for step in itertools.islice(episode(4), 2):  # one that goes on: what is there of it bootstraps from where it stands
+        running.append(step)
     batch, discount = experience.sample(200), 0.97
-    steps = {point: (number, t) for number in range(4) for t, point in enumerate(known(number))}
+    steps = {point: (number, t) for number in range(5) for t, point in enumerate(known(number))}
+    assert {steps[point] for point in identity(batch)} == {(number, t) for number in range(5) for t in range(2 if number == 4 else 5)}
     for i, point in enumerate(identity(batch)):
         number, t = steps[point]
-        whole = list(episode(number))
+        whole = list(episode(number))[: 2 if number == 4 else 5]
         k = min(n, len(whole) - t)
         last = whole[t + k - 1]
         assert batch["rewards"][i] == np.float32(sum(discount**j * float(whole[t + j]["rewards"]) for j in range(k)))

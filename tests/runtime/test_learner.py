@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hilt.core.errors import ConfigError, EmptyError, LockedError, SchemaError, 
 from hilt.core.files import write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import read_metrics
+from hilt.observe.sinks import SINKS
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runtime.checkpoint import load, numbers
 from hilt.runtime.experience import columns_for, open_logs
@@ -214,6 +216,18 @@ def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path,
         agents[name] = load(memory_path / name, 10).agent["networks"]["critic"]
     assert same(agents["base"], agents["again"])
     assert not any(same(agents["base"], agents[name]) for name in ("seed", "n", "small"))
+
+
+def test_what_the_policy_sees_and_where_metrics_go(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: list[Any] = []
+    sink = SimpleNamespace(write=kept.append, resumed=lambda update: None, close=lambda: kept.append("closed"))
+    monkeypatch.setitem(SINKS, "kept", lambda folder, run: sink)
+    for keys, error in (({"image_keys": ["images/top"]}, "no image .*'images/top'"), ({"proprio_keys": ["q"]}, "no proprioception .*'q'")):
+        with pytest.raises(UnknownNameError, match=error):
+            learner(template, memory_path / "a", sinks=["kept"], **keys)
+    assert kept == ["closed"] * 2
+    learner(template, memory_path / "a", sinks=["kept"]).run()
+    assert sum(record["kind"] == "update" for record in kept[2:-1]) == 2 and kept[-1] == "closed"
 
 
 def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):

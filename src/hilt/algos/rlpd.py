@@ -27,9 +27,6 @@ from hilt.algos.gaussian import sample
 from hilt.algos.imitation import LOSSES, imitation_loss
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 
-NETWORKS = frozenset({"actor", "critic", "temperature"})
-"""What an update changes unless told otherwise"""
-
 
 @dataclass
 class Networks:

@@ -265,7 +265,7 @@ class Agent:
 
     def load_acting_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `acting_state` of an agent of the same making returned. The slow copy of the actor is the same then."""
-        _load(self._acting(), state, "these weights")
+        _load(self._acting(), state, "these weights are")
         if "actor" in self.targets:
             rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
 
@@ -283,7 +283,7 @@ class Agent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of an agent of the same making returned."""
         ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
-        _load(ours, theirs, "this state")
+        _load(ours, theirs, "this state is")
         self.generator.set_state(_found(state, "generator"))
         self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
 
@@ -465,7 +465,7 @@ def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> N
     """Copy values into tensors, all or none."""
     different = sorted(set(known) ^ set(given)) or [key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)]
     if different:
-        raise SchemaError(f"{what} are of another agent: they differ at {different[0]!r}. Use the settings that they were made with.")
+        raise SchemaError(f"{what} of another agent: {different[0]!r} differs. Use the settings and the version of Hilt that made it.")
     with torch.no_grad():
         for key, tensor in known.items():
             tensor.copy_(as_tensor(given[key], key))
