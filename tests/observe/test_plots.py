@@ -90,6 +90,9 @@ def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
     assert one.name == "a (2 runs, seeds 1, 2)"
     others = grouped([Run.load(write_run(tmp_path / name, [(True, 1, 0)])) for name in ("x", "y")])
     assert [group.name for group in others] == ["x", "y"], "without settings nobody knows what they have in common"
+    many = "tau: {0}\nactors: {0}\nn_step: {0}\nbatch_size: {0}\n"
+    others = grouped([Run.load(write_run(tmp_path / name, [(True, 1, 0)], [], many.format(name))) for name in "123"])
+    assert [group.name for group in others] == ["1", "2", "3"], "where too many settings differ, their folders tell them apart"
 
 
 def test_three_files_that_need_nothing_else(tmp_path: Path):

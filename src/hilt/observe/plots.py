@@ -1,7 +1,7 @@
 """Curves of runs: success, interventions, losses and rates over online steps and over minutes, as PNG files and as one page.
 
 Runs whose settings differ only by the seed become one curve, their mean, in a band from the lowest to the highest of them. Others have
-a curve each, named after the settings in which they differ.
+a curve each, named after the settings in which they differ, or after their folders where these are more than three.
 """
 
 from __future__ import annotations
@@ -176,9 +176,10 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         groups.setdefault(same, Group([])).runs.append(run)
     made = list(groups.values())
     differing = [key for key in keys if len({str(group.runs[0].config.get(key)) for group in made}) > 1]
+    told = 0 < len(differing) <= 3  # more than three tell nobody what a run is: its folder does
     for group in made:
-        words = [f"{key.rpartition('.')[2]}={group.runs[0].config.get(key)}" for key in differing[:3]]
-        group.name = ", ".join(words) + ", …" * (len(differing) > 3) if words and group.runs[0].config else group.runs[0].path.name
+        words = [f"{key.rpartition('.')[2]}={group.runs[0].config.get(key)}" for key in differing]
+        group.name = ", ".join(words) if told and group.runs[0].config else group.runs[0].path.name
         if len(group.runs) > 1:
             seeds = ", ".join(str(run.config.get("seed", "?")) for run in group.runs)
             group.name += f" ({len(group.runs)} runs, seeds {seeds})"
