@@ -1,0 +1,136 @@
+"""``hilt demo --fast`` learns from images, whole; its check sees when nothing is learned; and its options do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hilt import cli
+from hilt.cli import demo
+from hilt.core.files import read_json
+from hilt.recipes import recipe
+from hilt.runtime.config import Hil
+from hilt.runtime.evaluate import Evaluation, Outcome
+
+for package in ("torch", "gymnasium", "mujoco", "av"):
+    pytest.importorskip(package)
+
+ENV = {**os.environ, "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUJOCO_GL", ENV["MUJOCO_GL"])
+
+
+def run(*words: object) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "--fast", "--run", "it", *map(str, words)])
+
+
+def tried(successes: int, of: int = 10) -> Evaluation:
+    return Evaluation("task", "test", 0, False, 0, [Outcome(state, 0, state < successes, 5, 0.0) for state in range(of)])
+
+
+def test_it_learns():
+    """Less than a minute on two cores that do nothing else."""
+    done = run()
+    assert done.exit_code == 0, done.output
+    assert "WRONG" not in done.output and "It has learned" in done.stdout
+    rows = {line[:38].strip(): line[38:] for line in done.stdout.splitlines()}
+    names = f"imitation of {recipe(demo.FAST.recipe).demonstrations} demonstrations", "after reinforcement learning"
+    shares = [int(re.findall(r"(\d+)%", rows[name])[0]) for name in names]
+    before, after = sorted((read_json(path) for path in Path("it").glob("evaluations/*/evaluation.json")), key=lambda card: card["update"])
+    assert [round(100 * card["success"]) for card in (before, after)] == shares
+    assert after["success"] >= demo.FAST.goal and after["success"] > before["success"]
+    for card in (before, after):
+        assert card["split"] == "test" and card["errors"] == 0
+        assert [one["state"] for one in card["outcomes"]] == list(range(demo.FAST.states)), "each state once, the same for both"
+    assert (before["update"], after["update"]) == (0, recipe(demo.FAST.recipe).max_steps)
+    video, curves = Path("it/before-after.mp4"), list(Path("it/plots").glob("*.png"))
+    assert video.stat().st_size > 1000 and curves and Path("it/config.yaml").exists()
+    assert str(video) in done.stdout and str(curves[0]) in done.stdout
+
+
+def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo, "FAST", demo.Plan(demo.FAST.recipe, 6, 0.0, 1))
+    less = ("demonstrations=3", "agent.encoder.pretrain_updates=10", "max_steps=20", "training_starts=20")
+    done = run(*(f"--set={change}" for change in ("agent.rlpd.learning_rate=0", *less)))
+    assert done.exit_code == 1, done.output
+    assert re.search(r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr)
+    assert "It has learned" not in done.output and Path("it/before-after.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (4, 9, []),
+        (4, 8, []),
+        (4, 7, ["it succeeds in 70% of the exam, and 80% is the goal."]),
+        (9, 9, ["imitation alone succeeds in 90%, what came after it in 90%: nothing was learned."]),
+        (10, 9, ["imitation alone succeeds in 100%, what came after it in 90%: nothing was learned."]),
+        (6, 6, ["it succeeds in 60%", "imitation alone succeeds in 60%"]),
+    ],
+)
+def test_what_counts_as_learned(before: int, after: int, words: list[str]):
+    wrong = demo.verdict(demo.Plan("any", 10, 0.8, 1), tried(before), tried(after))
+    assert len(wrong) == len(words) and all(sentence.startswith(start) for sentence, start in zip(wrong, words, strict=True))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[demo.Story]:
+    """The stories that would be told."""
+    stories: list[demo.Story] = []
+    monkeypatch.setattr(demo.Story, "learn", lambda self: stories.append(self))
+    monkeypatch.setattr(demo.Story, "exam", lambda self: None)
+    monkeypatch.setattr(demo.Story, "show", lambda self: None)
+    return stories
+
+
+def test_options(asked: list[demo.Story]):
+    for words in ([], ["--human"], ["--minutes", "2", "--seed", "3"], ["--set", "batch_size=32"]):
+        assert run(*words).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["demo"]).exit_code == 0
+    plain, human, long, small, whole = asked
+    assert plain.plan == demo.FAST and plain.run == Path("it") and plain.config.operator == "script"
+    assert (human.config.operator, human.config.operator_options) == ("browser", {})
+    assert (plain.config.max_seconds, plain.config.max_steps) == (0, recipe(demo.FAST.recipe).max_steps)
+    assert (long.config.max_seconds, long.config.max_steps, long.config.seed) == (120, Hil().max_steps, 3)
+    assert small.config.batch_size == 32
+    assert whole.plan == demo.WHOLE and str(whole.run).startswith("runs/demo-") and whole.config.max_seconds == 600
+
+
+def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):
+    """No browser is opened: the page's address is said by the actor."""
+    monkeypatch.setattr("hilt.runtime.train.train", lambda config, run, **rest: stop())
+    assert "you take over, on the page whose address is below" in run("--human").stdout
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on():
+    command = [sys.executable, "-m", "hilt", "demo", "--fast", "--run", "it"]
+    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 240
+        while not Path("it/logs/learner.log").exists():
+            assert process.poll() is None and time.monotonic() < deadline, "it never began to learn"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+    assert process.returncode == 130, said
+    assert "stopped; it goes on with: hilt train --run it --resume" in said
