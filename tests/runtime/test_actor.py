@@ -251,7 +251,10 @@ def test_it_goes_on_while_the_learner_is_away_and_loses_nothing(learner: Learner
 
 
 @pytest.mark.parametrize("learner", [{"max_ahead": 30, "task_options": {}}], indirect=True)
-def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(learner: Learner, tmp_path: Path):
+def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hilt.runtime.actor.ANSWER_S", 2.0)
     learner.publish(1)
     acted: list[Acted] = []
     thread = threading.Thread(target=lambda: acted.append(acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 400)))
