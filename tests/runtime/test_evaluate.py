@@ -258,5 +258,10 @@ def test_videos_and_two_of_them_side_by_side(tmp_path: Path):
     title, left, right = both[0].shape[0] - height, both[-1][:, :width], both[5][:, width + 8 : 2 * width + 8]
     assert np.abs(left[title:].astype(int) - frames(short)[-1]).mean() < 6, "the shorter one shows its end"
     assert np.abs(right[title:].astype(int) - frames(long)[5]).mean() < 6 and both[0][:title].max() > 150
+    before_after([long, short], [short, long], tmp_path / "pairs.mp4")
+    pairs = frames(tmp_path / "pairs.mp4")
+    assert len(pairs) == 26, "two episodes that are compared begin at the same moment"
+    assert np.abs(pairs[13][title:, :width].astype(int) - frames(short)[0]).mean() < 6
+    assert np.abs(pairs[12][title:, width + 8 : 2 * width + 8].astype(int) - frames(short)[-1]).mean() < 6
     with pytest.raises(ConfigError, match="videos of no frames a second"):
         before_after([], [], tmp_path / "none.mp4")

@@ -419,7 +419,8 @@ TITLE, SPACE = 36, 8
 
 
 def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after")) -> None:
-    """One video of two sides, each of which shows its videos one after the other; the one that is over first keeps its last frame."""
+    """One video of two sides, each of which shows its videos one after the other. Two that are compared begin at the same moment: the
+    one that is over first keeps its last frame."""
     av = optional_module("av", "A video", "formats")
     image, draw, font = (
         optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")
@@ -431,8 +432,12 @@ def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, title
             raise ConfigError(
                 f"videos of {', '.join(map(str, sorted(rates))) or 'no'} frames a second: expected some on each side, of one rate."
             )
-        frames = [(frame.to_ndarray(format="rgb24") for one in side for frame in one.decode(video=0)) for side in sides]
-        shown: list[Array] = [next(side) for side in frames]
+        pairs = [
+            [(frame.to_ndarray(format="rgb24") for one in side[number : number + 1] for frame in one.decode(video=0)) for side in sides]
+            for number in range(max(map(len, sides)))
+        ]
+        shown: list[Array] = [next(side) for side in pairs[0]]
+        following: list[Array | None] = list(shown)
         left, height = shown[0].shape[1] + SPACE, TITLE + max(picture.shape[0] for picture in shown)
         wide = left + shown[1].shape[1]
         canvas = image.new("RGB", (wide + wide % 2, height + height % 2), PAPER)
@@ -441,14 +446,15 @@ def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, title
         blank = np.asarray(canvas)
         place = opened.enter_context(beside(out))
         writer = VideoWriter(place, rates.pop(), blank.shape[0], blank.shape[1], "h264")
-        following: list[Array | None] = list(shown)
-        while any(picture is not None for picture in following):
-            shown = [old if new is None else new for old, new in zip(shown, following, strict=True)]
-            whole = blank.copy()
-            for number, picture in enumerate(shown):
-                whole[TITLE : TITLE + picture.shape[0], number * left : number * left + picture.shape[1]] = picture
-            writer.add(whole[None])
-            following = [next(side, None) for side in frames]
+        for pair in pairs:
+            following = following if pair is pairs[0] else [next(side, None) for side in pair]
+            while any(picture is not None for picture in following):
+                shown = [old if new is None else new for old, new in zip(shown, following, strict=True)]
+                whole = blank.copy()
+                for number, picture in enumerate(shown):
+                    whole[TITLE : TITLE + picture.shape[0], number * left : number * left + picture.shape[1]] = picture
+                writer.add(whole[None])
+                following = [next(side, None) for side in pair]
         writer.close()
 
 
