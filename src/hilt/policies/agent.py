@@ -114,7 +114,8 @@ class Agent:
         """
         spec = observation_space if isinstance(observation_space, Mapping) else spec_of_space(observation_space, "observations")
         if not isinstance(spec, Mapping):
-            raise ConfigError(f"expected observations by name (a Dict space), got one array of {spec}. Put it under a name, such as state.")
+            cure = "Put it under a name, such as state, with a wrapper: see docs/recipes.md."
+            raise ConfigError(f"expected observations by name (a Dict space), got one array of {spec}. {cure}")
         shapes: dict[str, ArraySpec] = flatten(spec)
         images = [path for path, leaf in shapes.items() if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[-1] == 3]
         proprio = [path for path in shapes if path not in images]
@@ -123,7 +124,8 @@ class Agent:
             raise ConfigError(f"expected actions of one axis, got {actions}.")
         low, high = getattr(action_space, "low", -1.0), getattr(action_space, "high", 1.0)
         if not np.all(np.equal(low, -1)) or not np.all(np.equal(high, 1)):
-            raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. Rescale them in the environment.")
+            cure = "Rescale them in the environment: gymnasium.wrappers.RescaleAction(env, -1, 1)."
+            raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. {cure}")
         chosen = _chosen("image", image_keys, images), _chosen("proprioception", proprio_keys, proprio)
         return cls(shapes, *chosen, actions.shape[0], config or AgentConfig(), seed)
 
