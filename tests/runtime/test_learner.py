@@ -285,9 +285,10 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
     learner(template, run, buffer_period=10, max_steps=6).run()
     for name in ("buffer", "demo_buffer"):
         assert sorted(p.name for p in (run / name).iterdir()) == ["transitions_30.pkl", "transitions_40.pkl"]
-    other = Learner(config(checkpoint_path=str(run), max_steps=1), memory_path / "b", env=spaces(True), wire=wire())
+    changes = {"checkpoint_path": str(run), "max_steps": 1, "max_seconds": 1e-9}
+    other = Learner(config(**changes), memory_path / "b", env=spaces(True), wire=wire())
     assert other.experience.counts() == {"log_steps": 40, "demo_steps": 6, "human_steps": 6}  # found again among the actor's
-    other.run()
+    assert other.run().reason == "max_steps", "no step was made in this run, from which seconds would count"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ class Learner:
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
         self._update_of: dict[int, int] = {}
-        self._first: float | None = None  # when the first online step was seen
+        self._first: float | None = None  # when the first online step was seen that was not imported
+        self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
         self._looked = self._said = 0.0
         self._clock = Clock(self.update, self.experience.total)
 
@@ -221,7 +222,7 @@ class Learner:
     def _over(self) -> bool:
         """Whether it is time to end; then `_reason` says why."""
         config, online = self.config, self.experience.total
-        if self._first is None and online:
+        if self._first is None and online > self._imported:
             self._first = time.monotonic() - self._elapsed
         limits = {
             "stopped": self._stop(),
