@@ -75,6 +75,8 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("learner", "hil_debug", "batchsize=1"): "error: no setting named 'batchsize'; did you mean 'batch_size'?",
         ("train", "hil_debug", "--run", "there"): "error: there has a run already: --resume goes on with it, --run FOLDER begins another.",
         ("train", "hil_debug", "--run", "there", "--dry-run"): "error: there has a run already",
+        ("train", "hil_debug", "batch_size=0", "--dry-run"): "error: batch_size=0: expected at least 2",
+        ("train", "hil_debug", "n_step=0"): "error: n_step=0: expected at least 1",
         ("learner", "--run", "there", "--resume", "seed=1"): "error: seed was 42 in there and is 1 now, which a resumed run cannot change",
         ("train", "tabletop_pick", "--run", "there", "--resume"): "error: there is a run of hil_debug, not of tabletop_pick",
         ("train", "--run", "nowhere", "--resume"): "error: nowhere has no run to resume",
@@ -83,6 +85,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
     }.items():
         said = run(*words, code=1)
         assert said.stderr.startswith(error) and said.stderr.count("\n") == 1, said.output
+    assert not (tmp_path / "runs").exists(), "so that the right settings may begin there"
     assert "give a RECIPE, such as hil_debug" in run("train", "max_steps=3", code=2).output
     assert "give a RECIPE" in run("actor", code=2).output
 

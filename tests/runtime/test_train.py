@@ -53,6 +53,7 @@ def test_a_run_is_frozen_once_and_resumed_with_its_settings(tmp_path: Path):
     assert resume_run(run, "mine", []) == resume_run(run, "", []) == config
     assert resume_run(run, "", ["max_steps=5", "wire.host=::1"]).max_steps == 5
     assert resume_run(run, "", []).wire.host == "::1", "what was changed is frozen"
+    assert resume_run(run, "", ["wire.port=0"]).wire.port not in (0, config.wire.port), "another free one, if that is taken by now"
     card = read_json(run / "run.json")
     assert card["recipe"] == "mine" and len(card["id"]) == 16 and card["changed"][0]["max_steps"] == 5
 

@@ -178,11 +178,13 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hi
 def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
     from omegaconf import OmegaConf
 
+    from hilt.runtime.config import check
     from hilt.runtime.train import check_new, commands, resumed_settings
 
     if not resume:
         check_new(folder)
     config = resumed_settings(folder, recipe, overrides)[0] if resume else _config(recipe, overrides)
+    check(config)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     if config.demonstrations and not resume:

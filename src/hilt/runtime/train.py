@@ -86,7 +86,7 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
     frozen, known = thaw(Hil, run / CONFIG), read_json(run / CARD)["recipe"]
     if recipe and recipe != known:
         raise ConfigError(f"{run} is a run of {known}, not of {recipe}: leave the recipe out, or name another folder with --run.")
-    config = build(frozen, *overrides)
+    config = _with_ports(build(frozen, *overrides))
     changed = differences(frozen, config)
     for key, (was, given) in changed.items():
         if key not in CHANGEABLE:
