@@ -45,7 +45,9 @@ def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path):
     assert "CAUTION" not in said and reward_function(tmp_path / "c").threshold == card["threshold"]
     assert "error: " in run(log, "--out", tmp_path / "c", *QUICK, code=1).output  # exists already
     alike = write_log(tmp_path / "alike", clips(12, states=1))
-    assert "CAUTION" in run(alike, "--out", tmp_path / "alike-c", *QUICK).output
+    assert "episodes on both sides began alike" in run(alike, "--out", tmp_path / "alike-c", *QUICK).output
+    few = write_log(tmp_path / "few", clips(4))
+    assert "that proves little. Record 12 episodes or more" in run(few, "--out", tmp_path / "few-c", *QUICK).output
 
 
 def test_settings_are_shown_and_wrong_ones_refused_in_a_line(tmp_path: Path):

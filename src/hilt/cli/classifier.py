@@ -16,6 +16,8 @@ from hilt.core.errors import optional_module
 app = typer.Typer(add_completion=False)
 DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
 LINES = 10
+FEW = 3
+"""Held-out initial states below which no figure means much"""
 """So often what was reached is said, where there is no terminal for a bar"""
 
 
@@ -81,6 +83,9 @@ def show(card: dict[str, Any]) -> None:
     ]
     if held["by"] == "episode":
         rows.append(["CAUTION", "too few initial states to hold some out: episodes on both sides began alike. Record from more of them"])
+    if held["initial_states"] < FEW or not held["failed_attempts"]["frames"]:
+        lack = f"frames of {held['initial_states']} initial states, {held['failed_attempts']['frames']} of them of failed attempts"
+        rows.append(["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"])
     Console().print(table("", "", rows=rows))
 
 
