@@ -45,9 +45,8 @@ def test_it_learns():
     done = run()
     assert done.exit_code == 0, done.output
     assert "WRONG" not in done.output and "It has learned" in done.stdout
-    rows = {line[:38].strip(): line[38:] for line in done.stdout.splitlines()}
     names = f"imitation of {recipe(demo.FAST.recipe).demonstrations} demonstrations", "after reinforcement learning"
-    shares = [int(re.findall(r"(\d+)%", rows[name])[0]) for name in names]
+    shares = [int(re.findall(rf"^{name} +(\d+)%", done.stdout, re.MULTILINE)[0]) for name in names]
     before, after = sorted((read_json(path) for path in Path("it").glob("evaluations/*/evaluation.json")), key=lambda card: card["update"])
     assert [round(100 * card["success"]) for card in (before, after)] == shares
     assert after["success"] >= demo.FAST.goal and after["success"] > before["success"]

@@ -69,9 +69,8 @@ def demo(
     from hilt.runtime.config import Hil
 
     plan = FAST if fast else WHOLE
-    config = build(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}}, *(overrides or []))
-    if minutes is not None:
-        config.max_seconds, config.max_steps = 60 * minutes, Hil().max_steps
+    long = {} if minutes is None else {"max_seconds": 60 * minutes, "max_steps": Hil().max_steps}
+    config = build(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
     if human:
         config.operator, config.operator_options = "browser", {}
     story = Story(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
