@@ -16,9 +16,9 @@ from hilt.core.errors import optional_module
 app = typer.Typer(add_completion=False)
 DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
 LINES = 10
+"""So often what was reached is said, where there is no terminal for a bar"""
 FEW = 3
 """Held-out initial states below which no figure means much"""
-"""So often what was reached is said, where there is no terminal for a bar"""
 
 
 @app.command("train classifier")
