@@ -287,6 +287,7 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "actor": "a",
     }
     assert list(experience.finished()) == []
+    assert experience._episodes._told(running.trajectory, [running.trajectory + 7])["length"] == 2  # the part before it was evicted
     experience.reported([running.trajectory])
     experience.close()
     again = experience_for(memory_path / "run")

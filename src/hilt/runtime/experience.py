@@ -390,11 +390,12 @@ class Episodes:
     def _told(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
         with self._log.reading() as steps:
             keys = steps.trajectory(number)
-            for earlier in unended:
-                before = steps.trajectory(earlier)
-                if not _goes_on(steps, before[-1:], keys[:1]):
-                    break
-                keys = np.concatenate([before, keys])
+            with contextlib.suppress(UnknownNameError):  # an earlier part was evicted meanwhile; the rest is told of
+                for earlier in unended:
+                    before = steps.trajectory(earlier)
+                    if not _goes_on(steps, before[-1:], keys[:1]):
+                        break
+                    keys = np.concatenate([before, keys])
             return told(steps.gather(keys, ["rewards", "source", "succeed", "times/observed", "times/applied"]))
 
 
