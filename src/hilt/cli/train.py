@@ -77,6 +77,7 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
 
     with stop_signals() as stopped:
         _end_with_parent()
+        _let_actors_go_first()
         demonstrate(config, folder, typer.echo, lambda: bool(stopped))
         with _shown(folder, config):
             summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
@@ -191,6 +192,12 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
     for name, command in commands(config, folder).items():
         typer.echo(f"{name}: {' '.join(['hilt', *command[3:]])}")
+
+
+def _let_actors_go_first() -> None:
+    """The learner of `hilt train` shares a machine with control loops, which must not be late."""
+    if _parent():
+        os.nice(5)
 
 
 def _end_with_parent() -> None:

@@ -307,15 +307,16 @@ class Features:
 
     def of(self, steps: Snapshot, keys: Array, last: Array) -> tuple[Array, Array]:
         """Features of the observations of steps, and of the next observations of the steps that end their n-step sums."""
-        wanted = np.unique(np.concatenate([keys, last]))
-        if not all(key in self._slots for key in wanted.tolist()):
+        wanted = np.concatenate([keys, last])
+        slots = list(map(self._slots.get, wanted.tolist()))
+        if None in slots:
             self.refresh()
-            gone = np.array([key for key in wanted.tolist() if key not in self._slots], np.int64)
+            gone = np.array([key for key in np.unique(wanted).tolist() if key not in self._slots], np.int64)
             if len(gone):  # evicted since they were drawn; the next refresh forgets them
                 self._add(steps, gone)
                 self._done = self._done | _as_runs(gone)
-        now, after = ([self._slots[key] for key in part.tolist()] for part in (keys, last))
-        return self._rows[now, 0], self._rows[after, 1]
+            slots = [self._slots[key] for key in wanted.tolist()]
+        return self._rows[slots[: len(keys)], 0], self._rows[slots[len(keys) :], 1]
 
     def refresh(self) -> None:
         """Takes in all steps that came since, and forgets those that are gone."""
