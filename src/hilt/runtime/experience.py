@@ -308,8 +308,8 @@ class Features:
     def of(self, steps: Snapshot, keys: Array, last: Array) -> tuple[Array, Array]:
         """Features of the observations of steps, and of the next observations of the steps that end their n-step sums."""
         wanted = np.concatenate([keys, last])
-        slots = list(map(self._slots.get, wanted.tolist()))
-        if None in slots:
+        slots = [self._slots.get(key, -1) for key in wanted.tolist()]
+        if -1 in slots:
             self.refresh()
             gone = np.array([key for key in np.unique(wanted).tolist() if key not in self._slots], np.int64)
             if len(gone):  # evicted since they were drawn; the next refresh forgets them
