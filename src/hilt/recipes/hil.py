@@ -88,7 +88,7 @@ def tabletop_button() -> Hil:
     Its end is a number of updates: a slow machine learns the same. Imitation holds the policy while the critics know little yet."""
     config = tabletop("button", XYZ_GRIP, 0)
     config.task_options["control_hz"] = 5
-    config.demonstrations, config.log_period, config.max_steps = 10, 20, 1_800
+    config.demonstrations, config.max_steps = 10, 1_800
     agent, rlpd = config.agent, config.agent.rlpd
     agent.encoder.pretrain_updates, agent.encoder.pretrain_batch = 120, 64
     agent.std_range = [0.0183, 0.25]
