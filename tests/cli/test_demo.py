@@ -104,7 +104,7 @@ def test_options(asked: list[demo.Story]):
     assert (plain.config.max_seconds, plain.config.max_steps) == (0, recipe(demo.FAST.recipe).max_steps)
     assert (long.config.max_seconds, long.config.max_steps, long.config.seed) == (120, Hil().max_steps, 3)
     assert small.config.batch_size == 32
-    assert whole.plan == demo.WHOLE and str(whole.run).startswith("runs/demo-") and whole.config.max_seconds == 600
+    assert whole.plan == demo.WHOLE and str(whole.run).startswith("runs/demo-") and whole.config.max_seconds == 300
 
 
 def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):

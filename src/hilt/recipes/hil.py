@@ -80,7 +80,7 @@ def tabletop(task: str, moves: list[int], minutes: float, speed: float = 0.7, no
 
 def tabletop_pick() -> Hil:
     """A cube is picked up."""
-    return tabletop("pick", XYZ_GRIP, 10)
+    return tabletop("pick", XYZ_GRIP, 5)
 
 
 def tabletop_button() -> Hil:
