@@ -1,0 +1,101 @@
+"""The protocol between a policy and whatever runs, trains or stores it. Tokens, Gaussians and flows all fit it.
+
+    actions, record = policy.act(observations, sample=True, temperature=1.0, generator=generator)
+    evaluation = policy.evaluate(record)          # with gradients; evaluation.log_prob equals record["log_prob"] for the same weights
+
+An algorithm sees `Evaluation` only, so every algorithm works with every policy. A *record* is a tree of arrays, one row for each
+observation: all that the policy needs to compute the log-probability of what it did once more. It goes into a log as it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hilt.core.errors import SchemaError
+
+Observation = Mapping[str, Any]
+"""One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
+differ from its neighbours in the size of its images and the length of its instruction. Finished rows are simply not asked about."""
+
+Record = dict[str, np.ndarray]
+"""What was done, on the host: images uint8, ``prompt`` and ``prompt_length``, what was drawn, ``temperature``, ``log_prob``, and a
+``value`` if the policy has one."""
+
+
+class Evaluation(NamedTuple):
+    """What an algorithm needs of a batch of records."""
+
+    log_prob: torch.Tensor
+    """float32 [B, chunk, action_dim]: of each number of the chunk, at the temperature of its record."""
+    entropy: torch.Tensor
+    """float32 [B, chunk, action_dim]."""
+    value: torch.Tensor | None
+    """float32 [B], of a policy with a value head."""
+
+
+class Policy(torch.nn.Module, ABC):
+    """A policy that answers an observation with a chunk of actions."""
+
+    chunk: int
+    """Actions in one answer."""
+    action_dim: int
+    """Numbers in one action."""
+
+    @abstractmethod
+    def act(
+        self,
+        observations: Sequence[Observation],
+        sample: bool = True,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Record]:
+        """Actions in the robot's units, float32 [B, chunk, action_dim], and the record of them. Without `sample`, the likeliest.
+
+        All that is random comes from `generator`, a CPU one: the same draws on every device. No gradients are kept.
+        """
+
+    @abstractmethod
+    def evaluate(self, record: Record) -> Evaluation:
+        """The distribution of now, of what was drawn then, with gradients."""
+
+    @abstractmethod
+    def supervised_loss(
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask` [B, chunk] is true, and figures to show."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+def join(records: Sequence[Record]) -> Record:
+    """The rows of all records, one after the other. Where widths differ (prompts), the narrower are padded with zeros at their end."""
+    if not records:
+        raise SchemaError("join() was given no record; give it at least one.")
+    names = set(records[0])
+    for place, record in enumerate(records):
+        if set(record) != names:
+            raise SchemaError(
+                f"record {place} has the fields {sorted(record)} and record 0 has {sorted(names)}: "
+                "only records of one policy with one configuration can be joined."
+            )
+    return {name: np.concatenate(_widened([record[name] for record in records])) for name in records[0]}
+
+
+def select(record: Record, rows: Any) -> Record:
+    """The rows of a record by index, slice or mask."""
+    return {name: array[rows] for name, array in record.items()}
+
+
+def _widened(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) == 1:
+        return arrays
+    widest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return [np.pad(array, [(0, 0), *((0, most - size) for most, size in zip(widest, array.shape[1:], strict=True))]) for array in arrays]
