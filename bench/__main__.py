@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -26,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)")
     parser.add_argument("--seeds", type=int, metavar="N", help="learn: so many seeds (3, 1 with --quick)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="learn: minutes of learning for each (10, a few seconds with --quick)")
+    parser.add_argument("--minutes", type=float, metavar="M", help="learn: minutes of learning for each (5, a few seconds with --quick)")
+    parser.add_argument("--cores", type=int, metavar="N", help="learn: each run on N cores of its own, side by side (all, one at a time)")
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
     groups = load_groups(given.suite)
@@ -37,13 +39,17 @@ def main(arguments: list[str] | None = None) -> int:
     known = {*groups, *(row for group in groups.values() for row in group.rows)}
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"no row or group is called {unknown[0]!r}; choose from {', '.join(sorted(known))}")
-    if given.suite != "learn" and (given.seeds, given.minutes) != (None, None):
-        parser.error("--seeds and --minutes are for the suite learn")
+    if given.suite != "learn" and (given.seeds, given.minutes, given.cores) != (None, None, None):
+        parser.error("--seeds, --minutes and --cores are for the suite learn")
+    most = len(os.sched_getaffinity(0))
+    if given.cores is not None and not 1 <= given.cores <= most:
+        parser.error(f"--cores {given.cores}, but there are {most} to choose from; give 1 to {most}")
     if not is_on_disk(given.dir):
         parser.error(f"{given.dir} is in memory, and these rows are about disks; choose a folder on a disk with --dir")
     one_torch_thread()
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
-    lab.seeds, lab.minutes = given.seeds or lab.pick(3, 1), given.minutes or (0.1 if given.quick else 10.0)
+    lab.seeds, lab.minutes = given.seeds or lab.pick(3, 1), given.minutes or (0.1 if given.quick else 5.0)
+    lab.cores = given.cores or 0
     report = Report(shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits)
     try:
         report.rows = measure(lab, groups, set(given.only))

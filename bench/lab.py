@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 from bench.report import Row
 
@@ -21,8 +24,20 @@ class Lab:
     limits: dict[str, str] = field(default_factory=dict)
     seeds: int = 3
     """Of what is learned"""
-    minutes: float = 10.0
+    minutes: float = 5.0
     """Of learning, for each seed"""
+    cores: int = 0
+    """Of each of the runs that are made side by side, as many as the machine has cores for; 0: one at a time, with all of them"""
+
+    def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """What `work` gives for each. The processes that it starts stay on the cores of its lane, as they inherit them from its thread."""
+        machine = sorted(os.sched_getaffinity(0))
+        size = self.cores or len(machine)
+        lanes: SimpleQueue[list[int]] = SimpleQueue()
+        for first in range(0, len(machine) - size + 1, size):
+            lanes.put(machine[first : first + size])
+        with ThreadPoolExecutor(lanes.qsize(), "lane", lambda: os.sched_setaffinity(0, lanes.get_nowait())) as pool:
+            return list(pool.map(work, items))
 
     def progress(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

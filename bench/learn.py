@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.wire.processes import free_port
 
 from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least, at_most, below
@@ -23,7 +22,7 @@ SB3 = sys.executable
 """The Python that has it"""
 LEARNING_RATES = (3e-4, 1e-3)
 """SB3's; the better one counts, seed by seed"""
-STATES, SEEDS, MINUTES = 100, 3, 10.0
+STATES, SEEDS, MINUTES = 100, 3, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
 QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "training_starts=50", "log_period=1"]
@@ -31,37 +30,56 @@ QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretra
 
 
 def pick(lab: Lab) -> list[Row]:
-    """One after the other, each with the whole machine."""
+    """Ours and learning without demonstrations first, then Stable-Baselines3, which needs the demonstrations and the time of ours."""
     states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
-    found: dict[str, list[Trial]] = {}
-    facts: list[str] = []
+    seeds = range(lab.seeds)
     absent: dict[str, str] = {}
-    demos: list[float] = []
-    for seed in range(lab.seeds):
-        lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, ours for {seconds:g} s")
-        run, options = lab.new(f"ours-{seed}"), [f"seed={seed}", *lab.pick_words(QUICK)]
-        took = train(run, options, seconds) if not lab.quick else min(train(run, options, seconds), seconds)
-        found.setdefault("ours", []).append(evaluated(run, states))
-        found.setdefault("bc", []).append(evaluated(run, states, checkpoint=0))
-        demos.append(demonstrated_steps(run))
-        ratio, steps = updates_per_step(run)
-        facts.append(f"seed {seed}: {steps:,} steps, {ratio:.2f} updates a step, person {100 * interventions(run):.1f}% of the last steps")
+
+    def ours(seed: int) -> dict[str, Any]:
+        lab.progress(f"pick: seed {seed} of {lab.seeds}, ours for {seconds:g} s")
+        run = lab.new(f"ours-{seed}")
+        took = train(run, [f"seed={seed}", *lab.pick_words(QUICK)], seconds)
+        trials = {"ours": evaluated(run, states), "bc": evaluated(run, states, checkpoint=0)}
         with Side("bench.learn_sides", "operator") as side:
-            found.setdefault("operator", []).append(Trial(side.ask("alone", timeout=1200, run=str(run), states=states)))
-        for rate in LEARNING_RATES:
-            lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, Stable-Baselines3 at {rate:g} for {took:.0f} s")
-            try:
-                trial, version = sb3(run, rate, ratio, seed, took, states)
-                found.setdefault(f"SB3 {version} SAC, learning rate {rate:g}", []).append(trial)
-            except (OSError, RuntimeError) as error:
-                absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
-        lab.progress(f"pick: seed {seed + 1} of {lab.seeds}, without demonstrations for {seconds:g} s")
-        bare = lab.new(f"bare-{seed}")
-        train(bare, [*options, *WITHOUT], seconds)
-        found.setdefault("bare", []).append(evaluated(bare, states))
-        remove(bare)
+            trials["operator"] = Trial(side.ask("alone", timeout=1200, run=str(run), states=states))
+        return {"run": run, "took": min(took, seconds) if lab.quick else took, "trials": trials}
+
+    def bare(seed: int) -> Trial:
+        lab.progress(f"pick: seed {seed} of {lab.seeds}, without demonstrations for {seconds:g} s")
+        run = lab.new(f"bare-{seed}")
+        train(run, [f"seed={seed}", *lab.pick_words(QUICK), *WITHOUT], seconds)
+        trial = evaluated(run, states)
         remove(run)
-    return pick_rows(lab, found, absent, "; ".join(facts), float(np.mean(demos)))
+        return trial
+
+    def peer(seed_and_rate: tuple[int, float]) -> tuple[Trial, str] | None:
+        seed, rate = seed_and_rate
+        run, took = made[seed]["run"], made[seed]["took"]
+        lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3 at {rate:g} for {took:.0f} s")
+        try:
+            return sb3(run, rate, updates_per_step(run)[0], seed, took, states)
+        except (OSError, RuntimeError) as error:
+            absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
+            return None
+
+    done = lab.side_by_side(lambda job: job[0](job[1]), [(work, seed) for work in (ours, bare) for seed in seeds])
+    made, without = done[: lab.seeds], done[lab.seeds :]
+    found = {name: [one["trials"][name] for one in made] for name in ("ours", "bc", "operator")} | {"bare": without}
+    pairs = [(seed, rate) for rate in LEARNING_RATES for seed in seeds]
+    for (_, rate), tried in zip(pairs, lab.side_by_side(peer, pairs), strict=True):
+        if tried:
+            found.setdefault(f"SB3 {tried[1]} SAC, learning rate {rate:g}", []).append(tried[0])
+    facts = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
+    for seed, one in enumerate(made):
+        ratio, steps = updates_per_step(one["run"])
+        person = 100 * interventions(one["run"])
+        facts.append(
+            f"seed {seed}: {steps:,} steps, {ratio:.2f} updates a step, person {person:.1f}% of the last steps, {one['took']:.0f} s in all"
+        )
+    demos = float(np.mean([demonstrated_steps(one["run"]) for one in made]))
+    for one in made:
+        remove(one["run"])
+    return pick_rows(lab, found, absent, "; ".join(facts), demos)
 
 
 TRAINED = ["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0", "agent.encoder.pretrain_predict=''"]
@@ -155,8 +173,9 @@ def learner(lab: Lab) -> list[Row]:
         "learner_in_torch": (TRAINED, "the encoder trained by the critic"),
         "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, features kept for each frame, as the recipe has it"),
     }
-    rows = []
-    for name, (options, what) in ways.items():
+
+    def measured(name: str) -> Row:
+        options, what = ways[name]
         lab.progress(f"{name}: {seconds} s")
         run = lab.new(name)
         train(run, [*lab.pick_words(QUICK), "batch_size=256", "update_to_data=0", "log_period=5", *options], seconds)
@@ -165,24 +184,27 @@ def learner(lab: Lab) -> list[Row]:
         assert told, "the learner has told nothing of itself"
         shares = Rates([100 * record["torch_share"] for record in told])
         means = {key: np.mean([100 * record[key] for record in told]) for key in ("sample_wait_share", "wait_share", "other_share")}
-        rows.append(
-            Row(
-                name=name,
-                ours=float(np.mean(shares.rounds)),
-                spread=shares.spread,
-                unit="%",
-                what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
-                targets=[at_least(90)],
-                size=lab.size(seconds, 60, "seconds"),
-                note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
-                f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
-            )
-        )
         remove(run)
-    return rows
+        return Row(
+            name=name,
+            ours=float(np.mean(shares.rounds)),
+            spread=shares.spread,
+            unit="%",
+            what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
+            targets=[at_least(90)],
+            size=lab.size(seconds, 60, "seconds"),
+            note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
+            f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
+        )
+
+    return lab.side_by_side(measured, ways)
 
 
 def control(lab: Lab) -> list[Row]:
+    return lab.side_by_side(lateness, [lab])
+
+
+def lateness(lab: Lab) -> Row:
     """An actor that keeps 20 Hz while the learner learns, and a loop that only sleeps, in the same minutes."""
     seconds = lab.pick(120, 5)
     lab.progress(f"control: {seconds} s")
@@ -199,26 +221,24 @@ def control(lab: Lab) -> list[Row]:
     late = [record for record in metrics(run, "actor") if "lateness_p99_ms" in record][-1]
     remove(run)
     idle_p99 = float(np.percentile(idle, 99))
-    return [
-        Row(
-            name="control_lateness_p99",
-            ours=late["lateness_p99_ms"] - idle_p99,
-            unit="ms",
-            what=f"99th percentile of how late the actor's loop at {HZ:g} Hz is while a learner makes as many updates as it can, beyond "
-            "that of a loop that only sleeps, at the same time on the same machine",
-            targets=[at_most(5)],
-            size=lab.size(seconds, 120, "seconds"),
-            note=f"the actor's {late['lateness_p99_ms']:.2f} ms, p50 {late['lateness_p50_ms']:.2f} ms, {late['missed']:.0f} periods lost "
-            f"of {late['steps']:.0f}; the sleeping loop's {idle_p99:.2f} ms, p50 {np.percentile(idle, 50):.2f} ms",
-        )
-    ]
+    return Row(
+        name="control_lateness_p99",
+        ours=late["lateness_p99_ms"] - idle_p99,
+        unit="ms",
+        what=f"99th percentile of how late the actor's loop at {HZ:g} Hz is while a learner makes as many updates as it can, beyond "
+        "that of a loop that only sleeps, at the same time on the same machine",
+        targets=[at_most(5)],
+        size=lab.size(seconds, 120, "seconds"),
+        note=f"the actor's {late['lateness_p99_ms']:.2f} ms, p50 {late['lateness_p50_ms']:.2f} ms, {late['missed']:.0f} periods lost "
+        f"of {late['steps']:.0f}; the sleeping loop's {idle_p99:.2f} ms, p50 {np.percentile(idle, 50):.2f} ms",
+    )
 
 
 # A run, as a user starts it
 
 
 def started(run: Path, options: list[str], seconds: float) -> subprocess.Popen[str]:
-    ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
+    ports = ["wire.port=0", "wire.broadcast_port=0"]
     words = [sys.executable, "-m", "hilt", "train", RECIPE, f"max_seconds={seconds}", *options, *ports, "--run", str(run)]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -251,7 +271,7 @@ def wait_for_steps(run: Path, process: subprocess.Popen[str]) -> None:
 
 
 def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
-    out = run.parent / "evaluation.json"
+    out = run / "evaluation.json"
     which = [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
     words = [sys.executable, "-m", "hilt", "eval", str(run), "--split", "test", "--episodes", str(states), "--json", str(out), *which]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)

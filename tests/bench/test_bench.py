@@ -235,7 +235,10 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
-    assert "--seeds and --minutes are for the suite learn" in capsys.readouterr().err
+    assert "--seeds, --minutes and --cores are for the suite learn" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["learn", "--cores", "0"])
+    assert "--cores 0, but there are" in capsys.readouterr().err
 
 
 def trials(*successes: int, states: int = 100) -> list[learn.Trial]:
