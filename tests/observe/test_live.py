@@ -76,13 +76,16 @@ def test_a_pipe_gets_a_line_now_and_then(tmp_path: Path, monkeypatch):
     with Live(tmp_path, limits={"max_steps": 100}, file=out) as shown:
         shown.look()
         shown.say("recording [20] demonstrations")
+        write(tmp_path, {"kind": "event", "event": "imitates the demonstrations first"})
+        shown.look()
         write(tmp_path, {"update": 10, "step": 40, "updates_per_second": 5.0})
         shown.look()
         monkeypatch.setattr(live, "LINE_S", 1000.0)
         write(tmp_path, {"update": 20, "step": 80})
         shown.look()
         assert "20 updates" not in out.getvalue(), "not yet due"
-    first, second, third = out.getvalue().splitlines()
+    first, before, second, third = out.getvalue().splitlines()
+    assert before.endswith("0 updates  imitates the demonstrations first") and "imitates" not in second, "what goes before learning is told"
     assert first == "recording [20] demonstrations" and "40 steps  10 updates (5/s)" in second and second.endswith("0:18 left")
     assert "80 steps  20 updates" in third and "\x1b" not in out.getvalue()
 

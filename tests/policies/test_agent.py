@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces as gym
 from scipy.spatial.transform import Rotation
 
+from hilt.algos import rlpd
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
 from hilt.policies.agent import ActionLayout, Agent, AgentConfig, one_cycle, rotation_columns
@@ -283,6 +284,54 @@ def test_pretraining_foresees_what_is_asked() -> None:
         agents[1.0].imitate(batch(0), encoder=True)
     with pytest.raises(UnknownNameError, match="no proprioception to predict named 'state/pse'"):
         make(encoder=replace(FROZEN, pretrain_predict="state/pse"))
+
+
+def test_only_rows_that_are_to_be_imitated_are() -> None:
+    encoder = replace(FROZEN, pretrain_predict="state/pose")
+    rows = batch(0) | {"imitated": np.arange(8) < 5, "future": np.random.default_rng(1).normal(size=(8, 2, 3)).astype(np.float32)}
+    other = batch(0)["actions"]
+    other[5:] *= -1
+    later = rows["future"].copy()
+    later[5:] += 1
+    results = []
+    for change in ({}, {"actions": other}, {"future": later}, {"imitated": np.ones(8, bool)}):
+        agent = make("single-arm-learned-gripper", encoder)
+        agent.imitate({**rows, **change}, encoder=True)
+        results.append(numbers(agent))
+    assert moved(results[0], results[1]) == set(), "nobody learns what others did"
+    assert "encoder" in moved(results[0], results[2]), "but what came of it is foreseen in every row"
+    assert {"encoder", "actor", "grasp_critic"} <= moved(results[0], results[3])
+    agent.imitate({**rows, "imitated": np.zeros(8, bool)}, encoder=True)  # none is no error
+
+
+def test_it_can_begin_anew() -> None:
+    agent, made = make(encoder=FROZEN, actor_average=0.1), make(encoder=FROZEN, actor_average=0.1)
+    agent.imitate(batch(0), encoder=True)
+    agent.update(batch(0, features=16))
+    agent.begin_anew()
+    assert moved(numbers(made), numbers(agent)) == set() and agent.updates == agent.imitations == 0
+    assert agent.update(batch(0, features=16))[1] == made.update(batch(0, features=16))[1], "and its generator is where it was"
+
+
+def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, rows, given = make(encoder=FROZEN, feature_noise=0.5), batch(0, 512, features=16), []
+    update = rlpd.update
+    monkeypatch.setattr(rlpd, "update", lambda nets, made, *rest: given.append(made) or update(nets, made, *rest))
+    agent.update(rows)
+    for name, z in (("observations", given[0].z), ("next_observations", given[0].next_z)):
+        noise = z[:, :16].numpy() - rows[name]["features"]
+        assert abs(noise.std() - 0.5) < 0.02 and abs(noise.mean()) < 0.02
+        assert (z[:, 16:].numpy() == agent._encode(agent.encoder, agent._leaves(rows[name]))[:, 16:].numpy()).all()
+    assert given[0].target_z is given[0].next_z
+    again = make(encoder=FROZEN, feature_noise=0.5, seed=1)
+    again.load_state_dict(agent.state_dict())
+    assert again.update(rows)[1] == agent.update(rows)[1], "its generator is in the checkpoint"
+    losses = [make(encoder=FROZEN, feature_noise=noise).imitate(rows)["mse"] for noise in (0.0, 0.5)]
+    assert losses[0] != losses[1]
+    with pytest.raises(ConfigError, match=r"rlpd.feature_noise=0.1 is for the features of a frozen encoder, and there is none. Set"):
+        make(feature_noise=0.1)
+    with pytest.raises(ConfigError, match=r"rlpd.feature_noise is -1; expected 0 or more"):
+        make(feature_noise=-1)
 
 
 def test_the_rate_of_pretraining_rises_and_falls() -> None:

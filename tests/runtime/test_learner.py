@@ -66,6 +66,8 @@ def same(a: Any, b: Any) -> bool:
 # Resume
 
 FROZEN = {"agent": {"encoder": {**IMAGES, "pretrain_updates": 4, "pretrain_batch": 8}}, "n_step": 3}
+FORESEEING = {**FROZEN["agent"]["encoder"], "pretrain_predict": "state/point"}  # type: ignore[index]
+COLLECTING = {"agent": {"encoder": FORESEEING, "rlpd": {"feature_noise": 0.1}}, "collect_steps": 20}
 TRAINED = {"agent": {"encoder": {**IMAGES, "training": "critic"}, "rlpd": {"random_crop": 2}}, "cta_ratio": 2}
 
 
@@ -73,21 +75,24 @@ def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) 
     one = learner(template, run, **changes)
 
     def stop() -> bool:
-        if one.update >= kill_at and numbers(run)[-1:] == [20] and not one._saver.busy:
+        if one.update >= kill_at and numbers(run)[-1] in (20, 21) and not one._saver.busy:
             os.kill(os.getpid(), signal.SIGKILL)
         return False
 
     one.run(stop)
 
 
-@pytest.mark.parametrize("changes", [FROZEN, TRAINED, {"algorithm": "hg-dagger"}], ids=["frozen", "trained", "hg-dagger"])
+KINDS = {"frozen": FROZEN, "collecting": COLLECTING, "trained": TRAINED, "hg-dagger": {"algorithm": "hg-dagger"}}
+
+
+@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, changes: dict[str, Any]):
     changes = {**changes, "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
     learner(template, memory_path / "whole", **changes).run()
     child = multiprocessing.get_context("fork").Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
     child.start()
     child.join(DEADLINE_S)
-    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut") == [0, 20]
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (20, 21)
     assert learner(template, memory_path / "cut", **changes).run() == Summary("max_steps", 40, 30)
     whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
     assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
@@ -258,8 +263,7 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memor
 
 
 def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_path: Path):
-    encoder = {**FROZEN["agent"]["encoder"], "pretrain_predict": "state/point"}  # type: ignore[index]
-    changes = {**FROZEN, "agent": {"encoder": encoder, "normalise_proprio": True}}
+    changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalise_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
     batch = one.experience.sample(8, "demonstrations", images=True)
     assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()  # no gripper: the end, twice
@@ -273,6 +277,95 @@ def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_pa
     again.run()
     with pytest.raises(ConfigError, match="normalise_proprio takes mean and deviation from demonstrations, and there are none"):
         Learner(config(agent={"normalise_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
+
+
+# Collecting
+
+
+def killed_while_it_repeats_pretraining(template: Path, run: Path) -> None:
+    one = learner(template, run, **COLLECTING)
+
+    def stop() -> bool:
+        if "online" in one._collected and one.agent.imitations == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    one.run(stop)
+
+
+def test_pretraining_is_repeated_from_scratch_with_what_was_collected(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, published, given = learner(template, memory_path / "whole", **COLLECTING), [], []
+    publish, update = whole.server.publish_network, whole.agent.update
+    monkeypatch.setattr(whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version))
+    monkeypatch.setattr(whole.agent, "update", lambda batch, **named: given.append(batch) or update(batch, **named))
+    assert whole.run() == Summary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
+    first, second = (load(memory_path / "whole", update).agent["networks"] for update in (0, 1))
+    seen = [{name: state[f"encoder.{name}"] for name in first["encoder"]} for state in published]
+    assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), "never one that is half trained"
+    assert not same(first["encoder"], second["encoder"]) and same(second["encoder"], whole.agent.encoder.state_dict())
+    frames = {tuple(s["observations"]["state"]["point"]): s["observations"]["images"] for n in range(6) for s in episode(n, images=True)}
+    for point, features in zip(given[0]["observations"]["state"]["point"][:8], given[0]["observations"]["features"], strict=False):
+        assert (whole.agent.trunk_features({"images/front": frames[tuple(point)]["front"][None]})[0] == features).all(), "of the new one"
+
+    child = multiprocessing.get_context("fork").Process(target=killed_while_it_repeats_pretraining, args=(template, memory_path / "cut"))
+    child.start()
+    child.join(DEADLINE_S)
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut") == [0]
+    with Log.open(memory_path / "cut" / "log") as log:
+        fill(log, range(6, 8), images=True, human=(0,))  # what came later is learned from, but the eye is the same
+    cut = learner(template, memory_path / "cut", **COLLECTING)
+    assert cut.run() == Summary("max_steps", 10, 40)
+    assert same(load(memory_path / "cut", 1).agent["networks"]["encoder"], second["encoder"])
+
+
+def test_what_is_collected_and_who_is_imitated(template: Path, memory_path: Path):
+    one = learner(template, memory_path / "a", **COLLECTING)
+    assert one.experience.successful() == [0, 2, 4] and one.experience.collect([0, 2, 4, 99]) == 15
+    batch = one.experience.sample(400, "collected", images=True)
+    steps = {
+        tuple(step["observations"]["state"]["point"]): (number, t)
+        for number in (0, 2, 4, *range(100, 108, 2))
+        for t, step in enumerate(episode(number))
+    }
+    ends = {number: list(episode(number))[-1]["next_observations"]["state"]["point"] for number, _ in steps.values()}
+    rows = [steps[tuple(point)] for point in batch["observations"]["state"]["point"]]
+    assert set(rows) == set(steps.values()), "all of these, and no episode that failed"
+    assert batch["imitated"].tolist() == [number >= 100 or t == 1 for number, t in rows], "on step 2 the person was lost"
+    assert all((future == ends[number]).all() for (number, _), future in zip(rows, batch["future"], strict=True))
+    one.run(lambda: True)
+
+
+def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    settings = config(demo_path=[str(shown)], **{**COLLECTING, "collect_steps": 8})
+    made = Learner(settings, memory_path / "run", env=spaces(True), wire=wire())
+    with Driven(made) as driven:
+        driven.until(lambda: bool(driven.weights))
+
+        def ahead() -> int:
+            answer = driven.client.request("send-stats", {"actor": "arm"})
+            return answer["online"] - answer["update"]
+
+        for count, total in ((5, 5), (10, 10)):
+            for step in list(episode(count, images=True, human=(1,))):
+                driven.spool.insert(step)
+            driven.until(lambda total=total: made.experience.total == total)
+            assert made.update == 0 or total == 10
+            assert ahead() <= 0
+        driven.until(lambda: made.update == 10)
+        driven.spool.insert(next(episode(6, images=True)))
+        driven.until(lambda: made.experience.total == 11 and ahead() == 11 - made._collected["online"] - 10)
+    said = [record["event"] for record in records(memory_path / "run", "event")]
+    assert "waits: 0 of 8 steps are collected, with the pretrained policy and the operator" in said
+    assert any(line.startswith("imitates demonstrations and take-overs, from scratch: 4 of 4 updates") for line in said)
+
+
+def test_the_clock_goes_on_over_a_stop_while_it_collects(template: Path, memory_path: Path):
+    changes = {**COLLECTING, "collect_steps": 100, "max_seconds": 1000.0}
+    one = learner(template, memory_path / "a", **changes)
+    assert one.run(lambda: one._seconds() > 0.05).reason == "stopped" and numbers(memory_path / "a") == [0]
+    again = learner(template, memory_path / "a", **changes)
+    assert again._elapsed > 0.05 and again.run(lambda: True).update == 0
 
 
 def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
@@ -299,6 +392,10 @@ def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
         ({"batch_size": 1}, "batch_size=1: expected at least 2"),
         ({"update_to_data": -1}, "update_to_data=-1"),
         ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "is for the encoder's pretraining: give pretrain_updates"),
+        ({"collect_steps": 9}, "collect_steps=9 repeats the pretraining, and there is none: give agent.encoder.pretrain_updates"),
+        ({**COLLECTING, "algorithm": "bc"}, "collect_steps=20 comes before reinforcement learning, and algorithm is bc"),
+        ({**COLLECTING, "store": "trajectories"}, "collect_steps=20 reads episodes back from the log, and store is trajectories"),
+        ({**COLLECTING, "replay_buffer_capacity": 19}, "collect_steps=20 is more than is kept"),
         ({"cta_ratio": 0}, "cta_ratio=0: expected at least 1"),
         ({"random_steps": -1}, "random_steps=-1: expected at least 0"),
         ({"max_ahead": 9}, "max_ahead=9 with training_starts=10: actors and the learner would wait for each other"),

@@ -45,3 +45,5 @@ class Rlpd:
     """By how much a learned gripper's shown move should be worth more than others, when it is imitated"""
     random_crop: int = 4
     """Images are moved by up to so many pixels in each update; 0: not at all"""
+    feature_noise: float = 0.0
+    """Deviation of the noise on what a frozen encoder made of the images, in each update; its numbers are from -1 to 1"""

@@ -90,6 +90,7 @@ def check(settings: Rlpd) -> None:
         ("imitation_weight", settings.imitation_weight >= 0, "0 or more"),
         ("imitation_updates", settings.imitation_updates >= 0, "0 or more"),
         ("random_crop", settings.random_crop >= 0, "0 or more pixels"),
+        ("feature_noise", settings.feature_noise >= 0, "0 or more"),
     )
     for name, fits, wanted in rules:
         if not fits:

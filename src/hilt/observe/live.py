@@ -137,6 +137,7 @@ class Standing:
             f"person {self.person()}" if self.episodes else "",
             _values(self.update, {"critic loss": "critic_loss"}),
             f"{clock(left)} left" if left is not None else "",
+            self.event if not self.updates else "",  # what goes before learning may take minutes
         ]
         return "  ".join(part for part in parts if part)
 
@@ -179,7 +180,7 @@ class Live:
         news = self._standing.read()
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
-        elif self._standing.steps + self._standing.updates and (news or not last):
+        elif (self._standing.steps + self._standing.updates or self._standing.event) and (news or not last):
             self.say(self._standing.line(self._limits))
 
     def _table(self) -> Any:

@@ -52,7 +52,7 @@ class Agent:
         self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int
     ):
         check(config)
-        self.config, self.shapes, self.images, self.proprio = config, dict(shapes), images, proprio
+        self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
         self.generator = generator(seed)
@@ -62,6 +62,9 @@ class Agent:
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
         if not self.encoder.paths and not proprio:
             raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
+        if settings.feature_noise and not self.frozen:
+            where = "is for the features of a frozen encoder, and there is none"
+            raise ConfigError(f"rlpd.feature_noise={settings.feature_noise} {where}. Set encoder.training=frozen, or leave it out.")
         for path in config.pose_keys:
             if path not in proprio:
                 raise UnknownNameError("proprioception in pose_keys", path, proprio)
@@ -173,6 +176,7 @@ class Agent:
             z = self._encode(self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic")
         with torch.no_grad():
             next_z = self._encode(self.encoder, then)
+            z, next_z = self._blurred(z), self._blurred(next_z)
             target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
         info = rlpd.update(self._nets(), rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
@@ -181,7 +185,8 @@ class Agent:
         return self, info
 
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
-        """One step of behaviour cloning on all rows of a batch: of the actor (and the grasp critic), and of the encoder if asked.
+        """One step of behaviour cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
+        (and the grasp critic), and of the encoder if asked.
 
         With `encoder` it is pretraining: the encoder moves even if updates leave it frozen, at `pretrain_learning_rate`.
         """
@@ -189,10 +194,16 @@ class Agent:
         leaves = self._cropped(batch, "observations", how.pretrain_crop if encoder else None)
         with torch.set_grad_enabled(encoder):
             z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
+        z = z if encoder else self._blurred(z)
         continuous, grasps = self.layout.split(self._column(batch, "actions"))
+        shown = self._column(batch, "imitated").float() if "imitated" in batch else None
+
+        def average(rows: Tensor) -> Tensor:
+            return rows.mean() if shown is None else (rows * shown).sum() / shown.sum().clamp(min=1)
+
         mean, std = self.networks["actor"](z)
-        loss = imitation_loss(settings.imitation_loss, mean, std, continuous).mean()
-        info = {"imitation_loss": loss.item(), "mse": (torch.tanh(mean) - continuous).square().mean().item()}
+        loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous))
+        info = {"imitation_loss": loss.item(), "mse": average((torch.tanh(mean) - continuous).square().mean(1)).item()}
         if encoder:
             if "forecast" in self.networks:
                 foreseen = self._forecast_loss(z, self._column(batch, "future"))
@@ -204,9 +215,9 @@ class Agent:
         self.optimisers["imitation" if encoder else "actor"].descend(loss)
         if grasps is not None:
             q = self.networks["grasp_critic"](z.detach())
-            grasp_loss = grasp_margin_loss(q, grasps, settings.grasp_margin).mean()
+            grasp_loss = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
             self.optimisers["grasp_critic"].descend(grasp_loss)
-            info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": (q.argmax(dim=1) == grasps).float().mean().item()}
+            info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": average((q.argmax(dim=1) == grasps).float()).item()}
         for name in ("encoder", "actor"):
             if name in self.targets and (encoder or name == "actor"):
                 rlpd.polyak(self.targets[name], self.networks[name], 1.0 if encoder else settings.actor_average)
@@ -289,6 +300,11 @@ class Agent:
         self.generator.set_state(_found(state, "generator"))
         self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
 
+    def begin_anew(self) -> None:
+        """It is as it was made: it has learned nothing."""
+        made = Agent(self.shapes, self.images, self.proprio, self.layout.actions, self.config, self.seed)
+        self.load_state_dict(made.state_dict())
+
     def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Every tensor that learning changes."""
         return {
@@ -319,6 +335,13 @@ class Agent:
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
         return torch.cat(parts, dim=1)
+
+    def _blurred(self, z: Tensor) -> Tensor:
+        """With noise on the features, not on proprioception: what a frozen encoder never saw it places a little off."""
+        if not (deviation := self.config.rlpd.feature_noise):
+            return z
+        noise = deviation * torch.randn(len(z), self.encoder.width, generator=self.generator)
+        return torch.cat([z[:, : self.encoder.width] + noise.to(z), z[:, self.encoder.width :]], dim=1)
 
     def _seen(self, path: str, leaf: Tensor) -> Tensor:
         """Proprioception as numbers ``[B, n]``."""

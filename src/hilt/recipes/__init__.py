@@ -1,6 +1,6 @@
 """Recipes: functions that return the complete settings of a run. The command line only overrides them.
 
-    config = build(recipe("tabletop_pick"), "max_seconds=300")
+config = build(recipe("tabletop_pick"), "max_seconds=300")
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
 from hilt.runtime.config import Hil
 
-TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "peg")
+TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 

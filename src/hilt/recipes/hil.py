@@ -6,7 +6,7 @@ from hilt.algos.config import Rlpd
 from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.runtime.config import Hil
 
-XYZ_GRIP, XYZ_YAW_GRIP = [0, 1, 2, 6], [0, 1, 2, 5, 6]
+XYZ_GRIP, XYZ_YAW, XYZ_YAW_GRIP = [0, 1, 2, 6], [0, 1, 2, 5], [0, 1, 2, 5, 6]
 """Numbers of an action that a policy moves"""
 
 
@@ -106,11 +106,26 @@ def tabletop_drawer() -> Hil:
     return tabletop("drawer", XYZ_YAW_GRIP, 20)
 
 
+def seen_twice(config: Hil, steps: int, imitation: float = 0.0) -> Hil:
+    """For tasks in which the eye is what twenty demonstrations do not suffice for: what the operator shows in so many steps is seen, too,
+    before the encoder is frozen; and its features are not taken at their word."""
+    config.collect_steps = steps
+    config.agent.rlpd.feature_noise, config.agent.rlpd.imitation_weight = 0.1, imitation
+    return config
+
+
 def tabletop_push() -> Hil:
     """A block is pushed to its place."""
-    return tabletop("push", XYZ_YAW_GRIP, 20, noise=0.1)
+    return seen_twice(tabletop("push", XYZ_YAW_GRIP, 20, noise=0.1), 4_000, imitation=0.1)
+
+
+def tabletop_insert() -> Hil:
+    """A peg that is in the hand goes into its hole: contact, and millimetres."""
+    return seen_twice(tabletop("insert", XYZ_YAW, 20, noise=0.1), 4_000)
 
 
 def tabletop_peg() -> Hil:
-    """A peg goes into its hole: contact, and millimetres."""
-    return tabletop("peg", XYZ_YAW_GRIP, 20, noise=0.1)
+    """The same, and the peg is to be picked up first."""
+    config = seen_twice(tabletop("peg", XYZ_YAW_GRIP, 20, noise=0.1), 6_000, imitation=0.1)
+    config.agent.encoder.pretrain_updates = 1_500
+    return config

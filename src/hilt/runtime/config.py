@@ -91,6 +91,9 @@ class Hil:
     """A simulation waits while online steps are so many ahead of learner steps, so that it does not outrun the learner; 0: never"""
     random_steps: int = 0
     """So many first steps are random"""
+    collect_steps: int = 0
+    """So many first online steps are driven by the pretrained policy and the operator; then pretraining is repeated from scratch, with
+    their successful episodes besides the demonstrations, before learning begins; 0: it is not"""
     training_starts: int = 100
     """Online steps before the first update"""
     steps_per_update: int = 50
@@ -120,7 +123,7 @@ class Hil:
 LEAST = {
     **dict.fromkeys(("n_step", "cta_ratio", "steps_per_update", "log_period", "checkpoint_keep", "replay_buffer_capacity"), 1),
     **dict.fromkeys(("training_starts", "random_steps", "max_ahead", "update_to_data", "max_steps", "max_seconds", "max_env_steps"), 0),
-    **dict.fromkeys(("checkpoint_period", "buffer_period", "demonstrations", "control_hz", "max_traj_length"), 0),
+    **dict.fromkeys(("checkpoint_period", "buffer_period", "demonstrations", "control_hz", "max_traj_length", "collect_steps"), 0),
     "batch_size": 2,
 }
 
@@ -137,7 +140,21 @@ def check(config: Hil) -> None:
     encoder = config.agent.encoder
     if encoder.pretrain_predict and not encoder.pretrain_updates:
         raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
+    if config.collect_steps:
+        _check_collecting(config)
     ahead, share = config.max_ahead, config.update_to_data
     if ahead and (ahead < config.training_starts or 0 < share < 1) and config.algorithm == "rlpd":
         why = f"update_to_data={share:g}, below 1" if ahead >= config.training_starts else f"training_starts={config.training_starts}"
         raise ConfigError(f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out.")
+
+
+def _check_collecting(config: Hil) -> None:
+    room = config.replay_buffer_capacity
+    for fits, why in (
+        (config.agent.encoder.pretrain_updates > 0, "repeats the pretraining, and there is none: give agent.encoder.pretrain_updates, too"),
+        (config.algorithm == "rlpd", f"comes before reinforcement learning, and algorithm is {config.algorithm}: leave it out"),
+        (config.store == "log", f"reads episodes back from the log, and store is {config.store}: set store=log, or leave it out"),
+        (room >= config.collect_steps, f"is more than is kept: make it less, or replay_buffer_capacity={room} larger"),
+    ):
+        if not fits:
+            raise ConfigError(f"collect_steps={config.collect_steps} {why}.")

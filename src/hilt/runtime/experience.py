@@ -73,14 +73,12 @@ class Experience:
         self._columns += ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
         features = partial(Features, images=self._images, trunk=agent.trunk_features, say=say) if agent.frozen else lambda _: None
         self._features = {"log": features(self.online), "demos": features(self._demonstrations)}
-        self._foresight = Foresight(config.agent.encoder.pretrain_predict)
-        for number in self.demos.trajectories() if self._foresight.path else ():
-            keys = self.demos.trajectory_keys(number)
-            self._foresight.add(keys, flatten(self.demos.read(keys, self._foresight.columns)))
+        self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
+        self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
         self._entered = self._selection().entered
         self._episodes = Episodes(self.log)
-        self._alone = False
+        self._alone, self._collected = False, Runs()
 
     # What there is
 
@@ -122,16 +120,32 @@ class Experience:
 
     def ended_episodes(self, without: set[int]) -> dict[int, dict[str, Array]]:
         """The columns of every trajectory that has ended and is not among these, by its number."""
+        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in self._ended() if number not in without}
+
+    def successful(self) -> list[int]:
+        """The trajectories that have ended with success."""
+        return [number for number in self._ended() if self.log.read(self.log.trajectory_keys(number), ["succeed"])["succeed"].any()]
+
+    def _ended(self) -> list[int]:
         with self.log.lock:
             entries = self.log.index.entries
-            numbers = set((entries["key"][entries["ended"]] >> OFFSET_BITS).tolist()) - without
-        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in sorted(numbers)}
+            return sorted(set((entries["key"][entries["ended"]] >> OFFSET_BITS).tolist()))
+
+    def collect(self, trajectories: Sequence[int]) -> int:
+        """Batches of the part ``"collected"`` are from these of the log and from demonstrations. How many steps they have in the log."""
+        with self.log.lock:
+            runs = self.online.runs()
+            chosen = np.isin(runs.starts >> OFFSET_BITS, list(trajectories))
+            self._collected = Runs(runs.starts[chosen], runs.counts[chosen])
+        self._foresight["log"].read(self.log, self._collected.trajectories().tolist())
+        return len(self._collected)
 
     # Batches
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``. With a frozen encoder observations have ``features``
-        instead of images, unless `images` are asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
+        """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``, or these and what was ``"collected"``, where
+        ``imitated`` tells what a person did. With a frozen encoder observations have ``features`` instead of images, unless `images` are
+        asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
         with self.log.lock:  # drawn from the same moment of the log that is read
             reading = self.log.reading()
             try:
@@ -140,16 +154,18 @@ class Experience:
                 reading.__exit__()
                 raise
         with reading as steps:
-            parts = [(places["log"], self._gather("log", steps, np.concatenate([online, human]), images))]
+            parts = [(places["log"], self._gather("log", steps, np.concatenate([online, human]), part, images))]
         if len(demonstrations):
             with self.demos.reading() as steps:
-                parts.append((places["demos"], self._gather("demos", steps, demonstrations, images)))
+                parts.append((places["demos"], self._gather("demos", steps, demonstrations, part, images)))
         batch = _merged([(rows, columns) for rows, columns in parts if len(rows)], batch_size)
         return finish(batch, len(online))
 
     def _draw(self, n: int, part: str) -> tuple[Array, Array, Array, dict[str, Array]]:
         """Keys of online, human and demonstrated steps, and which rows of the batch those of each log are."""
-        demos, human = self._demonstrations.runs(), self.human.runs() if part != "demonstrations" else Runs()
+        demos, human = self._demonstrations.runs(), self.human.runs() if part in ("both", "demo") else Runs()
+        if part == "collected":
+            human = self._collected & self.online.runs()
         wanted = split(n, part, len(demos) + len(human))
         if part == "both" and wanted == n and not self._alone:
             self._say("there are no demonstrations and no take-overs yet: batches are all online")
@@ -162,11 +178,13 @@ class Experience:
         rows = {"log": np.r_[np.arange(wanted), wanted + np.flatnonzero(~of_demos)], "demos": wanted + np.flatnonzero(of_demos)}
         return online, people, shown, rows
 
-    def _gather(self, which: str, steps: Snapshot, keys: Array, images: bool) -> dict[str, Array]:
+    def _gather(self, which: str, steps: Snapshot, keys: Array, part: str, images: bool) -> dict[str, Array]:
         both = [*self._images, *(f"next_{path}" for path in self._images)] if images else []
         columns = self._assembly.batch(steps, keys, [*self._columns, *both], None)
-        if images and which == "demos" and self._foresight.path:
-            columns["future"] = self._foresight.of(keys)
+        if images and self._foresight[which].path and len(keys) and (which == "demos" or part == "collected"):
+            columns["future"] = self._foresight[which].of(keys)
+        if part == "collected":
+            columns["imitated"] = self.human.runs().contains(keys) if which == "log" else np.ones(len(keys), bool)
         cache = self._features[which]
         if cache is not None and not images:
             last = keys + (columns["n_steps"] - 1) * steps.widths(keys)
@@ -219,6 +237,12 @@ class Foresight:
         self.path = path
         self.columns = ["actions", f"observations/{path}", f"next_observations/{path}"]
         self._rows: dict[int, Array] = {}
+
+    def read(self, log: Log, trajectories: Sequence[int]) -> None:
+        """All of these trajectories, if there is something to foresee."""
+        for number in trajectories if self.path else ():
+            keys = log.trajectory_keys(number)
+            self.add(keys, flatten(log.read(keys, self.columns)))
 
     def add(self, keys: Sequence[int] | Array, columns: Mapping[str, Array]) -> None:
         """Of one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""

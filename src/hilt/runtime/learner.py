@@ -39,6 +39,8 @@ GOODBYE_S, ACTIVE_S = 10.0, 5.0
 """After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
 SAVE_S = 120.0
 """The last checkpoint has so long"""
+COLLECTED = "collected.json"
+"""When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
 VERSIONS_PER_START = 1_000_000
 """Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 logger = logging.getLogger("hilt.runtime")
@@ -81,6 +83,9 @@ class Learner:
             from hilt.runtime.workplace import spaces, trainer_config
 
             env, wire = env or spaces(config), wire or trainer_config(config, learner=True)
+        path = run / COLLECTED
+        self._collected: dict[str, Any] = read_json(path) if path.exists() else {}
+        self._elapsed = self._collected.get("elapsed", 0.0)
         checkpoint = latest(run, self.say)
         seen = nested(spec_of_space(env.observation_space, "observation_space"))
         self.agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
@@ -90,7 +95,7 @@ class Learner:
         self.experience = kind(run, config, env, self.agent, self.say)
         stack.callback(self.experience.close)
         if checkpoint is not None:
-            self.update, self._elapsed = checkpoint.update, checkpoint.state["elapsed"]
+            self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
             self.experience.load_state(checkpoint.state["experience"])
         self.experience.reported([record["trajectory"] for record in read_metrics(run, ["episode"])])
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
@@ -105,6 +110,7 @@ class Learner:
         self._first: float | None = None  # when the first online step was seen that was not imported
         self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
         self._looked = self._said = 0.0
+        self._owes = False  # a checkpoint, however long ago the last one was
         self._clock = Clock(self.update, self.experience.total)
 
     # The whole
@@ -127,6 +133,8 @@ class Learner:
                     self._publish(first=not self._update_of)
             if not self._resumed and not self._pretraining():
                 self._save()  # what there is before learning
+            if config.collect_steps and not self.update:
+                self._collect()
             self._clock = Clock(self.update, self.experience.total)
             self._learn()
             self._end()
@@ -182,18 +190,48 @@ class Learner:
     def _pretraining(self) -> bool:
         return self.agent.imitations < self.config.agent.encoder.pretrain_updates
 
-    def _pretrain(self) -> None:
-        settings = self.config.agent.encoder
+    def _pretrain(self, part: str = "demonstrations") -> None:
+        settings, said = self.config.agent.encoder, time.monotonic()
         while self._pretraining():
             if self._over():
                 return
-            batch = self._sample(settings.pretrain_batch, "demonstrations", images=True)
+            batch = self._sample(settings.pretrain_batch, part, images=True)
             with self._clock("torch"):
                 info = self.agent.imitate(batch, encoder=True)
-            if self.agent.imitations % 100 == 0 or not self._pretraining():
+            if time.monotonic() - said >= TELL_S or not self._pretraining():
+                whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
                 done = f"{self.agent.imitations} of {settings.pretrain_updates}"
-                self.say(f"imitates the demonstrations first: {done} updates, loss {info['imitation_loss']:.3f}")
+                self.say(f"imitates {whom}: {done} updates, loss {info['imitation_loss']:.3f}")
+                said = time.monotonic()
             self._look()
+
+    def _collect(self) -> None:
+        """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded. Nothing of it is in a checkpoint
+        before the first update is: a process that was killed begins the repetition anew, with the same trajectories."""
+        wanted = self.config.collect_steps
+        while not self._over() and "trajectories" not in self._collected:
+            self._look()
+            if (have := self.experience.total - self._imported) < wanted:
+                self._wait(f"{have} of {wanted} steps are collected, with the pretrained policy and the operator")
+            else:
+                self._note(online=self.experience.total, trajectories=self.experience.successful())
+        if self._over():
+            return
+        trajectories = self._collected["trajectories"]
+        steps = self.experience.collect(trajectories)
+        self.say(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
+        self.agent.begin_anew()
+        if self.config.agent.normalise_proprio:
+            self.agent.fit_proprio(self.experience.demonstrated())
+        self._pretrain("collected")
+        if not self._pretraining():
+            self._publish()
+            self._owes = True
+
+    def _note(self, **facts: Any) -> None:
+        """What a resumed learner has to know of collecting."""
+        self._collected |= {"elapsed": self._seconds(), **facts}
+        write_json(self.run_folder / COLLECTED, self._collected)
 
     def _must_wait(self) -> str:
         """What has to come before the next update; empty when it may be made."""
@@ -255,7 +293,7 @@ class Learner:
     def _save_if_due(self) -> None:
         period, since = self.config.checkpoint_period, self.update - self._saved_update
         due = since >= period if period else time.monotonic() - self._saved_at >= CHECKPOINT_S
-        if due and since:
+        if (due or self._owes) and since:
             self._save()
         self._buffers.write_if_due(self.experience)
 
@@ -267,7 +305,7 @@ class Learner:
             self.say(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
         if self._saver.save(self.update, self.agent.state_dict(), state):
-            self._saved_at, self._saved_update = time.monotonic(), self.update
+            self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
 
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
@@ -312,14 +350,22 @@ class Learner:
             self._heard[name] = time.monotonic()
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
-        return {"stop": ended, "update": self.update, "online": self.experience.total, "run": self._run_id}
+        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id}
+
+    def _to_learn(self) -> int:
+        """Online steps that updates are to keep up with: not those that were collected before."""
+        if not self.config.collect_steps:
+            return self.experience.total
+        return self.experience.total - self._collected["online"] if "online" in self._collected else 0
 
     def _end(self) -> None:
         self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
         with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
             self._saver.wait(SAVE_S)
-        if self._update_of:
+        if self._update_of and not self._pretraining():
             self._publish()
+        if self.config.collect_steps and not self.update:
+            self._note()
         if self._reason != "stopped":
             self._say_goodbye()
         self._looked = 0.0
