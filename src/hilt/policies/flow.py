@@ -1,0 +1,237 @@
+"""Flow policies: actions out of noise along a learned velocity, with log-probabilities, so that RL can train them.
+
+Time runs from 1 (noise) to 0 (action): ``x_t = t * noise + (1 - t) * action``, and the field is taught ``v = noise - action``.
+An Euler step from t to s = t - d is ``x - d v``. With ``clean = x - t v`` and ``noise = x + (1 - t) v``, a step that is drawn has
+
+    sde     mean = (1 - s) clean + (s - sigma^2 d / (2 t)) noise,  std = sigma sqrt(d),  sigma = level sqrt(t / (1 - t))
+    cps     mean = (1 - s) clean + s cos(pi level / 2) noise,      std = s sin(pi level / 2)
+    noise   mean = x - d v,                                        std learned, within two bounds
+
+(Flow-SDE, Flow-GRPO 2025; coefficients-preserving sampling, 2025; Flow-Noise, ReinFlow 2025. At t = 1, sigma has the second time in
+``1 - t``.) Either one step of each row is drawn, at random, and the others are Euler's: then the log-probability is that step's. Or all
+are (`joint`): then it is the mean over all steps and the initial noise. It is a density for each number of the action.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hilt.core.errors import ConfigError, UnknownNameError
+
+KINDS = ("sde", "cps", "noise")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How a field is followed, and where chance comes in."""
+
+    kind: str = "sde"
+    """"sde", "cps" or "noise": what a drawn step is like"""
+    steps: int = 10
+    """Steps from noise to action"""
+    level: float = 0.5
+    """Of the noise of "sde" and "cps"; the temperature of a draw multiplies it, so that it may change as training goes on"""
+    std_range: tuple[float, float] = (0.08, 0.16)
+    """The least and the largest standard deviation of "noise"; the temperature multiplies it too"""
+    joint: bool | None = None
+    """All steps are drawn, or one of them; None: as published, all of "noise" and one of the others"""
+    shift: float = 1.0
+    """Above 1, the steps are shorter near the noise and longer near the action"""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UnknownNameError("kind of flow", self.kind, KINDS)
+        if self.steps < 2:
+            raise ConfigError(f"a flow has {self.steps} steps; give it at least 2.")
+        if self.kind == "cps" and not 0 < self.level <= 1:
+            raise ConfigError(f"the noise level of cps is {self.level}; it is above 0 and at most 1.")
+        low, high = self.std_range
+        if not 0 < low <= high:
+            raise ConfigError(f"std_range is {self.std_range}; give a least above 0 and a largest that is not less.")
+
+    @property
+    def drawn(self) -> int:
+        """Steps of each row that are drawn."""
+        joint = self.kind == "noise" if self.joint is None else self.joint
+        return self.steps if joint else 1
+
+
+class Step(NamedTuple):
+    """What a field says of `x` [B, ...] at the times [B]."""
+
+    velocity: Tensor
+    """[B, ...]"""
+    std: Tensor | None = None
+    """[B, ...], of "noise": see `bounded_std`"""
+    value: Tensor | None = None
+    """[B], of a critic that looks at what the field computes"""
+
+
+Field = Callable[[Tensor, Tensor], Step]
+
+
+class Drawn(NamedTuple):
+    """Actions, and what `evaluate` needs to know of how they came about."""
+
+    actions: Tensor
+    """[B, ...]"""
+    chain: Tensor
+    """[B, drawn + 1, ...]: where the drawn steps began and ended"""
+    step: Tensor
+    """int64 [B]: the first of them; -1 where none was drawn"""
+    log_prob: Tensor
+    """[B, ...]"""
+    value: Tensor | None
+    """[B]"""
+
+
+class Evaluated(NamedTuple):
+    """As a policy's evaluation, in the shape of the action."""
+
+    log_prob: Tensor
+    entropy: Tensor
+    """Of "noise". What no weight can change counts as 0"""
+    value: Tensor | None
+
+
+def draw(
+    field: Field, shape: tuple[int, ...], flow: Flow, temperature: Tensor, generator: torch.Generator | None, sample: bool = True
+) -> Drawn:
+    """Actions of this shape [B, ...] at the temperatures [B], which also name the device.
+
+    The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no generator.
+    """
+    if sample and generator is None:
+        raise ConfigError("to sample, a flow needs a generator: give act() one, or sample=False.")
+    rows, device = shape[0], temperature.device
+
+    def normal() -> Tensor:
+        return torch.zeros(shape, device=device) if generator is None else torch.randn(shape, generator=generator).to(device)
+
+    x = normal()
+    if sample and flow.drawn == 1:
+        # the last step of "cps" has no noise
+        first = torch.randint(flow.steps - (flow.kind == "cps"), (rows,), generator=generator).to(device)
+    else:
+        first = torch.full((rows,), 0 if sample else -1, device=device)
+    times = schedule(flow, x)
+    noise = normal() if sample and flow.drawn == 1 else None
+    path, log_prob, value = [x], _start(x, flow).log_prob, None
+    for i in range(flow.steps):
+        said = field(x, times[i].expand(rows))
+        here = first.clamp(min=0) == i if flow.drawn == 1 else torch.ones_like(first, dtype=torch.bool)
+        after = x - (times[i] - times[i + 1]) * said.velocity
+        if sample:
+            mean, std = transition(x, said, torch.full_like(first, i), flow, temperature)
+            after = torch.where(_like(here, x), mean + std * (normal() if noise is None else noise), after)
+            log_prob = log_prob + torch.where(_like(here, x), gaussian_log_prob(after, mean, std), 0.0)
+        value = _plus(value, None if said.value is None else torch.where(here, said.value, 0.0))
+        x = after
+        path.append(x)
+    places = first.clamp(min=0)[:, None] + torch.arange(flow.drawn + 1, device=device)
+    chain = torch.stack(path, dim=1)[torch.arange(rows, device=device)[:, None], places]
+    return Drawn(x, chain, first, _mean(log_prob, first, flow), None if value is None else value / flow.drawn)
+
+
+def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature: Tensor) -> Evaluated:
+    """The log-probability under the field of now of what was drawn then: one call of the field for each drawn step.
+
+    Rows of which nothing was drawn have 0. The value is the mean of what the field says at these steps.
+    """
+    times = schedule(flow, chain)
+    log_prob, entropy, value = _start(chain[:, 0], flow)
+    for i in range(flow.drawn):
+        place = step.clamp(min=0) + i
+        said = field(chain[:, i], times[place])
+        mean, std = transition(chain[:, i], said, place, flow, temperature)
+        log_prob = log_prob + gaussian_log_prob(chain[:, i + 1], mean, std)
+        if flow.kind == "noise":
+            entropy = entropy + gaussian_entropy(std)
+        value = _plus(value, said.value)
+    return Evaluated(_mean(log_prob, step, flow), _mean(entropy, step, flow), None if value is None else value / flow.drawn)
+
+
+def transition(x: Tensor, said: Step, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the drawn step that begins at ``times[place]``, `place` and `temperature` being [B]."""
+    times = schedule(flow, x)
+    t, s, heat = (_like(each, x) for each in (times[place], times[place + 1], temperature))
+    v = said.velocity
+    if flow.kind == "noise":
+        if said.std is None:
+            raise ConfigError("a flow of kind noise needs a field that also says a standard deviation.")
+        return x - (t - s) * v, said.std * heat
+    clean, noise, level = x - t * v, x + (1 - t) * v, flow.level * heat
+    if flow.kind == "cps":
+        return (1 - s) * clean + s * torch.cos(math.pi / 2 * level) * noise, s * torch.sin(math.pi / 2 * level)
+    sigma = level * torch.sqrt(t / (1 - torch.where(t == 1, times[1], t)))
+    return (1 - s) * clean + (s - sigma**2 * (t - s) / (2 * t)) * noise, sigma * torch.sqrt(t - s)
+
+
+def schedule(flow: Flow, like: Tensor) -> Tensor:
+    """The times of the steps, from 1 to 0, of the kind and on the device of a tensor: [steps + 1]."""
+    even = torch.linspace(1, 0, flow.steps + 1, device=like.device, dtype=like.dtype)
+    return flow.shift * even / (1 + (flow.shift - 1) * even)
+
+
+def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Of each number; 0 where the standard deviation is."""
+    still = std == 0
+    width = torch.where(still, 1.0, std)
+    log_prob = -0.5 * ((x - mean) / width).square() - width.log() - 0.5 * math.log(2 * math.pi)
+    return torch.where(still, 0.0, log_prob)
+
+
+def gaussian_entropy(std: Tensor) -> Tensor:
+    """Of each number: ``log(2 pi e std^2) / 2``."""
+    return std.log() + 0.5 * math.log(2 * math.pi * math.e)
+
+
+def bounded_std(raw: Tensor, flow: Flow) -> Tensor:
+    """The head of "noise": the logarithm of the standard deviation between those of `std_range`, by tanh."""
+    low, high = (math.log(bound) for bound in flow.std_range)
+    return torch.exp(low + (high - low) * (torch.tanh(raw) + 1) / 2)
+
+
+def training_times(rows: int, generator: torch.Generator) -> Tensor:
+    """[B] times to teach the field at: Beta(1.5, 1), by its inverse, within 0.001 and 1. On the CPU."""
+    return torch.rand(rows, generator=generator) ** (1 / 1.5) * 0.999 + 0.001
+
+
+def towards(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """``x_t`` and the velocity that the field is taught there; the loss is the mean square."""
+    t = _like(times, actions)
+    return t * noise + (1 - t) * actions, noise - actions
+
+
+def embed_times(times: Tensor, width: int, shortest: float = 4e-3, longest: float = 4.0) -> Tensor:
+    """[B, width]: sines, then cosines, of times [B]; their periods rise geometrically between these two."""
+    periods = shortest * (longest / shortest) ** torch.linspace(0, 1, width // 2, dtype=torch.float64, device=times.device)
+    turns = 2 * math.pi / periods * times[:, None].double()
+    return torch.cat([turns.sin(), turns.cos()], dim=-1).to(times.dtype)
+
+
+def _like(rows: Tensor, x: Tensor) -> Tensor:
+    """[B] as [B, 1, ...], so that it meets `x` row by row."""
+    return rows.reshape(-1, *([1] * (x.ndim - 1)))
+
+
+def _start(noise: Tensor, flow: Flow) -> Evaluated:
+    """What the sums over the steps begin with: the initial noise, where all steps count."""
+    zero, one = torch.zeros_like(noise), noise.new_ones(())
+    if flow.drawn == 1:
+        return Evaluated(zero, zero, None)
+    return Evaluated(gaussian_log_prob(noise, zero, one), zero + gaussian_entropy(one) if flow.kind == "noise" else zero, None)
+
+
+def _mean(total: Tensor, step: Tensor, flow: Flow) -> Tensor:
+    return torch.where(_like(step >= 0, total), total / (flow.drawn + 1 if flow.drawn > 1 else 1), 0.0)
+
+
+def _plus(total: Tensor | None, term: Tensor | None) -> Tensor | None:
+    return term if total is None or term is None else total + term
