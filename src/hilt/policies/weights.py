@@ -1,0 +1,341 @@
+"""Weights as files: safetensors shards, read tensor by tensor to where they belong, and written whole or not at all.
+
+    tensors = Tensors("folder")                    # the headers only
+    load_into(module, tensors, device="cuda:0", dtype=torch.bfloat16)    # a module on the meta device gets its memory here
+    write_tensors("folder", module.state_dict())
+
+The format is read here and not through a memory map: mapped pages are host memory too, and a shard of 5 GB beside a copy of 15 GB is
+too much. A tensor is read into its own place on the CPU, or through a buffer of its size to another device. What we write carries a
+checksum for each tensor in the header's metadata, where other readers do not mind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hilt.core.errors import CorruptError, DiskFullError, FormatError, MissingFieldError, SchemaError, StorageError, UnsafeError
+from hilt.core.unpickle import PickleError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 5_000_000_000
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+MOST_LISTED = 5
+MOST_HEADER = 100_000_000
+"""Bytes; a longer header is a damaged file"""
+
+
+class Entry(NamedTuple):
+    """Where a tensor lies."""
+
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    """Its first byte in the file"""
+    size: int
+    """In bytes"""
+    crc32: str
+    """In hexadecimal; empty in files that others wrote"""
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name. Only headers are read until one is asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """`path`: a folder with ``model.safetensors`` or an index of shards, or one file."""
+        path = Path(path)
+        self.path = path
+        self.entries: dict[str, Entry] = {}
+        index = path / INDEX
+        if path.is_dir() and index.is_file():
+            self._read_index(index)
+        else:
+            self.entries = _read_header(path / SINGLE if path.is_dir() else path)
+
+    def _read_index(self, index: Path) -> None:
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) and file == Path(file).name for file in places.values()):
+            raise FormatError(f"{index}: its weight_map does not name the file of each tensor, in the same folder. Copy it again.")
+        shards = {file: _read_header(index.parent / file) for file in sorted(set(places.values()))}
+        for name, file in places.items():
+            if name not in shards[file]:
+                raise MissingFieldError(f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} says so. Copy both again.")
+            self.entries[name] = shards[file][name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        out = torch.empty(self.entries[name].shape, dtype=self.entries[name].dtype)
+        self.read(name, out)
+        return out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def read(self, name: str, out: Tensor) -> None:
+        """One tensor into memory that is there: of the same shape, on any device, of any type of number."""
+        entry = self.entries[name]
+        direct = out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous()
+        buffer = out.detach() if direct else torch.empty(entry.shape, dtype=entry.dtype)
+        view = _bytes_of(buffer)
+        with _storage_errors(entry.file), entry.file.open("rb", buffering=0) as file:
+            file.seek(entry.start)
+            done = 0
+            while done < entry.size and (got := file.readinto(view[done:])):
+                done += got
+        if done < entry.size:
+            raise CorruptError(f"{entry.file}: it ends within the tensor {name}. Copy the file again.")
+        if entry.crc32 and f"{zlib.crc32(view):08x}" != entry.crc32:
+            raise CorruptError(f"{entry.file}: the bytes of the tensor {name} do not have their checksum. Copy the file again.")
+        if not direct:
+            with torch.no_grad():
+                out.copy_(buffer)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.size for entry in self.entries.values())
+
+
+def load_into(
+    module: nn.Module,
+    tensors: Tensors,
+    rename: Callable[[str], str] | None = None,
+    strict: bool = True,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[str]:
+    """Fills a module's parameters and buffers, and gives the names of the tensors that it had no use for (none if `strict`).
+
+    `rename` gives the name in the file for the name in the module. A module on the meta device gets its memory on `device`, floating
+    point as `dtype` (that of the file unless given), tensor by tensor: there is never a second copy. Names and shapes are compared
+    before the first byte is read. Without `strict`, what the files lack stays as it is.
+    """
+    owners = _places(module)
+    wanted = {name: rename(name) if rename else name for name in owners}
+    missing = sorted(name for name in wanted.values() if name not in tensors.entries)
+    unused = sorted(set(tensors.entries) - set(wanted.values()))
+    if strict and (missing or unused):
+        said = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
+        raise MissingFieldError(
+            f"{tensors.path}: of its tensors {' and '.join(said)} for this model. Check that the config is the one of these weights."
+        )
+    for name, (holder, key) in owners.items():
+        entry, shape = tensors.entries.get(wanted[name]), tuple(getattr(holder, key).shape)
+        if entry and entry.shape != shape:
+            raise SchemaError(
+                f"{entry.file}: the tensor {wanted[name]} has the shape {list(entry.shape)}, and the config asks for {list(shape)}. "
+                "Check that the config is the one of these weights."
+            )
+    filled: dict[int, Tensor] = {}
+    found = ((tensors.entries[theirs], name) for name, theirs in wanted.items() if theirs in tensors.entries)
+    for entry, name in sorted(found, key=lambda pair: (pair[0].file, pair[0].start)):
+        holder, key = owners[name]
+        old = getattr(holder, key)
+        if old.is_meta:
+            if id(old) not in filled:  # two names of one parameter share it afterwards too
+                kind = dtype if dtype is not None and entry.dtype.is_floating_point else entry.dtype
+                made = torch.empty(entry.shape, dtype=kind, device=device)
+                tensors.read(wanted[name], made)
+                filled[id(old)] = nn.Parameter(made, old.requires_grad) if isinstance(old, nn.Parameter) else made
+            setattr(holder, key, filled[id(old)])
+        else:
+            tensors.read(wanted[name], old)
+    return unused
+
+
+def write_tensors(
+    folder: str | os.PathLike[str],
+    state: Mapping[str, Tensor],
+    shard_bytes: int = SHARD_BYTES,
+    value: Callable[[str], Tensor] | None = None,
+    name: str = SINGLE,
+) -> list[Path]:
+    """Writes safetensors shards of at most `shard_bytes` (a larger tensor has one of its own) and their index into a folder.
+
+    `value` gives the tensor to write for a name, of the type and shape that `state` has for it: one at a time is made and let go, so a
+    merged model never exists as a whole. Each file is written beside its place, synced and renamed; the index comes last.
+    """
+    folder, value = Path(folder), value or state.__getitem__
+    shards: list[list[str]] = [[]]
+    filled = 0
+    for key, tensor in state.items():
+        if filled and filled + tensor.nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(key)
+        filled += tensor.nbytes
+    stem = name.removesuffix(".safetensors")
+    names = [name] if len(shards) == 1 else [f"{stem}-{n + 1:05d}-of-{len(shards):05d}.safetensors" for n in range(len(shards))]
+    for file, keys in zip(names, shards, strict=True):
+        _write_shard(folder / file, {key: state[key] for key in keys}, value)
+    if len(shards) > 1:
+        places = {key: file for file, keys in zip(names, shards, strict=True) for key in keys}
+        total = sum(tensor.nbytes for tensor in state.values())
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2)
+        with replacing(folder / INDEX) as beside:
+            beside.write_text(text + "\n")
+    return [folder / file for file in names]
+
+
+def read_pt(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The state dict in a file of ``torch.save``, without the prefix that data-parallel training leaves. Runs nothing of the file."""
+    path = Path(path)
+    try:
+        with _storage_errors(path):
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except PickleError as error:
+        raise UnsafeError(f"{path} holds more than tensors; it was refused and nothing was run. Save a plain state dict.") from error
+    except (RuntimeError, ValueError, EOFError, LookupError) as error:
+        raise CorruptError(f"{path} is not a whole file of torch.save ({str(error).splitlines()[0][:120]}). Copy it again.") from error
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise FormatError(f"{path} holds no dictionary of tensors. Check which file this is.")
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that others wrote."""
+    with _storage_errors(path):
+        text = path.read_bytes()
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not readable as JSON ({error}). Copy it again from where it came.") from error
+    if not isinstance(data, dict):
+        raise FormatError(f"{path}: holds a {type(data).__name__} and should hold an object. Check which file this is.")
+    return data
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder that appears under its name when all of it is written, and not at all otherwise. An existing one is never changed."""
+    path = Path(path)
+    with _storage_errors(path):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise StorageError(f"{path}: it exists and is not empty. Choose another name, or remove it first.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            beside.mkdir()
+            yield beside
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to: synced and renamed at the end, removed after an error."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
+    with _storage_errors(path):
+        try:
+            yield beside
+            _sync(beside)
+            os.replace(beside, path)
+            _sync(path.parent)
+        except BaseException:
+            shutil.rmtree(beside) if beside.is_dir() else beside.unlink(missing_ok=True)
+            raise
+
+
+def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str], Tensor]) -> None:
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
+    start, header = 0, {}
+    for name, tensor in state.items():
+        if tensor.dtype not in kinds:
+            raise SchemaError(f"the tensor {name} is of {tensor.dtype}, which safetensors files have not. Convert it first.")
+        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, start + tensor.nbytes]}
+        start += tensor.nbytes
+    sums = dict.fromkeys((f"crc32:{name}" for name in state), "0" * 8)
+
+    def head() -> bytes:
+        text = json.dumps({"__metadata__": {"format": "pt", **sums}, **header}).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    with replacing(path) as beside, beside.open("wb") as file:
+        file.write(head())
+        for name, tensor in state.items():
+            given = value(name).detach()
+            if given.shape != tensor.shape or given.dtype != tensor.dtype:
+                raise SchemaError(
+                    f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}."
+                )
+            view = _bytes_of(given.cpu().contiguous())
+            sums[f"crc32:{name}"] = f"{zlib.crc32(view):08x}"
+            file.write(view)
+        file.seek(0)
+        file.write(head())
+
+
+def _read_header(path: Path) -> dict[str, Entry]:
+    with _storage_errors(path), path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if length <= min(MOST_HEADER, total) else b""
+    base = 8 + length
+    try:
+        header = json.loads(text)
+        sums = header.pop("__metadata__", None) or {}
+        entries = {}
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            dtype, shape = DTYPES[about["dtype"]], tuple(int(n) for n in about["shape"])
+            if min(shape, default=0) < 0 or not 0 <= start <= end or end - start != dtype.itemsize * int(np.prod(shape, dtype=object)):
+                raise ValueError(f"the tensor {name} has {end - start} bytes for the shape {list(shape)}")
+            entries[name] = Entry(path, dtype, shape, base + start, end - start, sums.get(f"crc32:{name}", ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptError(f"{path}: not a whole safetensors file ({str(error)[:120]}). Copy it again from where it came.") from error
+    if cut := next((name for name, entry in entries.items() if entry.start + entry.size > total), None):
+        raise CorruptError(f"{path}: it has {total:,} bytes and ends before the tensor {cut} does. Copy it again from where it came.")
+    return entries
+
+
+def _places(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """For each name of the state dict, the module that holds it and its name there."""
+    names = module.state_dict(keep_vars=True)
+    holders = dict(module.named_modules(remove_duplicate=False))
+    return {name: (holders[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in names}
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:MOST_LISTED]) + (f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else "")
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    """The system's errors as ours. `hilt.core.files` has more of them, and needs a package that a GPU machine may not have."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
+        raise kind(f"{path}: {error.strerror or error}. Check the path, its permissions and the room on the disk.") from error
