@@ -1,6 +1,6 @@
 """Recipes: functions that return the complete settings of a run. The command line only overrides them.
 
-config = build(recipe("tabletop_pick"), "max_seconds=300")
+    config = build(recipe("tabletop_pick"), "max_seconds=300")
 """
 
 from __future__ import annotations
