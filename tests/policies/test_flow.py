@@ -138,6 +138,8 @@ def test_without_sampling_nothing_but_the_start_is_random() -> None:
     torch.testing.assert_close(begun.actions, torch.randn((2, 3, 1), generator=generator()) * 0.75**4)
     again = flow.evaluate(lambda x, t: Step(x, None, t), begun.chain, begun.step, Flow(steps=4), torch.ones(2))
     assert not again.log_prob.any() and begun.value is not None and begun.value.tolist() == [1.0, 1.0]
+    given = flow.draw(lambda x, t: Step(x), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False, start=torch.ones(2, 3, 1))
+    torch.testing.assert_close(given.actions, torch.full((2, 3, 1), 0.75**4))
     with pytest.raises(ConfigError, match=r"a flow needs a generator: give act\(\) one, or sample=False"):
         flow.draw(lambda x, t: Step(x), (2, 3, 1), Flow(), torch.ones(2), None)
 
@@ -145,6 +147,7 @@ def test_without_sampling_nothing_but_the_start_is_random() -> None:
 def test_times() -> None:
     assert flow.schedule(Flow(steps=4), WEIGHTS).tolist() == [1, 0.75, 0.5, 0.25, 0]
     assert flow.schedule(Flow(steps=2, shift=3.0), WEIGHTS).tolist() == [1, 0.75, 0]
+    assert flow.schedule(Flow(steps=10), torch.zeros(1)).tolist() == [float(np.float32(1 - i / 10)) for i in range(11)]
     drawn = np.sort(flow.training_times(20_000, generator()).numpy())
     assert drawn[0] >= 0.001 and drawn[-1] <= 1
     assert np.abs(((drawn - 0.001) / 0.999) ** 1.5 - (np.arange(20_000) + 0.5) / 20_000).max() < 0.015  # Kolmogorov: Beta(1.5, 1)

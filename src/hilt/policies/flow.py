@@ -101,11 +101,18 @@ class Evaluated(NamedTuple):
 
 
 def draw(
-    field: Field, shape: tuple[int, ...], flow: Flow, temperature: Tensor, generator: torch.Generator | None, sample: bool = True
+    field: Field,
+    shape: tuple[int, ...],
+    flow: Flow,
+    temperature: Tensor,
+    generator: torch.Generator | None,
+    sample: bool = True,
+    start: Tensor | None = None,
 ) -> Drawn:
     """Actions of this shape [B, ...] at the temperatures [B], which also name the device.
 
-    The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no generator.
+    The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no generator. `start` is
+    noise to begin with instead.
     """
     if sample and generator is None:
         raise ConfigError("to sample, a flow needs a generator: give act() one, or sample=False.")
@@ -114,7 +121,7 @@ def draw(
     def normal() -> Tensor:
         return torch.zeros(shape, device=device) if generator is None else torch.randn(shape, generator=generator).to(device)
 
-    x = normal()
+    x = normal() if start is None else start
     if sample and flow.drawn == 1:
         # the last step of "cps" has no noise
         first = torch.randint(flow.steps - (flow.kind == "cps"), (rows,), generator=generator).to(device)
@@ -175,8 +182,8 @@ def transition(x: Tensor, said: Step, place: Tensor, flow: Flow, temperature: Te
 
 def schedule(flow: Flow, like: Tensor) -> Tensor:
     """The times of the steps, from 1 to 0, of the kind and on the device of a tensor: [steps + 1]."""
-    even = torch.linspace(1, 0, flow.steps + 1, device=like.device, dtype=like.dtype)
-    return flow.shift * even / (1 + (flow.shift - 1) * even)
+    even = torch.linspace(1, 0, flow.steps + 1, device=like.device, dtype=torch.float64)
+    return (flow.shift * even / (1 + (flow.shift - 1) * even)).to(like.dtype)  # the nearest number: a quick sine tells them apart
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
