@@ -137,6 +137,17 @@ def test_one_pixel_of_a_jpeg(copied: Any, capsys: pytest.CaptureFixture[str]):
     fails(capsys, path, "train/0/1/observation/image[")
 
 
+@pytest.mark.parametrize(("key", "levels"), [("1.raw", 40), ("2.decoded", 1), ("0.lanczos224", 2), ("3.center_crop", 1), ("1.jpeg", 1)])
+def test_one_number_of_a_picture(key: str, levels: int, copied: Any, capsys: pytest.CaptureFixture[str]):
+    path = copied("image") / "openvla_image_path.npz"
+
+    def change(array: Any) -> Any:
+        return np.where(np.arange(array.size).reshape(array.shape) == array.size // 2, array ^ np.uint8(levels), array)
+
+    change_npz(path, key, change)
+    fails(capsys, path)
+
+
 def test_a_dataset_of_other_bytes(copied: Any, capsys: pytest.CaptureFixture[str]):
     """What is compared comes from the dataset: one bit of it is noticed, and so is one episode less."""
     folder = copied("rlds")
