@@ -12,7 +12,7 @@ from torch import nn
 
 from hilt.algos import rlpd
 from hilt.algos.adam import Adam
-from hilt.algos.config import Rlpd
+from hilt.algos.config import Rlpd, check
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Temperature
 from hilt.replay.torch import generator
@@ -196,9 +196,9 @@ def test_warming_up_without_demonstrations_leaves_the_actor_alone() -> None:
 )
 def test_what_cannot_work_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        rlpd.check(replace(Rlpd(), **change))  # type: ignore[arg-type]
+        check(replace(Rlpd(), **change))  # type: ignore[arg-type]
 
 
 def test_an_unknown_imitation_loss_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="no imitation loss named 'msee'; did you mean 'mse'"):
-        rlpd.check(Rlpd(imitation_loss="msee"))
+        check(Rlpd(imitation_loss="msee"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -77,6 +78,16 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("train", "hil_debug", "--run", "there", "--dry-run"): "error: there has a run already",
         ("train", "hil_debug", "batch_size=0", "--dry-run"): "error: batch_size=0: expected at least 2",
         ("train", "hil_debug", "n_step=0"): "error: n_step=0: expected at least 1",
+        ("train", "hil_debug", "agent.hidden=[]"): "error: agent.hidden is []; expected at least one width",
+        ("learner", "hil_debug", "agent.rlpd.tau=2"): "error: rlpd.tau is 2.0; expected above 0 and at most 1.",
+        ("train", "hil_debug", "agent.encoder.kind=big"): "error: no encoder named 'big'",
+        ("train", "hil_debug", "agent.action_indices=[9]"): "error: action_indices is [9]; expected some of 0 to 6",
+        ("train", "hil_debug", "agent.pose_keys=[state/q]"): "error: no proprioception in pose_keys named 'state/q'",
+        ("train", "hil_debug", "agent.device=abacus", "--dry-run"): "error: device 'abacus' is no torch device",
+        ("train", "hil_debug", "task_options.colour=red"): "error: tabletop/reach cannot be made with task_options={",
+        ("train", "hil_debug", "actors=0"): "error: actors=0: a run needs at least 1. A learner alone is `hilt learner`.",
+        ("actor", "hil_debug", "agent.rlpd.imitation_updates=9"): "error: agent.rlpd.imitation_updates=9 changes nothing without",
+        ("train", "hil_debug", "demonstrations=0", "demonstration_options.speed=1"): "error: demonstration_options={'speed': 1} changes nothing",
         ("learner", "--run", "there", "--resume", "seed=1"): "error: seed was 42 in there and is 1 now, which a resumed run cannot change",
         ("train", "tabletop_pick", "--run", "there", "--resume"): "error: there is a run of hil_debug, not of tabletop_pick",
         ("train", "--run", "nowhere", "--resume"): "error: nowhere has no run to resume",
@@ -88,6 +99,17 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
     assert not (tmp_path / "runs").exists(), "so that the right settings may begin there"
     assert "give a RECIPE, such as hil_debug" in run("train", "max_steps=3", code=2).output
     assert "give a RECIPE" in run("actor", code=2).output
+
+
+def test_ports_that_somebody_has_are_refused_before_anything_is_made(tmp_path: Path):
+    begin_run(tmp_path / "there", "hil_debug", recipe("hil_debug"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cure = "by another run perhaps: give this one free ports with wire.port=0 wire.broadcast_port=0."
+        for words in (["hil_debug", f"wire.port={port}"], ["--run", "there", "--resume", "wire.port=0", f"wire.broadcast_port={port}"]):
+            for command in ("train", "learner"):
+                assert run(command, *words, code=1).stderr == f"error: port {port} is taken on 127.0.0.1, {cure}\n"
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_learner_alone_records_its_demonstrations_and_goes_on_when_resumed(tmp_path: Path):

@@ -15,8 +15,9 @@ from scipy.spatial.transform import Rotation
 from hilt.algos import rlpd
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent import ActionLayout, Agent, AgentConfig, one_cycle, rotation_columns
+from hilt.policies.agent import Agent, AgentConfig, one_cycle, rotation_columns
 from hilt.policies.config import EncoderConfig
+from hilt.policies.layout import ActionLayout
 from hilt.replay.torch import load_pt, save_pt
 from tests.policies.agents import MODES, batch, config, make, moved, numbers, spaces
 

@@ -227,7 +227,11 @@ def test_what_the_policy_sees_and_where_metrics_go(template: Path, memory_path: 
     kept: list[Any] = []
     sink = SimpleNamespace(write=kept.append, resumed=lambda update: None, close=lambda: kept.append("closed"))
     monkeypatch.setitem(SINKS, "kept", lambda folder, run: sink)
-    for keys, error in (({"image_keys": ["images/top"]}, "no image .*'images/top'"), ({"proprio_keys": ["q"]}, "no proprioception .*'q'")):
+    looks = {"agent": {"encoder": {"kind": "small"}}}
+    for keys, error in (
+        ({"image_keys": ["images/top"], **looks}, "no image .*'images/top'"),
+        ({"proprio_keys": ["q"]}, "no proprioception .*'q'"),
+    ):
         with pytest.raises(UnknownNameError, match=error):
             learner(template, memory_path / "a", sinks=["kept"], **keys)
     assert kept == ["closed"] * 2

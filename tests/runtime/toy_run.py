@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict
 from hilt.core.config import build
 from hilt.core.trajectory import Source
 from hilt.runtime.config import Hil
+from hilt.runtime.idle import settings
 from hilt.wire import make_trainer_config
 
 SIZE = 32
@@ -40,7 +41,7 @@ def spaces(images: bool = False) -> Any:
 
 
 def config(**changes: Any) -> Hil:
-    return build(Hil(), BASE, changes)
+    return settings(build(Hil(), BASE), changes)
 
 
 def wire() -> Any:

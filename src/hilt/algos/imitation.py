@@ -12,10 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hilt.algos.config import IMITATION_LOSSES
 from hilt.algos.gaussian import log_prob_of
 from hilt.core.errors import UnknownNameError
-
-LOSSES = ("nll", "mse")
 
 
 def imitation_loss(kind: str, mean: Tensor, std: Tensor, actions: Tensor) -> Tensor:
@@ -24,7 +23,7 @@ def imitation_loss(kind: str, mean: Tensor, std: Tensor, actions: Tensor) -> Ten
         return -log_prob_of(actions, mean, std)
     if kind == "mse":
         return (torch.tanh(mean) - actions).square().mean(-1)
-    raise UnknownNameError("imitation loss", kind, LOSSES)
+    raise UnknownNameError("imitation loss", kind, IMITATION_LOSSES)
 
 
 def grasp_margin_loss(q: Tensor, shown: Tensor, margin: float) -> Tensor:

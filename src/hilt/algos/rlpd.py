@@ -24,8 +24,8 @@ from torch import Generator, Tensor, nn
 from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample
-from hilt.algos.imitation import LOSSES, imitation_loss
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.algos.imitation import imitation_loss
+from hilt.core.errors import SchemaError
 
 
 @dataclass
@@ -74,34 +74,6 @@ class Batch:
     grasps: Tensor | None = None
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
-
-
-def check(settings: Rlpd) -> None:
-    """Refuse what cannot work, with a sentence."""
-    rules = (
-        ("discount", 0 <= settings.discount <= 1, "a number from 0 to 1"),
-        ("tau", 0 < settings.tau <= 1, "above 0 and at most 1"),
-        ("critics", settings.critics >= 1, "at least 1"),
-        ("subset", 0 <= settings.subset <= settings.critics, "0 for all, or at most as many as there are critics"),
-        ("learning_rate", settings.learning_rate >= 0, "0 or more"),
-        ("temperature", settings.temperature > 0, "above 0"),
-        ("actor_average", 0 <= settings.actor_average <= 1, "a number from 0 to 1"),
-        ("critic_warmup", settings.critic_warmup >= 0, "0 or more"),
-        ("imitation_weight", settings.imitation_weight >= 0, "0 or more"),
-        ("imitation_updates", settings.imitation_updates >= 0, "0 or more"),
-        ("random_crop", settings.random_crop >= 0, "0 or more pixels"),
-        ("feature_noise", settings.feature_noise >= 0, "0 or more"),
-    )
-    for name, fits, wanted in rules:
-        if not fits:
-            raise ConfigError(f"rlpd.{name} is {getattr(settings, name)}; expected {wanted}.")
-    bounds = settings.target_range
-    if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
-        raise ConfigError(f"rlpd.target_range is {bounds}; expected [low, high] with low < high, or none.")
-    if settings.actor_q not in ("mean", "min"):
-        raise UnknownNameError("actor_q", settings.actor_q, ("mean", "min"))
-    if settings.imitation_loss not in LOSSES:
-        raise UnknownNameError("imitation loss", settings.imitation_loss, LOSSES)
 
 
 def update(

@@ -102,8 +102,10 @@ def actor_command(
     _one_thread()
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
+    from hilt.runtime.train import check_run
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
+    check_run(config)
     with stop_signals() as stopped:
         _end_with_parent()
         acted = act(config, spool or Path("spools") / _plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
@@ -162,30 +164,39 @@ def _folder(recipe: str, run: Path | None) -> Path:
 def _config(recipe: str, overrides: list[str]) -> Hil:
     if not recipe:
         raise typer.BadParameter("give a RECIPE, such as hil_debug.")
-    from hilt.core.config import build
     from hilt.recipes import recipe as named
+    from hilt.runtime.idle import settings
 
-    return build(named(recipe), *overrides)
+    return settings(named(recipe), *overrides)
 
 
 def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hil:
     """The settings of a run that begins or goes on; its folder has them from now on."""
     optional_module("gymnasium", "hilt train", "sim")
-    from hilt.runtime.train import begin_run, resume_run
+    from hilt.replay.lock import writer_of
+    from hilt.runtime.train import begin_run, check_ports, resume_run
 
-    return resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, overrides))
+    if not resume:
+        config = _config(recipe, overrides)
+        check_ports(config)
+        return begin_run(folder, recipe, config)
+    config = resume_run(folder, recipe, overrides)
+    if not writer_of(folder):  # else its own former learner has them, which is awaited
+        check_ports(config)
+    return config
 
 
 def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
     from omegaconf import OmegaConf
 
-    from hilt.runtime.config import check
-    from hilt.runtime.train import check_new, commands, resumed_settings
+    from hilt.runtime.train import check_new, check_run, commands, resumed_settings
+    from hilt.runtime.workplace import check_fit
 
     if not resume:
         check_new(folder)
     config = resumed_settings(folder, recipe, overrides)[0] if resume else _config(recipe, overrides)
-    check(config)
+    check_run(config)
+    check_fit(config)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     if config.demonstrations and not resume:

@@ -30,7 +30,7 @@ from hilt.core.errors import ConfigError, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
-_OVERRIDE = re.compile(r"[\w.\[\]]+=")
+_OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.proprio_floor.state/tcp_pose
 
 
 def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:

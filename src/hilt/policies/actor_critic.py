@@ -15,18 +15,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import UnknownNameError
 from hilt.policies.encoders import LAYER_NORM_EPS, Linear, Projection, initialise
 
 PROPRIO_MOST = 5.0
 """Deviations from the mean beyond which normalised proprioception is cut off"""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu}
-
-
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    if name not in ACTIVATIONS:
-        raise UnknownNameError("activation", name, ACTIVATIONS)
-    return ACTIVATIONS[name]
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Mlp(nn.Module):
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, act: str):
         super().__init__()
-        self.act = activation(act)
+        self.act = ACTIVATIONS[act]
         sizes = [inputs, *hidden]
         self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
         self.norms = nn.ModuleList([nn.LayerNorm(size, eps=LAYER_NORM_EPS) for size in hidden])
@@ -117,7 +110,7 @@ class Critics(nn.Module):
         super().__init__()
         self.inputs = Inputs(body)
         initialise(self, generator)
-        self.act = activation(body.activation)
+        self.act = ACTIVATIONS[body.activation]
         sizes = [self.inputs.width + actions, *body.hidden, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()

@@ -26,9 +26,9 @@ from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, Unknow
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
 from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Mlp, Normaliser, Temperature
-from hilt.policies.config import SETUP_MODES, AgentConfig, EncoderConfig
+from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.policies.encoders import Encoder, initialise, random_crop
-from hilt.replay.schema import spec_of_space
+from hilt.policies.layout import ActionLayout, fit
 from hilt.replay.torch import as_tensor, check_device, generator
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
@@ -51,7 +51,6 @@ class Agent:
     def __init__(
         self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int
     ):
-        check(config)
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
@@ -60,16 +59,6 @@ class Agent:
         """How often each kind of update was made"""
         made, settings = self.generator, config.rlpd
         self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
-        if not self.encoder.paths and not proprio:
-            raise ConfigError("the policy sees nothing: there is no proprioception, and no image or encoder.kind=none. Check the keys.")
-        if settings.feature_noise and not self.frozen:
-            where = "is for the features of a frozen encoder, and there is none"
-            raise ConfigError(f"rlpd.feature_noise={settings.feature_noise} {where}. Set encoder.training=frozen, or leave it out.")
-        for path in config.pose_keys:
-            if path not in proprio:
-                raise UnknownNameError("proprioception in pose_keys", path, proprio)
-            if shapes[path].shape[-1:] != (7,):
-                raise ConfigError(f"pose_keys: {path} is {shapes[path]}; a pose has 7 numbers, position and quaternion.")
         given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
         self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
         body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
@@ -84,8 +73,6 @@ class Agent:
         if self.layout.outcomes:
             self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
         if foreseen := config.encoder.pretrain_predict:
-            if foreseen not in proprio:
-                raise UnknownNameError("proprioception to predict", foreseen, proprio)
             self.networks["forecast"] = Mlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
             initialise(self.networks["forecast"], made)
         for network in self.networks.values():
@@ -115,22 +102,8 @@ class Agent:
 
         An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception.
         """
-        spec = observation_space if isinstance(observation_space, Mapping) else spec_of_space(observation_space, "observations")
-        if not isinstance(spec, Mapping):
-            cure = "Put it under a name, such as state, with a wrapper: see docs/recipes.md."
-            raise ConfigError(f"expected observations by name (a Dict space), got one array of {spec}. {cure}")
-        shapes: dict[str, ArraySpec] = flatten(spec)
-        images = [path for path, leaf in shapes.items() if leaf.dtype == np.uint8 and len(leaf.shape) in (3, 4) and leaf.shape[-1] == 3]
-        proprio = [path for path in shapes if path not in images]
-        actions = action_space if isinstance(action_space, ArraySpec) else spec_of_space(action_space, "actions")
-        if not isinstance(actions, ArraySpec) or len(actions.shape) != 1:
-            raise ConfigError(f"expected actions of one axis, got {actions}.")
-        low, high = getattr(action_space, "low", -1.0), getattr(action_space, "high", 1.0)
-        if not np.all(np.equal(low, -1)) or not np.all(np.equal(high, 1)):
-            cure = "Rescale them in the environment: gymnasium.wrappers.RescaleAction(env, -1, 1)."
-            raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. {cure}")
-        chosen = _chosen("image", image_keys, images), _chosen("proprioception", proprio_keys, proprio)
-        return cls(shapes, *chosen, actions.shape[0], config or AgentConfig(), seed)
+        config = config or AgentConfig()
+        return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed)
 
     @property
     def frozen(self) -> bool:
@@ -240,8 +213,6 @@ class Agent:
         if not self.config.normalise_proprio or not self.proprio:
             return
         given, normal, floors = flatten(observations), cast(Normaliser, self.networks["proprio"]), self.config.proprio_floor
-        if unknown := set(floors) - set(self.proprio):
-            raise UnknownNameError("proprioception in proprio_floor", sorted(unknown)[0], self.proprio)
         columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
         least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
@@ -396,64 +367,6 @@ class Agent:
         )
 
 
-def check(config: AgentConfig) -> None:
-    """Refuse what cannot work, with a sentence."""
-    rlpd.check(config.rlpd)
-    limits = config.std_range
-    for name, fits, wanted in (
-        ("hidden", bool(config.hidden) and min(config.hidden) > 0, "at least one width above 0"),
-        ("proprio_width", config.proprio_width >= 0, "0 or more"),
-        ("proprio_floor", all(floor > 0 for floor in config.proprio_floor.values()), "deviations above 0"),
-        ("actor_scale", config.actor_scale > 0, "above 0"),
-        ("std_range", len(limits) == 2 and 0 < limits[0] < limits[1], "[least, largest], both above 0"),
-        ("initial_std", config.initial_std > 0, "above 0"),
-    ):
-        if not fits:
-            raise ConfigError(f"agent.{name} is {getattr(config, name)}; expected {wanted}.")
-
-
-class ActionLayout:
-    """Which numbers of an action are continuous, and which are a gripper's: the last of each arm, when it is learned.
-
-    A gripper closes (-1), holds (0) or opens (1); two of them have nine outcomes together, ``3 * first + second``.
-    """
-
-    def __init__(self, setup_mode: str, actions: int, indices: Sequence[int] = ()):
-        if setup_mode not in SETUP_MODES:
-            raise UnknownNameError("setup_mode", setup_mode, SETUP_MODES)
-        arms = 2 if setup_mode.startswith("dual") else 1
-        self.grippers: list[int] = []
-        if setup_mode.endswith("learned-gripper"):
-            if actions % arms or actions // arms < 2:
-                raise ConfigError(f"setup_mode={setup_mode} needs actions of 7 numbers for each arm (at least 2), got {actions}.")
-            self.grippers = [actions // arms * (arm + 1) - 1 for arm in range(arms)]
-        self.moving = [i for i in sorted(set(indices) or range(actions)) if i not in self.grippers]
-        if not self.moving or not 0 <= self.moving[0] <= self.moving[-1] < actions:
-            raise ConfigError(f"action_indices is {list(indices)}; expected some of 0 to {actions - 1} that are no learned gripper's.")
-        self.actions, self.continuous, self.outcomes = actions, len(self.moving), 3 ** len(self.grippers) if self.grippers else 0
-
-    def split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The continuous numbers ``[B, C]``, and what the grippers did as one number ``[B]``."""
-        if actions.ndim != 2 or actions.shape[1] != self.actions:
-            raise SchemaError(f"actions: expected [B, {self.actions}], got {tuple(actions.shape)}.")
-        continuous = actions[:, self.moving].float()
-        if not self.grippers:
-            return continuous, None
-        moves = actions[:, self.grippers].round().clamp(-1, 1).long() + 1
-        number = moves[:, 0] if len(self.grippers) == 1 else 3 * moves[:, 0] + moves[:, 1]
-        return continuous, number
-
-    def join(self, continuous: Tensor, outcomes: Tensor | None = None) -> Tensor:
-        """The action of both; what nobody moves is 0."""
-        whole = continuous.new_zeros(len(continuous), self.actions)
-        whole[:, self.moving] = continuous
-        if outcomes is not None:
-            moves = [outcomes] if len(self.grippers) == 1 else [outcomes // 3, outcomes % 3]
-            for gripper, move in zip(self.grippers, moves, strict=True):
-                whole[:, gripper] = move.to(whole.dtype) - 1
-        return whole
-
-
 def rotation_columns(pose: Tensor) -> Tensor:
     """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of the rotation: equal turns, equal numbers."""
     position, (x, y, z, w) = pose[..., :3], pose[..., 3:].unbind(-1)
@@ -467,13 +380,6 @@ def one_cycle(progress: float | None) -> float:
     if progress is None:
         return 1.0
     return min(1.0, progress / 0.05 + 0.04) if progress < 0.05 else 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
-
-
-def _chosen(what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
-    for key in keys:
-        if key not in known:
-            raise UnknownNameError(f"{what} among the observations", key, known)
-    return sorted(keys or known)
 
 
 def _found(tree: Mapping[str, Any], name: str) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hilt.algos.config import Rlpd
+from hilt.algos.config import check as check_rlpd
+from hilt.core.errors import ConfigError, UnknownNameError
 
 SETUP_MODES = (
     "single-arm-fixed-gripper",
@@ -13,6 +15,9 @@ SETUP_MODES = (
     "dual-arm-learned-gripper",
 )
 """HIL-SERL's names; with a learned gripper a critic of its own decides when to close it"""
+
+KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head", "frozen"), ("tanh", "relu")
+"""What encoders there are, what of one is trained, and what lies between layers"""
 
 
 @dataclass
@@ -75,3 +80,36 @@ class AgentConfig:
     """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = field(default_factory=Rlpd)
     """How it learns"""
+
+
+def check(config: AgentConfig) -> None:
+    """Refuse what cannot work, with a sentence."""
+    check_rlpd(config.rlpd)
+    check_encoder(config.encoder)
+    limits = config.std_range
+    for name, fits, wanted in (
+        ("hidden", bool(config.hidden) and min(config.hidden) > 0, "at least one width above 0"),
+        ("proprio_width", config.proprio_width >= 0, "0 or more"),
+        ("proprio_floor", all(floor > 0 for floor in config.proprio_floor.values()), "deviations above 0"),
+        ("actor_scale", config.actor_scale > 0, "above 0"),
+        ("std_range", len(limits) == 2 and 0 < limits[0] < limits[1], "[least, largest], both above 0"),
+        ("initial_std", config.initial_std > 0, "above 0"),
+    ):
+        if not fits:
+            raise ConfigError(f"agent.{name} is {getattr(config, name)}; expected {wanted}.")
+    for what, given, known in (("setup_mode", config.setup_mode, SETUP_MODES), ("activation", config.activation, ACTIVATIONS)):
+        if given not in known:
+            raise UnknownNameError(what, given, known)
+
+
+def check_encoder(config: EncoderConfig) -> None:
+    """The same for an encoder alone."""
+    for name, given, known in (("encoder", config.kind, KINDS), ("encoder training", config.training, TRAININGS)):
+        if given not in known:
+            raise UnknownNameError(name, given, known)
+    if config.features < 1:
+        raise ConfigError(f"encoder.features is {config.features}; a camera becomes at least one number.")
+    if config.weights and config.kind != "resnet10":
+        raise ConfigError(f"encoder.weights is {config.weights!r}, but only kind=resnet10 reads a file; kind is {config.kind!r}.")
+    if config.kind == "resnet10" and config.training != "critic" and not config.weights and not config.pretrain_updates:
+        raise ConfigError(f"encoder.training={config.training} keeps a trunk that nothing has trained; set weights or pretrain_updates.")

@@ -18,12 +18,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.policies.config import EncoderConfig
+from hilt.core.errors import ConfigError
+from hilt.policies.config import EncoderConfig, check_encoder
 from hilt.policies.serl import read_resnet10
 
-KINDS = ("small", "resnet10", "none")
-TRAININGS = ("critic", "head", "frozen")
 LAYER_NORM_EPS = 1e-6  # as in flax
 DROPOUT = 0.1
 SPATIAL_FEATURES = 8
@@ -49,7 +47,7 @@ class Encoder(nn.Module):
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], config: EncoderConfig, generator: Generator):
         super().__init__()
-        _check(config)
+        check_encoder(config)
         self.config = config
         self.paths = sorted(shapes) if config.kind != "none" else []
         self.width = config.features * len(self.paths)
@@ -271,15 +269,3 @@ def as_image(images: Tensor, shape: tuple[int, int, int], path: str) -> Tensor:
         given = f"{str(images.dtype).removeprefix('torch.')} {tuple(images.shape)}"
         raise ConfigError(f"{path}: expected uint8 images [B, ...] that fold to {shape}, got {given}.")
     return images
-
-
-def _check(config: EncoderConfig) -> None:
-    for name, given, known in (("encoder", config.kind, KINDS), ("encoder training", config.training, TRAININGS)):
-        if given not in known:
-            raise UnknownNameError(name, given, known)
-    if config.features < 1:
-        raise ConfigError(f"encoder.features is {config.features}; a camera becomes at least one number.")
-    if config.weights and config.kind != "resnet10":
-        raise ConfigError(f"encoder.weights is {config.weights!r}, but only kind=resnet10 reads a file; kind is {config.kind!r}.")
-    if config.kind == "resnet10" and config.training != "critic" and not config.weights and not config.pretrain_updates:
-        raise ConfigError(f"encoder.training={config.training} keeps a trunk that nothing has trained; set weights or pretrain_updates.")

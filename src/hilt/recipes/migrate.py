@@ -16,11 +16,11 @@ from typing import Any
 
 import gymnasium
 
-from hilt.core.config import build
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
 from hilt.envs.task import success_of
 from hilt.runtime.config import Hil
+from hilt.runtime.idle import settings
 
 SAME = (
     "batch_size",
@@ -73,7 +73,7 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
         hil.max_traj_length = told.max_traj_length
     if overrides.get("classifier"):
         hil.task_options["classifier"] = False  # ours takes its place
-    return build(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
+    return settings(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
 
 
 class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]

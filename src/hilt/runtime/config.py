@@ -7,6 +7,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.config import AgentConfig
+from hilt.policies.config import check as check_agent
 
 ALGORITHMS = ("rlpd", "bc", "hg-dagger")
 STORES = ("log", "trajectories")
@@ -137,6 +138,7 @@ def check(config: Hil) -> None:
     for name, smallest in LEAST.items():
         if not getattr(config, name) >= smallest:
             raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
+    check_agent(config.agent)
     encoder = config.agent.encoder
     if encoder.pretrain_predict and not encoder.pretrain_updates:
         raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")

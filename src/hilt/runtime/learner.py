@@ -28,6 +28,7 @@ from hilt.replay.schema import spec_of_space
 from hilt.runtime.checkpoint import Buffers, Saver, latest, numbers
 from hilt.runtime.config import Hil, check
 from hilt.runtime.experience import Batch, Experience
+from hilt.runtime.idle import refuse_idle
 from hilt.runtime.recording import nested
 from hilt.wire import TrainerConfig, TrainerServer
 
@@ -62,6 +63,7 @@ class Learner:
 
     def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
         check(config)
+        refuse_idle(config)
         self.config, self.run_folder = config, run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:

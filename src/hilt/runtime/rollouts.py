@@ -104,8 +104,6 @@ class Rollouts:
     people did."""
 
     def __init__(self, run: Path, config: Hil, env: Any, agent: Any, say: Callable[[str], None] = logger.info):
-        if config.checkpoint_path or config.buffer_period:
-            raise ConfigError("store=trajectories keeps RLinf's folders: checkpoint_path and buffer_period are for store=log.")
         self._config, self._agent, self._say, self._folder = config, agent, say, run / "rollouts" / "online"
         demos, log = open_logs(run, config, Schema.declare(columns_for(config, env)), say)
         log.close()

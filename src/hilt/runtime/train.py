@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import secrets
 import signal
@@ -25,12 +26,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hilt.core.config import build, freeze, thaw
+from hilt.core.config import freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
 from hilt.replay import Log
 from hilt.replay.lock import writer_of
 from hilt.runtime.config import Hil, check
+from hilt.runtime.idle import refuse_idle, settings
+from hilt.runtime.workplace import check_fit, task, task_options
 
 CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
@@ -50,14 +53,23 @@ PARENT = "HILT_PARENT"
 
 
 def begin_run(run: Path, recipe: str, config: Hil) -> Hil:
-    """A new run: its folder and frozen settings."""
-    check(config)
+    """A new run: its folder and frozen settings. What cannot work is refused before there is anything."""
+    check_run(config)
     check_new(run)
+    check_fit(config)
     DISK.make_folders(run)
     config = _with_ports(config)
     write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": []})
     freeze(config, run / CONFIG)
     return config
+
+
+def check_run(config: Hil) -> None:
+    """Refuses settings that cannot work, or that would do nothing."""
+    check(config)
+    refuse_idle(config)
+    if config.actors < 1:
+        raise ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`.")
 
 
 def check_new(run: Path) -> None:
@@ -86,7 +98,7 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
     frozen, known = thaw(Hil, run / CONFIG), read_json(run / CARD)["recipe"]
     if recipe and recipe != known:
         raise ConfigError(f"{run} is a run of {known}, not of {recipe}: leave the recipe out, or name another folder with --run.")
-    config = _with_ports(build(frozen, *overrides))
+    config = _with_ports(settings(frozen, *overrides))
     changed = differences(frozen, config)
     for key, (was, given) in changed.items():
         if key not in CHANGEABLE:
@@ -94,7 +106,7 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
                 f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another run "
                 f"with --run. These can: {', '.join(sorted(CHANGEABLE))}."
             )
-    check(config)
+    check_run(config)
     return config, {key: given for key, (_, given) in changed.items()}
 
 
@@ -119,7 +131,6 @@ def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callab
     if not wanted or _recorded(folder) >= wanted:
         return
     from hilt.runtime.record import Settings, record
-    from hilt.runtime.workplace import task, task_options
     from hilt.teleop.devices import open_device
 
     say(f"recording {wanted} demonstrations of {config.task} with its script, into {folder}")
@@ -179,8 +190,7 @@ def train(
 
     A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
     """
-    if config.actors < 1:
-        raise ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`.")
+    check_run(config)
     demonstrate(config, run, say, stop)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     outcome = Outcome()
@@ -323,6 +333,19 @@ def _with_ports(config: Hil) -> Hil:
     """Port 0 is a free one, chosen now and frozen with the rest."""
     wire, free = config.wire, _free_ports(2)
     return replace(config, wire=replace(wire, port=wire.port or free[0], broadcast_port=wire.broadcast_port or free[1]))
+
+
+def check_ports(config: Hil) -> None:
+    """Refuses ports that somebody has, before anything is started that would find out late."""
+    for port in (config.wire.port, config.wire.broadcast_port):
+        try:
+            family = socket.AF_INET6 if ":" in config.wire.host else socket.AF_INET
+            socket.create_server((config.wire.host, port), family=family).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                continue  # an address that the wire itself will judge
+            cure = "give this one free ports with wire.port=0 wire.broadcast_port=0"
+            raise ConfigError(f"port {port} is taken on {config.wire.host}, by another run perhaps: {cure}.") from None
 
 
 def _free_ports(count: int) -> list[int]:

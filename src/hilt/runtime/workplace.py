@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymnasium import spaces as gym_spaces
@@ -11,7 +12,11 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
 from hilt.envs.task import make
 from hilt.envs.wrappers import GripperPenaltyWrapper
+from hilt.policies.config import AgentConfig
+from hilt.policies.layout import fit
+from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
+from hilt.runtime.recording import nested
 from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import Device, Reading, open_device
 from hilt.teleop.intervene import TakeOver
@@ -88,6 +93,19 @@ def spaces(config: Hil) -> Spaces:
         return Spaces(env.observation_space, env.action_space)
     finally:
         env.close()
+
+
+def check_fit(config: Hil) -> None:
+    """Refuses an agent whose settings do not fit what the environment shows and takes."""
+    made, agent = spaces(config), config.agent
+    seen = nested(spec_of_space(made.observation_space, "observation_space"))
+    fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
+    if agent.encoder.weights and not Path(agent.encoder.weights).is_file():
+        raise ConfigError(f"agent.encoder.weights={agent.encoder.weights}: there is no such file. Check the path.")
+    if agent.device != AgentConfig().device:
+        from hilt.replay.torch import check_device  # which takes seconds to import
+
+        check_device(agent.device)
 
 
 def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
