@@ -1,0 +1,424 @@
+"""What OpenVLA and OpenVLA-OFT have in common: the model, how observations come in and how actions go out.
+
+The sequence is: BOS, the patches of all images, the robot's state if there is one, the prompt, and then what answers: the tokens so far,
+or, in OFT, one empty slot for each number of the chunk and a stop, all of which see each other. A row's padding stands between its
+prompt and its answer, where nobody looks: a token's place is what it is told, not where it lies.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.policies import llama
+from hilt.policies.base import Evaluation, Observation, Policy, Record
+from hilt.policies.images import openvla_view
+from hilt.policies.llama import Layout, Packing
+from hilt.policies.normalize import Normalizer, resolve_key
+from hilt.policies.openvla_config import OpenVLAConfig, OpenVLAOptions
+from hilt.policies.prismatic import FilmBackbone, L1Head, Projector, ProprioProjector, ScaleHead, ValueHead, VisionBackbone
+from hilt.policies.tokens import ActionTokenizer, openvla_ids, padded
+
+STOP = 2
+"""The token that ends every answer"""
+
+
+@dataclass
+class Inputs:
+    """A batch on the device."""
+
+    pixels: Tensor
+    """[B, images, 3 for each vision transformer, H, W], normalised"""
+    prompt: Tensor
+    """int64 [B, L]"""
+    length: Tensor
+    """int64 [B]: tokens of each prompt"""
+    proprio: Tensor | None
+    """float32 [B, proprio_dim], normalised"""
+    lengths: np.ndarray | None
+    """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
+
+
+class Dealt(NamedTuple):
+    """An answer."""
+
+    drawn: Tensor
+    """[B, chunk, action_dim]: token ids, or normalised actions"""
+    evaluation: Evaluation | None
+    """None of an answer that is no draw: the L1 head's"""
+
+
+class OpenVLAPolicy(Policy):
+    """A new one has no weights: `from_pretrained` loads them, `initialise` makes random ones."""
+
+    causal: bool
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        norm_stats: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
+        unnorm_key: str | None = None,
+        options: OpenVLAOptions | None = None,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.config, self.options, self.tokenizer = config, options or OpenVLAOptions(), tokenizer
+        self.norm_stats = dict(norm_stats or config.norm_stats)
+        self.unnorm_key = resolve_key(self.norm_stats, unnorm_key)
+        self.chunk, self.action_dim = config.chunk, len(self.get_action_stats()["q01" if config.normalization == "q99" else "min"])
+        if config.action_dim not in (0, self.action_dim):
+            raise ConfigError(f"config.json says actions of {config.action_dim} numbers, and {self.unnorm_key} has {self.action_dim}.")
+        self.slots = self.chunk * self.action_dim
+        self.source: Path | None = None
+        """The folder that it came from"""
+        self.generator = torch.Generator().manual_seed(seed)
+        """Draws for a caller who brings no generator"""
+        self.token = ActionTokenizer(config.n_action_bins, config.vocabulary)
+        epsilon = 0.0 if self.causal else 1e-8  # as upstream has it, in each of the two
+        self.scale_actions = Normalizer(self.get_action_stats(), config.normalization, epsilon)
+        self.scale_state = None
+        if config.use_proprio:
+            self.scale_state = Normalizer(self.norm_stats[self.unnorm_key].get("proprio", {}), config.normalization, 1e-8, clip=True)
+        with torch.device("meta"):
+            self._build()
+
+    def _build(self) -> None:
+        config, width = self.config, self.config.width
+        vision = VisionBackbone(config.vits(), config.image_size)
+        self.vision_backbone = FilmBackbone(vision, width) if config.film else vision
+        self.projector = Projector(vision.width, width, fused=vision.fused_featurizer is not None)
+        self.language_model = llama.make(config.text_config)
+        self.proprio_projector = ProprioProjector(config.proprio_dim, width) if config.use_proprio else None
+        self.action_head = L1Head(width, self.chunk, self.action_dim) if config.head != "tokens" else None
+        self.scale_head = ScaleHead(width, self.chunk, self.action_dim) if config.head == "laplace" else None
+        self.value_head = ValueHead(width) if config.value_head else None
+        for name in ("mean", "std"):
+            self.register_buffer(f"pixel_{name}", torch.empty(1, 1, 3 * len(config.vits()), 1, 1), persistent=False)
+
+    # --- weights ---
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
+        """From a checkpoint folder, read as files; see `hilt.policies.checkpoints.load_openvla`."""
+        from hilt.policies.checkpoints import load_openvla
+
+        return load_openvla(folder, kind=cls, **options)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """A complete folder, which upstream's loader opens too."""
+        from hilt.policies.checkpoints import save_openvla
+
+        save_openvla(self, folder)
+
+    def initialise(self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = "") -> Any:
+        """Random weights: of everything, or of the parameters whose name begins with `only`, such as a head that a folder lacks."""
+        draws = torch.Generator(device).manual_seed(seed)
+        for name, old in list(self.named_parameters()):
+            if not name.startswith(only):
+                continue
+            new = torch.empty(old.shape, dtype=dtype, device=device)
+            if name == "scale_head.log_b_head.bias":
+                new.fill_(ScaleHead.START)
+            elif name == "value_head.fc2.weight" or (new.ndim < 2 and name.endswith("bias")):
+                new.zero_()
+            elif new.ndim < 2:
+                new.fill_(1.0)
+            else:
+                new.normal_(0, 0.0002 if name == "scale_head.log_b_head.weight" else 0.02, generator=draws)
+            owner, _, leaf = name.rpartition(".")
+            self.get_submodule(owner)._parameters[leaf] = nn.Parameter(new, requires_grad=old.requires_grad)
+        return self.reset_buffers(device)
+
+    def reset_buffers(self, device: str | torch.device) -> Any:
+        """The numbers that no checkpoint has: the frequencies of positions, the means of pixels."""
+        trunk = self.language_model.model
+        with torch.device(device):
+            trunk.rotary_emb = type(trunk.rotary_emb)(trunk.config)
+            for name, values in (("mean", self.config.means), ("std", self.config.stds)):
+                setattr(self, f"pixel_{name}", torch.tensor(values).view(1, 1, -1, 1, 1))
+        return self
+
+    def compile_layers(self) -> None:
+        """Compiles the layers of all three transformers, each kind once. The first pass then takes a minute."""
+        vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
+        for vit in (vision.featurizer, vision.fused_featurizer):
+            for block in vit.blocks if vit is not None else ():
+                block.compile(dynamic=False)
+        for layer in self.language_model.model.layers:
+            layer.compile(dynamic=False)
+
+    # --- upstream's names ---
+
+    def get_action_stats(self, unnorm_key: str | None = None) -> dict[str, Any]:
+        return self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
+
+    def set_num_images_in_input(self, number: int) -> None:
+        self.config.num_images = number
+
+    def generate_action_verl(
+        self,
+        input_ids: Tensor,
+        pixel_values: Tensor,
+        attention_mask: Tensor,
+        padding_idx: int | None = None,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        unnorm_key: str | None = None,
+        proprio: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Tensor]:
+        """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
+        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised."""
+        inputs = self.inputs_of(input_ids, pixel_values, attention_mask, proprio)
+        with torch.no_grad(), self._precision():
+            dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), generator or self.generator)
+        stats = self.get_action_stats(unnorm_key)
+        scale = self.scale_actions if unnorm_key is None else Normalizer(stats, self.config.normalization, self.scale_actions.epsilon)
+        return scale.unnormalize(self._plain(dealt.drawn)), dealt.drawn.flatten(1)
+
+    def inputs_of(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None) -> Inputs:
+        """The batch that upstream's tensors are."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
+        order = mask.argsort(dim=1, descending=True, stable=True)  # padding goes to the end
+        lengths = mask.sum(1)
+        prompt = input_ids.gather(1, order)[:, : int(lengths.max())]
+        state = None
+        if proprio is not None:
+            state = torch.as_tensor(proprio, dtype=torch.float32).view(len(input_ids), -1).to(self.device)
+        pixels = pixel_values.to(self.device).unflatten(1, (self.config.num_images, -1))
+        equal = bool((lengths == prompt.shape[1]).all())
+        host = None if equal else lengths.cpu().numpy()
+        return Inputs(pixels, prompt.to(self.device), lengths.to(self.device), state, host)
+
+    # --- acting ---
+
+    def act(
+        self,
+        observations: Sequence[Observation],
+        sample: bool = True,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Record]:
+        if not observations:
+            raise SchemaError("act() was given no observation; give it at least one.")
+        if sample and not temperature > 0:
+            raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+        with torch.no_grad(), self._precision():
+            record, images = self._look(observations)
+            record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
+            dealt = self._deal(self._inputs(record, images), sample, torch.from_numpy(record["temperature"]), generator or self.generator)
+        record[self._drawn] = dealt.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
+        if (evaluation := dealt.evaluation) is not None:
+            record["log_prob"] = evaluation.log_prob.cpu().numpy()
+            if evaluation.value is not None:
+                record["value"] = evaluation.value.cpu().numpy()
+        return self.scale_actions.unnormalize(self._plain(dealt.drawn)).astype(np.float32), record
+
+    def evaluate(self, record: Record) -> Evaluation:
+        drawn = torch.from_numpy(record[self._drawn]).to(self.device)
+        with self._precision():
+            return self._judge(self._inputs(record), drawn, torch.from_numpy(record["temperature"]).to(self.device))
+
+    def supervised_loss(
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+    ) -> tuple[Tensor, dict[str, float]]:
+        with torch.no_grad():
+            record, images = self._look(observations)
+        wanted = np.clip(self.scale_actions.normalize(np.asarray(actions, np.float64)), -1, 1)
+        with self._precision():
+            return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(np.asarray(mask, bool)).to(self.device))
+
+    @property
+    def _drawn(self) -> str:
+        """The field of a record that has what was drawn."""
+        return "tokens" if self.config.head == "tokens" else "actions"
+
+    @abstractmethod
+    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt: ...
+
+    @abstractmethod
+    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation: ...
+
+    @abstractmethod
+    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]: ...
+
+    # --- observations ---
+
+    def _look(self, observations: Sequence[Observation]) -> tuple[Record, Tensor]:
+        """The part of a record that says what was seen, and its images on the device."""
+        cameras, size = self.config.cameras(), self.config.image_size
+        seen = [np.asarray(_field(row, camera, place)) for place, row in enumerate(observations) for camera in cameras]
+        images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
+        for shape in {image.shape for image in seen}:  # rows may have cameras of different size
+            rows = [place for place, image in enumerate(seen) if image.shape == shape]
+            frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
+            images[rows] = openvla_view(frames, size, crop=self.options.center_crop)
+        images = images.unflatten(0, (len(observations), len(cameras)))
+        prompt, length = padded([openvla_ids(self.tokenizer, _field(row, "instruction", place)) for place, row in enumerate(observations)])
+        record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
+        if self.scale_state is not None:
+            record["state"] = np.stack([np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)])
+        return record, images
+
+    def _inputs(self, record: Record, images: Tensor | None = None) -> Inputs:
+        images = torch.from_numpy(record["images"]).to(self.device) if images is None else images
+        lengths, widest = record["prompt_length"], int(record["prompt_length"].max())
+        prompt = torch.from_numpy(record["prompt"][:, :widest]).to(self.device, torch.int64)
+        proprio = None
+        if self.scale_state is not None:
+            proprio = torch.from_numpy(self.scale_state.normalize(record["state"]).astype(np.float32)).to(self.device)
+        length = torch.from_numpy(lengths).to(self.device, torch.int64)
+        return Inputs(self.pixels(images), prompt, length, proprio, None if (lengths == widest).all() else lengths)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the other."""
+        planes = images.permute(0, 1, 4, 2, 3).to(torch.float32) / 255
+        return (planes.repeat(1, 1, self.pixel_mean.shape[2] // 3, 1, 1) - self.pixel_mean) / self.pixel_std
+
+    def _plain(self, drawn: Tensor) -> np.ndarray:
+        """Actions from -1 to 1, float64."""
+        return self.token.decode(drawn.cpu().numpy()) if self.config.head == "tokens" else drawn.cpu().numpy().astype(np.float64)
+
+    # --- the model ---
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.compute == "bfloat16")
+
+    def patch_features(self, inputs: Inputs) -> Tensor:
+        """What the vision transformers make of all images: [B, images * patches, width]."""
+        pixels = inputs.pixels.to(self._dtype)
+        if not self.config.film:
+            return self.vision_backbone(pixels)
+        words = self._embed(inputs.prompt)
+        inside = torch.arange(words.shape[1], device=words.device) < inputs.length[:, None]
+        stop = self._embed(torch.full_like(inputs.length, STOP))  # upstream's mean has it too
+        return self.vision_backbone(pixels, ((words * inside[..., None]).sum(1) + stop) / (inputs.length[:, None] + 1).to(words.dtype))
+
+    def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]."""
+        words, patches = self._embed(inputs.prompt), self.projector(self.patch_features(inputs))
+        parts = [words[:, :1], patches]
+        if inputs.proprio is not None and self.proprio_projector is not None:
+            parts.append(self.proprio_projector(inputs.proprio.to(self._dtype))[:, None])
+        before = torch.cat([*parts, words[:, 1:]], dim=1)
+        return before, before.shape[1] - words.shape[1] + inputs.length - 1
+
+    def _valid(self, inputs: Inputs, before: int, after: int) -> Tensor | None:
+        """bool [B, before + after]: which tokens of a row are real, when `before` of them end with the padding. None: all are."""
+        if inputs.lengths is None:
+            return None
+        place = torch.arange(before + after, device=inputs.length.device)
+        return (place < before - inputs.prompt.shape[1] + inputs.length[:, None]) | (place >= before)
+
+    def _packing(self, inputs: Inputs, before: int, after: int) -> Packing | None:
+        if not self.options.packed or inputs.lengths is None:
+            return None
+        place = np.arange(before + after)  # on the host: how many tokens there are decides shapes
+        real = (place < before - inputs.prompt.shape[1] + inputs.lengths[:, None]) | (place >= before)
+        return Packing(torch.from_numpy(np.flatnonzero(real)).to(self.device), *real.shape)
+
+    def _run(self, x: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        return llama.run(self.language_model, x, positions, layout, self.options.checkpointed)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self.language_model.model.embed_tokens(ids)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.language_model.model.embed_tokens.weight.dtype
+
+    def _logits(self, hidden: Tensor, everything: bool = False) -> Tensor:
+        """float32, over the action tokens, or over the whole vocabulary."""
+        head = self.language_model.lm_head
+        if everything or type(head) is not nn.Linear:  # an adapter on the head is asked as a whole
+            logits = head(hidden).float()
+            return logits if everything else logits[..., self.token.first : self.token.last + 1]
+        rows = head.weight[self.token.first : self.token.last + 1]
+        with torch.autocast(self.device.type, enabled=False):
+            return F.linear(hidden.float(), rows.float())
+
+    def _distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
+        """Log-probabilities of the tokens that may be drawn, at a temperature [B]."""
+        logits = self._logits(hidden, everything=self.options.support == "vocabulary")
+        return F.log_softmax(logits / temperature.view(-1, *[1] * (logits.ndim - 1)).to(logits), dim=-1)
+
+    @property
+    def _first(self) -> int:
+        """The token id of the first log-probability."""
+        return self.token.first if self.options.support == "actions" else 0
+
+    def _weigh(self, log_probs: Tensor, tokens: Tensor, value: Tensor | None) -> Evaluation:
+        """Of log-probabilities [B, slots, tokens] and what was drawn."""
+        shape = (len(tokens), self.chunk, self.action_dim)
+        place = tokens.reshape(len(tokens), -1, 1).long() - self._first
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return Evaluation(log_probs.gather(-1, place).view(shape), entropy.view(shape), value)
+
+    def _token_loss(self, hidden: Tensor, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Cross-entropy over the whole vocabulary, so that the other tokens become unlikely too."""
+        tokens = torch.from_numpy(self.token.encode(wanted)).to(hidden.device, torch.int64)  # [B, chunk, action_dim]
+        logits = self._logits(hidden, everything=True).view(*tokens.shape, -1)
+        chosen = mask[..., None].expand(tokens.shape)
+        loss = F.cross_entropy(logits[chosen], tokens[chosen])
+        with torch.no_grad():
+            found = logits[..., self.token.first : self.token.last + 1].argmax(-1) + self.token.first
+            right = (found == tokens)[chosen].float().mean()
+        apart = np.abs(self.token.decode(found.cpu().numpy()) - wanted)[chosen.cpu().numpy()].mean()
+        return loss, {"loss": loss.item(), "token_accuracy": right.item(), "l1": float(apart)}
+
+    def _value(self, hidden: Tensor) -> Tensor | None:
+        if self.value_head is None:
+            return None
+        return self.value_head(hidden.detach() if self.options.detach_value else hidden).float()
+
+    def check_attention(self) -> None:
+        """Tries whether an early token sees a later one, as it must in OFT and must not in OpenVLA."""
+        x = self._embed(torch.arange(3, 11, device=self.device)[None])
+        other = torch.cat([x[:, :-1], x[:, :1]], dim=1)
+        places = torch.arange(x.shape[1], device=self.device)[None]
+        with torch.no_grad(), self._precision():
+            first, second = (self._run(each, places, Layout(causal=self.causal))[:, 0] for each in (x, other))
+        if torch.equal(first, second) != self.causal:
+            found, wanted = ("causal", "bidirectional") if not self.causal else ("bidirectional", "causal")
+            raise ConfigError(f"attention is {found} here, and this model was trained with {wanted}: its actions would be noise. "
+                              "Another attention was put in the place of hilt.policies.llama.attend; take that away.")  # fmt: skip
+
+    def action_token_mass(self, inputs: Inputs | None = None) -> float:
+        """How much of the probability lies on action tokens, from 0 to 1, on `inputs` or on a picture of noise. Near 256 / 32000 means
+        that nobody trained this model to answer in tokens."""
+        if inputs is None:
+            noise = torch.Generator().manual_seed(0)
+            size, text = self.config.image_size, openvla_ids(self.tokenizer, "pick up the object")
+            images = torch.randint(0, 256, (1, self.config.num_images, size, size, 3), generator=noise, dtype=torch.uint8).to(self.device)
+            prompt = torch.tensor([text], device=self.device)
+            state = torch.zeros(1, self.config.proprio_dim, device=self.device) if self.config.use_proprio else None
+            inputs = Inputs(self.pixels(images), prompt, torch.full((1,), len(text), device=self.device), state, None)
+        with torch.no_grad(), self._precision():
+            chance = self._logits(self._answering(inputs), everything=True).softmax(-1)
+        return float(chance[..., self.token.first : self.token.last + 1].sum(-1).mean())
+
+    @abstractmethod
+    def _answering(self, inputs: Inputs) -> Tensor:
+        """Hidden states that predict tokens [B, 1 or more, width]."""
+
+
+def _field(row: Observation, name: str, place: int) -> Any:
+    if name not in row:
+        raise MissingFieldError(f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}.")
+    return row[name]
+
+
+def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """The index [...] that each of `uniform` [...] in [0, 1) points to in the cumulated probabilities of [..., choices]."""
+    reached = log_probs.double().exp().cumsum(-1)
+    return (reached <= uniform[..., None].to(reached) * reached[..., -1:]).sum(-1)
