@@ -121,17 +121,21 @@ def load_into(
     strict: bool = True,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    also: Mapping[str, Tensor] | None = None,
+    optional: tuple[str, ...] = (),
 ) -> list[str]:
     """Fills a module's parameters and buffers, and gives the names of the tensors that it had no use for (none if `strict`).
 
     `rename` gives the name in the file for the name in the module. A module on the meta device gets its memory on `device`, floating
     point as `dtype` (that of the file unless given), tensor by tensor: there is never a second copy. Names and shapes are compared
-    before the first byte is read. Without `strict`, what the files lack stays as it is.
+    before the first byte is read. Without `strict`, what the files lack stays as it is; so does what is missing or left over and
+    begins with one of `optional`. `also` are tensors from elsewhere, by their name in the module; they come before those of the files.
     """
-    owners = _places(module)
+    owners, also = _places(module), also or {}
+    _fill({name: owners.pop(name) for name in also if name in owners}, also, device, dtype)
     wanted = {name: rename(name) if rename else name for name in owners}
-    missing = sorted(name for name in wanted.values() if name not in tensors.entries)
-    unused = sorted(set(tensors.entries) - set(wanted.values()))
+    missing = sorted(name for name in wanted.values() if name not in tensors.entries and not name.startswith(optional))
+    unused = sorted(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))
     if strict and (missing or unused):
         said = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
         raise MissingFieldError(
@@ -159,6 +163,18 @@ def load_into(
         else:
             tensors.read(wanted[name], old)
     return unused
+
+
+def _fill(owners: Mapping[str, tuple[nn.Module, str]], tensors: Mapping[str, Tensor], device: Any, dtype: torch.dtype | None) -> None:
+    for name, (holder, key) in owners.items():
+        old, new = getattr(holder, key), tensors[name]
+        if old.shape != new.shape:
+            raise SchemaError(f"the tensor {name} has the shape {list(new.shape)}, and the config asks for {list(old.shape)}.")
+        if old.is_meta:
+            moved = new.to(device, dtype if dtype is not None and new.is_floating_point() else new.dtype, copy=True)
+            setattr(holder, key, nn.Parameter(moved, old.requires_grad) if isinstance(old, nn.Parameter) else moved)
+        else:
+            old.data.copy_(new)
 
 
 def write_tensors(
