@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("train", "hil_debug", "task_options.colour=red"): "error: tabletop/reach cannot be made with task_options={",
         ("train", "hil_debug", "actors=0"): "error: actors=0: a run needs at least 1. A learner alone is `hilt learner`.",
         ("actor", "hil_debug", "agent.rlpd.imitation_updates=9"): "error: agent.rlpd.imitation_updates=9 changes nothing without",
-        ("train", "hil_debug", "demonstrations=0", "demonstration_options.speed=1"): "error: demonstration_options={'speed': 1} changes nothing",
+        ("train", "hil_debug", "demonstrations=0", "demonstration_options.speed=1"): "error: demonstration_options={'speed': 1} changes",
         ("learner", "--run", "there", "--resume", "seed=1"): "error: seed was 42 in there and is 1 now, which a resumed run cannot change",
         ("train", "tabletop_pick", "--run", "there", "--resume"): "error: there is a run of hil_debug, not of tabletop_pick",
         ("train", "--run", "nowhere", "--resume"): "error: nowhere has no run to resume",

@@ -85,6 +85,7 @@ class Learner:
 
     def __init__(self, config: Hil, folder: Path, run: str = "this run"):
         self.config, self.run, self.over, self.update, self.told = config, run, False, 0, []  # type: ignore[var-annotated]
+        self.limit = 0
         space = spaces(config)
         flag = ArraySpec(np.dtype(bool))
         columns = {**columns_of(make_env(config, False)), "succeed": flag, "lost": flag}
@@ -100,7 +101,8 @@ class Learner:
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         self.told.append(payload)
-        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run}
+        left = {"left": self.limit - len(self.log)} if self.limit else {}
+        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run, **left}
 
     def publish(self, version: int) -> None:
         state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
@@ -268,6 +270,43 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
     learner.close()
     thread.join(DEADLINE_S)
     assert acted[0].steps == len(Told.actions) >= 400
+
+
+@pytest.mark.parametrize("limit", [3, 77])
+def test_it_makes_no_more_steps_than_the_run_is_to_have(learner: Learner, tmp_path: Path, limit: int):
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 2)  # of an earlier life, here or in the spool
+    learner.limit, since = limit, []  # type: ignore[var-annotated]
+
+    def still() -> bool:
+        since.extend([time.monotonic()] if len(learner.log) >= limit else [])
+        return bool(since) and time.monotonic() - since[0] > 0.5
+
+    acting(learner, tmp_path / "actor", still)
+    assert len(learner.log) == len(Told.actions) == limit, "exactly; then it waits for the word of the learner"
+
+
+class Silent(Toy):
+    """Says nothing of success, or only at the end."""
+
+    def __init__(self, ends: bool = False, **options: Any):
+        super().__init__(**options)
+        self._ends = ends
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *result, info = super().step(action)
+        return (*result, info if self._ends and (result[2] or result[3]) else {})  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("learner", "words"),
+    [({"task": f"{__name__}:Silent", "task_options": {"ends": ends}}, words) for ends, words in ((False, "no"), (True, "yes"))],
+    indirect=["learner"],
+)
+def test_it_tells_whether_the_environment_says_anything_of_success(learner: Learner, tmp_path: Path, words: str):
+    learner.publish(1)
+    acting(learner, tmp_path / "actor", lambda: any(told.get("says_success") == words for told in learner.told))
+    assert {told["says_success"] for told in learner.told if "says_success" in told} <= {"not yet", words}
 
 
 def test_a_spool_of_another_run_is_not_sent_into_this_one(learner: Learner, tmp_path: Path):

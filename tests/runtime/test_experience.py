@@ -283,6 +283,7 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "length": 5,
         "seconds": 4.5,
         "intervention_steps": 2,
+        "success_alone": None,
         "interventions": 2,
         "actor": "a",
     }

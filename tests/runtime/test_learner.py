@@ -23,7 +23,7 @@ from hilt.core.tree import flatten
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
 from hilt.replay import Log, QueuedDataStore, Schema
-from hilt.runtime.checkpoint import load, numbers
+from hilt.runtime.checkpoint import latest, load, numbers
 from hilt.runtime.experience import columns_for, open_logs
 from hilt.runtime.learner import Learner, Summary
 from hilt.wire import TrainerClient
@@ -96,7 +96,7 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
     assert learner(template, memory_path / "cut", **changes).run() == Summary("max_steps", 40, 30)
     whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
     assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
-    measured = ("time", "updates_per_second", "env_steps_per_second", "staleness")
+    measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness")
     curves = [
         [
             {k: v for k, v in r.items() if k not in measured and "share" not in k.partition("/")[0]}
@@ -211,6 +211,18 @@ def test_other_limits(template: Path, memory_path: Path, limit: dict[str, Any], 
     assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
     if reason == "max_seconds":  # they are counted over restarts
         assert learner(template, memory_path / "a", max_steps=10**6, **limit).run().update <= summary.update + 1
+
+
+def test_time_that_was_learned_counts_also_where_no_checkpoint_was_written_after_it(template: Path, memory_path: Path):
+    run = memory_path / "a"
+    learner(template, run, max_steps=20, log_period=1).run()
+    spent = max(record["elapsed_seconds"] for record in records(run, "update"))
+    shutil.rmtree(run / "checkpoints")  # it was killed before it saved one
+    again = learner(template, run, max_steps=10**6, max_seconds=spent + 0.05)
+    time.sleep(0.3)  # the time until it runs is nobody's
+    assert again.run().reason == "max_seconds"
+    seconds = [record["elapsed_seconds"] for record in records(run, "update")]
+    assert seconds[-1] == max(seconds) and spent <= latest(run).state["elapsed"] < spent + 0.3
 
 
 def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path, memory_path: Path):
@@ -471,6 +483,23 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
     assert told["actor"] == "arm" and told["length"] == 5 and told["success"]
     assert records(run, "actor")[0]["nested/late"] == 1.5
     assert records(run, "update")[-1]["staleness"] == 15  # the only steps were made with the first weights
+
+
+def test_success_is_unknown_where_the_environment_does_not_tell(memory_path: Path):
+    with Driven(Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())) as driven:
+        assert driven.client.request("send-stats", {"actor": "arm", "says_success": "not yet"})["left"] == 99
+        for step in [*episode(0), *episode(1, human=(2,))]:
+            driven.spool.insert(step)
+        driven.until(lambda: driven.learner.experience.total == 10 and len(driven.learner._ended) == 2)
+        assert not records(memory_path / "run", "episode"), "it is about to tell"
+        driven.client.request("send-stats", {"actor": "arm", "says_success": "no"})
+        driven.until(lambda: len(records(memory_path / "run", "episode")) == 2)
+        driven.client.request("send-stats", {"actor": "arm", "says_success": "yes"})
+        for step in [*episode(2), *episode(4, human=(2,)), *episode(3)]:
+            driven.spool.insert(step)
+        driven.until(lambda: len(records(memory_path / "run", "episode")) == 5)
+    told = [(record["success"], record["success_alone"]) for record in records(memory_path / "run", "episode")]
+    assert told == [(None, None), (None, None), (True, True), (True, None), (False, False)]
 
 
 def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memory_path: Path):

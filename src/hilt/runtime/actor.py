@@ -116,6 +116,8 @@ class Actor:
         self._pressed = self._over = False
         self._refused = ""
         self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
+        self._most: int | None = None  # steps of this life, its own, with which the run has max_env_steps; none: no such limit
+        self._says = "not yet"  # whether the environment tells success
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
@@ -176,6 +178,7 @@ class Actor:
             before, reward, ended, info, source = self._step(before)
             steps, human, total = steps + 1, human + (source == Source.HUMAN), total + reward
         if ended:
+            self._says = "no" if self._says == "not yet" else self._says
             self.acted.episodes += 1
             how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
             by = f", {human} by a person" if human else ""
@@ -198,6 +201,8 @@ class Actor:
             source, executed = Source.HUMAN, info["intervene_action"]
         elif source == Source.POLICY and random:
             source = Source.RANDOM
+        succeed = success_of(info)
+        self._says = "yes" if succeed is not None else self._says
         self._journal.step()
         self._store.insert(
             {
@@ -210,7 +215,7 @@ class Actor:
                 "source": np.uint8(source),
                 "policy_version": np.int64(version if source == Source.POLICY else -1),
                 "times": {name: np.float64(value) for name, value in times.items()},
-                "succeed": np.bool_(bool(success_of(info))),
+                "succeed": np.bool_(bool(succeed)),
                 "lost": np.bool_(info.get("lost", False)),
                 **self._penalty(info),
             }
@@ -240,6 +245,9 @@ class Actor:
             if self._weights is not None and (new := self._weights.take()) is not None:
                 self._agent.load_acting_state(new[0])
                 self.acted.version = new[1]
+            if self._enough():
+                told = self._waits("all steps of the run are made, and the learner has not ended it", deadline, told or time.monotonic())
+                continue
             if self._outruns():
                 time.sleep(NAP_S)
                 continue
@@ -255,6 +263,10 @@ class Actor:
         ahead, heard = self._ahead
         limit = self._config.max_ahead
         return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + self.acted.steps >= limit
+
+    def _enough(self) -> bool:
+        """Whether one more step would be more than max_env_steps, as far as the learner has told."""
+        return self._most is not None and self.acted.steps >= self._most
 
     def _waits(self, what: str, deadline: float, told: float) -> float:
         if (now := time.monotonic()) > deadline:
@@ -282,8 +294,9 @@ class Actor:
     def _connected(self, config: TrainerConfig) -> TrainerClient:
         """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""
         name, host = self.acted.name, self._config.wire.host
-        self._run = self._whose(config)
+        self._run, left = self._whose(config)
         self._belongs_to(self._run)
+        self._most = None if left is None or self._spool is None else left - len(self._spool)
         stores = {} if self._spool is None else {of_run(self._run): self._spool}
         client = TrainerClient(name, host, config, data_stores=stores, wait_for_server=1.0)
         if self._spool is None:
@@ -296,14 +309,14 @@ class Actor:
         self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
         return client
 
-    def _whose(self, config: TrainerConfig) -> str:
-        """The run of the learner that is there."""
+    def _whose(self, config: TrainerConfig) -> tuple[str, int | None]:
+        """The run of the learner that is there, and how many steps it still wants, if that has an end."""
         name = self.acted.name
         with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
             answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
         if answer is None:
             raise DeadlineError("it was there a moment ago")
-        return str(answer.get("run", ""))
+        return str(answer.get("run", "")), answer.get("left")
 
     def _belongs_to(self, run: str) -> None:
         """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
@@ -330,21 +343,21 @@ class Actor:
             self._refused = f"{wrong} Give both sides the same recipe and settings." if wrong else self._refused
             if stats["refusal"] and due:
                 self._refused, told = self._another_run(), time.monotonic()
-            elif (due or self._outruns()) and stats["connected"]:
+            elif (due or self._outruns() or self._enough()) and stats["connected"]:
                 self._ask(self._stats() if due else {"actor": self.acted.name})
                 told = time.monotonic() if due else told
 
     def _another_run(self) -> str:
         """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
         with contextlib.suppress(HiltError):
-            if self._whose(trainer_config(self._config, learner=False)) != self._run:
+            if self._whose(trainer_config(self._config, learner=False))[0] != self._run:
                 left = f" {len(self._spool)} steps wait in {self._folder} for their own." if self._spool is not None else ""
                 return f"it is of another run.{left}"
         return ""
 
     def _ask(self, words: dict[str, Any]) -> None:
         assert self._client is not None
-        own = self.acted.steps
+        own, spooled = self.acted.steps, len(self._spool) if self._spool is not None else 0
         try:
             answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
         except HiltError as error:  # it could not take what it was told; acting goes on
@@ -354,6 +367,8 @@ class Actor:
             self._over = self._over or bool(answer["stop"])
             # without its own steps of this life, which are added when it is asked
             self._ahead = int(answer.get("online", self._journal.steps)) - int(answer["update"]) - own, time.monotonic()
+            if "left" in answer and self._spool is not None:  # episodes that are sent whole have no such end
+                self._most = own + int(answer["left"]) - spooled
 
     def _stats(self) -> dict[str, Any]:
         acted = self.acted
@@ -366,6 +381,7 @@ class Actor:
             "version": acted.version,
             "spooled": len(self._spool) if self._spool is not None else self._store.waiting(),
             "stop": self._pressed,
+            "says_success": self._says,
         }
         if self._timing is not None:
             timing = self._timing()

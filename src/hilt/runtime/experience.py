@@ -426,9 +426,10 @@ class Episodes:
 
 def told(columns: Mapping[str, Array]) -> dict[str, Any]:
     """What is told of an episode, from its columns."""
-    human = columns["source"] == Source.HUMAN
+    human, success = columns["source"] == Source.HUMAN, bool(columns["succeed"].any())
     return {
-        "success": bool(columns["succeed"].any()),
+        "success": success,
+        "success_alone": None if human.any() else success,
         "return": float(columns["rewards"].astype(np.float64).sum()),
         "length": len(human),
         "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),

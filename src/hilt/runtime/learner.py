@@ -99,7 +99,9 @@ class Learner:
         if checkpoint is not None:
             self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
             self.experience.load_state(checkpoint.state["experience"])
-        self.experience.reported([record["trajectory"] for record in read_metrics(run, ["episode"])])
+        known = read_metrics(run, ["episode", "update"])
+        self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
+        self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
@@ -108,6 +110,8 @@ class Learner:
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
+        self._says: dict[str, str] = {}  # whether an actor's environment tells success: "yes", "no" or "not yet"
+        self._ended: list[tuple[float, dict[str, Any]]] = []
         self._update_of: dict[int, int] = {}
         self._first: float | None = None  # when the first online step was seen that was not imported
         self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
@@ -316,6 +320,7 @@ class Learner:
         behind = [self.update - self._update_of[version] for version in versions if version in self._update_of]
         values = {
             **info,
+            "elapsed_seconds": self._seconds(),
             "updates_per_second": made / seconds,
             "env_steps_per_second": arrived / seconds,
             "torch_share": shares["torch"],
@@ -333,10 +338,19 @@ class Learner:
             return
         self._looked = now
         self.experience.take()
-        for episode in self.experience.finished():
+        self._ended += [(now, episode) for episode in self.experience.finished()]
+        while self._ended and self._may_tell(*self._ended[0]):
+            episode = self._ended.pop(0)[1] | {"elapsed_seconds": self._seconds()}
+            if self._says.get(episode["actor"]) == "no":
+                episode |= {"success": None, "success_alone": None}
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
         while not self._told.empty():
             self.metrics.write("actor", self._told.get(), update=self.update, step=self.experience.total)
+
+    def _may_tell(self, since: float, episode: Mapping[str, Any]) -> bool:
+        """Not while its actor is about to tell whether its environment says anything of success."""
+        waits = self._says.get(episode["actor"]) == "not yet" and episode["actor"] in self._heard
+        return not waits or bool(self._reason) or time.monotonic() - since > ACTIVE_S
 
     # Actors
 
@@ -350,9 +364,12 @@ class Learner:
             self._heard.pop(name, None)
         elif name:
             self._heard[name] = time.monotonic()
+        if "says_success" in told:
+            self._says[name] = str(told["says_success"])
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
-        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id}
+        left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
+        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **left}
 
     def _to_learn(self) -> int:
         """Online steps that updates are to keep up with: not those that were collected before."""
