@@ -1,6 +1,6 @@
-"""Adam (Kingma and Ba, 2015), on gradients that it is given.
+"""Adam (Kingma and Ba, 2015), on gradients that it is given; with a decay, AdamW (Loshchilov and Hutter, 2019).
 
-    m <- 0.9 m + 0.1 g,  v <- 0.999 v + 0.001 g^2,  p <- p - rate * m / (1 - 0.9^n) / (sqrt(v / (1 - 0.999^n)) + 1e-8)
+    m <- 0.9 m + 0.1 g,  v <- 0.999 v + 0.001 g^2,  p <- p (1 - rate * decay) - rate * m / (1 - 0.9^n) / (sqrt(v / (1 - 0.999^n)) + 1e-8)
 
 ``torch.optim`` does the same with the same kernel, but its first use imports torch's compiler: as long again as torch itself.
 """
@@ -16,8 +16,8 @@ from torch import Tensor
 class Adam:
     """Moves its parameters, and nothing else, when `step` is called."""
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float):
-        self.parameters, self.learning_rate = list(parameters), learning_rate
+    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0):
+        self.parameters, self.learning_rate, self._decay = list(parameters), learning_rate, weight_decay
         self._first = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self._second = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self._steps = torch.zeros((), device=self.parameters[0].device)
@@ -26,7 +26,7 @@ class Adam:
         """One step down these gradients, which are in the order of the parameters."""
         with torch.no_grad():
             self._steps += 1
-            torch._fused_adam_(
+            torch._fused_adamw_(
                 self.parameters,
                 list(gradients),
                 self._first,
@@ -36,7 +36,7 @@ class Adam:
                 lr=self.learning_rate,
                 beta1=0.9,
                 beta2=0.999,
-                weight_decay=0.0,
+                weight_decay=self._decay,
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hilt.cli.show import progress_bar, table
-from hilt.core.errors import optional_module
+from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
 
 if TYPE_CHECKING:
@@ -42,32 +43,43 @@ def evaluate(
     """Try a policy on all evaluation states, each episode counted. Nobody can take over."""
     optional_module("gymnasium", "hilt eval", "sim")
     torch = optional_module("torch", "hilt eval", "torch")
-    from hilt.runtime.evaluate import config_of, find_checkpoint, make_agent
     from hilt.runtime.evaluate import evaluate as tried
-    from hilt.runtime.workplace import spaces
 
     torch.set_num_threads(1)
+    options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
+    cards = []
+    for config, agent, update in _tried(run, checkpoint, workers):
+        with progress_bar(f"{config.task}, {split} states") as move:
+
+            def watch(outcome: Any, count: int, total: int, move: Any = move) -> None:
+                move(count, total)
+
+            done = tried(config, agent, split, update=update, folder=run / "evaluations", watch=watch, **options)
+        cards.append(done.card())
+        show(done)
+    if json_file is not None:
+        DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
+
+
+def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any, int]]:
+    """The task, the policy and its age; of a run of `hilt train sft`, each of its tasks."""
+    from hilt.runtime.sft import agents, is_run
+
+    if is_run(run):
+        if checkpoint != "last" or workers != 1:
+            raise ConfigError(
+                f"{run} is of hilt train sft, and has one policy, which one process tries: leave --checkpoint and --workers out."
+            )
+        yield from agents(run)
+        return
+    from hilt.runtime.evaluate import config_of, find_checkpoint, make_agent
+    from hilt.runtime.workplace import spaces
+
     config = config_of(run)
     found = find_checkpoint(run, checkpoint)
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
-    with progress_bar(f"{split} states") as move:
-        done = tried(
-            config,
-            agent,
-            split,
-            episodes=episodes,
-            seed=seed,
-            sample=sample,
-            update=found.update,
-            workers=workers,
-            folder=run / "evaluations",
-            videos=videos,
-            watch=lambda outcome, count, total: move(count, total),
-        )
-    if json_file is not None:
-        DISK.replace(json_file, json.dumps(done.card(), indent=1).encode() + b"\n", durable=False)
-    show(done)
+    yield config, agent, found.update
 
 
 def show(done: Evaluation) -> None:

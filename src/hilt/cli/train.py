@@ -62,7 +62,7 @@ def train_command(
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
     typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
     typer.echo(f"\nhilt eval {folder}\nhilt plot {folder}" + ("" if outcome.ended else f"\nhilt train --run {folder} --resume"))
-    _leave(stopped)
+    leave(stopped)
 
 
 @learner.command("learner")
@@ -71,7 +71,7 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
     config = _opened(recipe, words, folder, resume)
-    _one_thread()
+    one_thread()
     from hilt.runtime.learner import Learner
     from hilt.runtime.train import demonstrate, with_demonstrations
 
@@ -83,7 +83,7 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
             summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
     if summary is not None:
         typer.echo(f"{summary.reason}: {summary.update:,} updates, {summary.online:,} online steps, in {folder}")
-    _leave(stopped)
+    leave(stopped)
 
 
 @actor.command("actor")
@@ -99,7 +99,7 @@ def actor_command(
     """An actor alone, for a learner here or elsewhere. Whatever happens to either, no step is lost."""
     recipe, words = _words(recipe, overrides)
     optional_module("gymnasium", "hilt actor", "sim")
-    _one_thread()
+    one_thread()
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
     from hilt.runtime.train import check_run
@@ -108,13 +108,13 @@ def actor_command(
     check_run(config)
     with stop_signals() as stopped:
         _end_with_parent()
-        acted = act(config, spool or Path("spools") / _plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
+        acted = act(config, spool or Path("spools") / plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
     elif acted.spooled:
         typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
-    _leave(stopped)
+    leave(stopped)
 
 
 def _live(folder: Path, config: Hil) -> Live:
@@ -158,7 +158,7 @@ def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[s
 def _folder(recipe: str, run: Path | None) -> Path:
     if run is None and not recipe:
         raise typer.BadParameter("give a RECIPE, such as hil_debug, or the folder of a run with --run and --resume.")
-    return run or Path("runs") / _plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
+    return run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
 
 
 def _config(recipe: str, overrides: list[str]) -> Hil:
@@ -231,18 +231,18 @@ def _parent() -> int:
     return int(os.environ.get(PARENT, 0))
 
 
-def _one_thread() -> None:
+def one_thread() -> None:
     """Two threads of torch on busy cores are several times slower than one; OMP_NUM_THREADS asks for more."""
     torch: Any = optional_module("torch", "Training", "torch")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-")
 
 
-def _leave(stopped: list[int]) -> None:
+def leave(stopped: list[int]) -> None:
     sys.stdout.flush()
     if stopped:
         raise typer.Exit(128 + stopped[0])

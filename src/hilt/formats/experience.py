@@ -41,7 +41,7 @@ class LogDataset(Dataset):
         self._view = view
 
     @cached_property
-    def _episodes(self) -> list[Array]:
+    def episodes(self) -> list[Array]:
         """The keys of each episode's steps."""
         log, view = self.log, self._view
         chosen = log.all() if view == "all" else log.successes() if view == "successes" else log.by_source(view)
@@ -58,11 +58,11 @@ class LogDataset(Dataset):
         return np.split(keys, np.flatnonzero(new) + 1)
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        return len(self.episodes)
 
     def jobs(self, first: int = 0, images: bool = True) -> Iterator[Job]:
         columns = None if images else [path for path in self.log.schema.columns if path not in self.log.schema.layout.frame_of]
-        for keys in self._episodes[first:]:
+        for keys in self.episodes[first:]:
             yield partial(self._read, keys, columns)
 
     def _read(self, keys: Array, columns: list[str] | None) -> Episode:

@@ -141,8 +141,9 @@ def evaluate(
 ) -> Evaluation:
     """Tries each of `states` (all of the split when empty) once; or `episodes` in all, from the first state on and around again.
 
-    `agent` has ``sample_actions(observation, seed=, argmax=)``; with several `workers` it is an `Agent`, which they make again from its
-    weights. With a `folder` the episodes are recorded in a new folder below it, with ``evaluation.json`` and `videos` of the first ones.
+    `agent` has ``sample_actions(observation, seed=, argmax=)``, and ``begin()`` if it has to know where an episode begins; with several
+    `workers` it is an `Agent`, which they make again from its weights. With a `folder` the episodes are recorded in a new folder below
+    it, with ``evaluation.json`` and `videos` of the first ones.
     """
     if workers < 1 or videos < 0 or seed < 0 or (episodes is not None and episodes < 1):
         given = f"{workers} workers, {videos} videos, seed {seed}, {episodes} episodes"
@@ -280,6 +281,8 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
     try:
         observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
         before = _own(observation)
+        if hasattr(agent, "begin"):
+            agent.begin()
         while not ended:
             observed = time.time()
             action = agent.sample_actions(before, seed=int(draw.integers(2**31)), argmax=not plan.sample)

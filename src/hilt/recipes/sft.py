@@ -1,0 +1,35 @@
+"""Recipes for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from hilt.runtime.sft import Sft
+
+
+def sft_debug() -> Sft:
+    """Every part at work, in seconds: too short to learn anything."""
+    return Sft(
+        tasks=["tabletop/reach"],
+        task_options={"image_size": 32, "step_limit": 60},
+        demonstrations=3,
+        policy_options={"width": 32, "depth": 1, "chunk": 4},
+        validation=0.3,
+        validation_period=10,
+        patience=2,
+        max_steps=30,
+        batch_size=16,
+    )
+
+
+def sft_tabletop() -> Sft:
+    """One small policy, four tasks told apart by their words, fifty demonstrations of each."""
+    return Sft(
+        tasks=["tabletop/pick_red", "tabletop/pick_blue", "tabletop/drawer", "tabletop/button"],
+        task_options={"image_size": 64},
+        demonstrations=50,
+        demonstration_options={"speed": 0.7, "noise": 0.1},
+        validation_period=200,
+        max_steps=6_000,
+        warmup_steps=100,
+        schedule="cosine",
+        weight_decay=0.01,
+    )

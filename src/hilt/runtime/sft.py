@@ -1,0 +1,498 @@
+"""Supervised fine-tuning: a policy imitates demonstrations until held-out episodes say that it is at its best.
+
+    RUN/config.yaml, run.json   every setting, frozen; its identity
+    RUN/tasks/NAME/             demonstrations that the script of a task recorded before
+    RUN/data/                   logs that were made of datasets in other formats
+    RUN/best/STEP/              what was trained, as it was at the lowest validation loss so far
+    RUN/checkpoints/            where --resume goes on, bit for bit
+    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged
+
+It works with every `hilt.policies.base.Policy`, through `supervised_loss`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.algos.adam import Adam
+from hilt.core.config import build, freeze, thaw
+from hilt.core.errors import ConfigError, LockedError, UnknownNameError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.observe.metrics import Metrics
+from hilt.policies.normalize import statistics
+from hilt.policies.suites import Suite, columns, suite
+from hilt.replay.lock import WriterLock
+from hilt.replay.torch import generator
+from hilt.runtime import checkpoint
+from hilt.runtime.chunks import ChunkAgent
+from hilt.runtime.config import Hil
+from hilt.runtime.demonstrations import Demonstrations, batches
+from hilt.runtime.experience import packed, unpack
+from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences
+
+KIND, POLICY, RESULT = "sft", "policy", "result.json"
+CHANGEABLE = {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once"}
+"""What may be another when a run is resumed"""
+
+
+@dataclass
+class Lora:
+    """Adapters instead of all weights."""
+
+    rank: int = 0
+    """Of the adapters; 0: none, and all weights are trained"""
+    alpha: float = 16.0
+    """They count alpha / rank times"""
+    targets: list[str] = field(default_factory=list)
+    """The ends of the names of layers that get one, such as q_proj; empty: all linear layers"""
+
+
+@dataclass
+class Sft:
+    """A run of supervised fine-tuning."""
+
+    policy: str = "small_vla"
+    """The folder of a checkpoint; or small_vla: a new one, whose sizes and statistics come from the data"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
+    statistics: str = "checkpoint"
+    """By which numbers are normalised: the checkpoint's own, or those of the "data", where it is of another robot"""
+    device: str = "cpu"
+    """Where it is trained: cpu, cuda, cuda:1"""
+    data: list[str] = field(default_factory=list)
+    """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """What all of them are given"""
+    demonstrations: int = 0
+    """So many are recorded of each task"""
+    demonstration_options: dict[str, Any] = field(default_factory=dict)
+    """What their script is given, such as speed and noise"""
+    suite: str = ""
+    """Whose names the observations have, such as libero or tabletop; empty: those of the first task"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
+    instruction: str = ""
+    """Said of every episode; empty: as the data has it"""
+    successes_only: bool = True
+    """Episodes that failed are passed over"""
+    validation: float = 0.1
+    """Share of the episodes that is not learned from, but tells when to stop; 0: none, and max_steps is the end"""
+    validation_period: int = 100
+    """Steps between two validations"""
+    patience: int = 5
+    """Validations without a new minimum, in a row, after which it ends"""
+    max_steps: int = 10_000
+    """Gradient steps at most"""
+    batch_size: int = 64
+    """Samples in each: a step of an episode, and the actions that follow"""
+    samples_at_once: int = 0
+    """Samples that go through the policy together; 0: the whole batch. Fewer need less memory, and give the same gradient"""
+    learning_rate: float = 3e-4
+    """Of AdamW, at its highest"""
+    warmup_steps: int = 0
+    """Steps in which it rises to that"""
+    schedule: str = "constant"
+    """What follows: constant; or cosine, which falls until max_steps"""
+    final_learning_rate: float = 0.0
+    """Where cosine ends, as a share of the highest"""
+    weight_decay: float = 0.0
+    """Of AdamW"""
+    gradient_clip: float = 1.0
+    """The longest that a gradient may be; 0: as long as it is"""
+    lora: Lora = field(default_factory=Lora)
+    log_period: int = 10
+    """Steps between two records of metrics"""
+    checkpoint_period: int = 0
+    """Steps between two checkpoints; 0: one with every validation"""
+    sinks: list[str] = field(default_factory=list)
+    """Where metrics go besides: tensorboard, wandb, trackio"""
+    seed: int = 0
+    """Of the split, the first weights, the batches and the scripts"""
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        whole = dict.fromkeys(("validation_period", "patience", "max_steps", "batch_size", "log_period"), 1)
+        whole |= dict.fromkeys(("demonstrations", "samples_at_once", "warmup_steps", "checkpoint_period", "lora.rank", "seed"), 0)
+        real: dict[str, tuple[float, float]] = {
+            "validation": (0, 0.9),
+            "learning_rate": (0, 1),
+            "final_learning_rate": (0, 1),
+            "weight_decay": (0, 10),
+        }
+        real |= {"gradient_clip": (0, math.inf), "lora.alpha": (1e-6, 1e6)}
+        for name, (low, high) in {**{name: (low, math.inf) for name, low in whole.items()}, **real}.items():
+            value = self.lora.__dict__[name.removeprefix("lora.")] if name.startswith("lora.") else getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name}={value:g}: expected a number from {low:g}" + (f" to {high:g}." if high < math.inf else " on."))
+        if self.schedule not in ("constant", "cosine"):
+            raise UnknownNameError("schedule", self.schedule, ["constant", "cosine"])
+        if self.statistics not in ("checkpoint", "data"):
+            raise UnknownNameError("statistics", self.statistics, ["checkpoint", "data"])
+        if not self.data and not self.demonstrations:
+            raise ConfigError("there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.")
+        plain = Sft()
+        needs = {
+            "demonstrations": ("tasks=[NAME]", self.tasks), "task_options": ("tasks=[NAME]", self.tasks),
+            "demonstration_options": ("demonstrations=N", self.demonstrations), "patience": ("validation", self.validation),
+            "validation_period": ("validation", self.validation), "suite": ("no columns beside it", not self.columns),
+            "final_learning_rate": ("schedule=cosine", self.schedule == "cosine"),
+            "statistics": ("policy=FOLDER: a new policy has none but those of the data", self.policy != "small_vla"),
+        }  # fmt: skip
+        for name, (needed, there) in needs.items():
+            if getattr(self, name) != getattr(plain, name) and not there:
+                raise ConfigError(f"{name}={getattr(self, name)} would do nothing: it needs {needed}. Give that, or leave {name} out.")
+        if not self.lora.rank and self.lora != plain.lora:
+            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
+        words(self)
+
+
+def words(config: Sft) -> Suite:
+    """How the observations of a run are named."""
+    if config.columns:
+        return columns(config.columns)
+    if not config.suite and not config.tasks:
+        raise ConfigError("whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}.")
+    return suite(config.suite or config.tasks[0])
+
+
+# --- the run ---
+
+
+def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
+    config.check()
+    check_new(run)
+    DISK.make_folders(run)
+    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": []})
+    freeze(config, run / CONFIG)
+    return config
+
+
+def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Sft:
+    """The settings of a run that is there; those of `CHANGEABLE` may be others now."""
+    if not is_run(run):
+        raise ConfigError(f"{run} has no run of `hilt train sft` to resume: leave out --resume to begin one, or name it with --run.")
+    frozen, card = thaw(Sft, run / CONFIG), read_json(run / CARD)
+    if recipe and recipe != card["recipe"]:
+        raise ConfigError(f"{run} is a run of {card['recipe'] or 'no recipe'}, not of {recipe}: leave the recipe out.")
+    config = build(frozen, *overrides)
+    changed = differences(frozen, config)
+    for key, (was, given) in changed.items():
+        if key not in CHANGEABLE:
+            raise ConfigError(f"{key} was {was!r} in {run} and is {given!r} now: a resumed run can change {', '.join(sorted(CHANGEABLE))}.")
+    config.check()
+    if changed:
+        write_json(run / CARD, {**card, "changed": [*card["changed"], {key: given for key, (_, given) in changed.items()}]})
+        freeze(config, run / CONFIG)
+    return config
+
+
+def is_run(run: Path) -> bool:
+    return (run / CARD).is_file() and (run / CONFIG).is_file() and read_json(run / CARD).get("kind") == KIND
+
+
+def settings_of(config: Sft, task: str) -> Hil:
+    """One task, in the words in which its demonstrations are recorded and policies are tried."""
+    made = Hil(task=task, task_options=dict(config.task_options), demonstrations=config.demonstrations, seed=config.seed)
+    return replace(made, demonstration_options=dict(config.demonstration_options))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run, or this part of it, ended."""
+
+    reason: str
+    """"best": validation did not fall any more; "max_steps"; or "stopped" from outside"""
+    step: int
+    best_step: int
+    """Of the policy that is kept"""
+    loss: float
+    """Its validation loss; without validation, the last training loss"""
+    seconds: float
+
+
+def agents(run: Path) -> Iterator[tuple[Hil, ChunkAgent, int]]:
+    """For each task of a run: its settings, the policy that was made, as it acts there, and how many steps it had learned."""
+    from hilt.policies.checkpoints import load_policy
+    from hilt.runtime.workplace import task as made
+
+    config = thaw(Sft, run / CONFIG)
+    if not (run / RESULT).is_file():
+        raise ConfigError(
+            f"{run} has no policy yet: it is written when the run ends or is stopped. Go on with: hilt train sft --run {run} --resume"
+        )
+    if not config.tasks:
+        raise ConfigError(f"{run} names no task to try its policy on: it was given data, and no tasks=[NAME].")
+    policy = load_policy(run / POLICY, device=config.device).eval()
+    for name in config.tasks:
+        settings = settings_of(config, name)
+        with contextlib.closing(made(settings)) as env:
+            instruction = config.instruction or str(env.get_wrapper_attr("instruction"))
+        yield settings, ChunkAgent(policy, words(config), instruction), int(read_json(run / RESULT)["best_step"])
+
+
+Watch = Callable[[int, dict[str, float]], None]
+"""Told of each record of metrics: the step, and what was measured"""
+
+
+def train(
+    config: Sft,
+    run: Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Watch = lambda step, values: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    config.check()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_lock(run))
+        paths = [Path(path) for path in config.data]
+        for task in config.tasks if config.demonstrations else []:
+            folder = run / "tasks" / task.replace("/", "-")
+            demonstrate(settings_of(config, task), folder, say, stop)
+            paths.append(folder / "demonstrations" / "log")
+        if stop():
+            return Summary("stopped", 0, 0, math.nan, 0.0)
+        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say)
+        stack.callback(lessons.close)
+        metrics = stack.enter_context(Metrics(run, config.sinks))
+        return Training(config, run, lessons, metrics, say, watch).run(stop)
+
+
+class Training:
+    """One policy, its optimiser, and where they stand."""
+
+    def __init__(self, config: Sft, run: Path, lessons: Demonstrations, metrics: Metrics, say: Callable[[str], None], watch: Watch):
+        self._config, self._run, self._lessons, self._metrics, self._say, self._watch = config, run, lessons, metrics, say, watch
+        learned, held = lessons.split(config.validation, config.seed)
+        self._rows, self._held = lessons.rows(learned), lessons.rows(held)
+        say(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
+        self.policy = make_policy(config, lessons, learned)
+        if self.policy.action_dim != lessons.action_dim:
+            raise ConfigError(f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}.")
+        self._draws = generator(config.seed)
+        self._horizon = int(getattr(self.policy, "horizon", self.policy.chunk))
+        if config.lora.rank:
+            from hilt.policies.lora import attach
+
+            attach(self.policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed)
+        self._trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._adam: Adam | None = None
+        self.step, self._elapsed = 0, 0.0
+        self._best, self._best_step, self._waited = math.inf, 0, 0
+        self._last = math.nan
+        if (saved := checkpoint.latest(run, say)) is not None:
+            self._load(saved)
+
+    def run(self, stop: Callable[[], bool]) -> Summary:
+        config, began = self._config, time.monotonic() - self._elapsed
+        drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self.step)
+        reason = self._over()
+        while not reason and not stop():
+            values = self._learn(next(drawn))
+            self.step += 1
+            reason = self._over()
+            if self.step % config.log_period == 0 or reason:
+                now = time.monotonic()
+                values["samples_per_second"] = (self.step - measured[1]) * min(config.batch_size, len(self._rows)) / (now - measured[0])
+                measured = now, self.step
+                self._tell(values)
+            if len(self._held) and (self.step % config.validation_period == 0 or reason):
+                self._tell(self._validate())
+                reason = reason or self._over()
+            self._elapsed = time.monotonic() - began
+            if self.step % (config.checkpoint_period or config.validation_period) == 0:
+                self._save()
+        if not len(self._held):
+            self._keep(self._last)
+        self._save()
+        done = Summary(reason or "stopped", self.step, self._best_step, self._best, self._elapsed)
+        if self._best_step:
+            self._finish()
+            write_json(self._run / RESULT, asdict(done))
+        return done
+
+    def _over(self) -> str:
+        if len(self._held) and self._waited >= self._config.patience:
+            return "best"
+        return "max_steps" if self.step >= self._config.max_steps else ""
+
+    def _learn(self, rows: np.ndarray) -> dict[str, float]:
+        """One gradient step. Parts of a batch count by the actions in them, so that they add up to the loss of the whole."""
+        self.policy.train()
+        rate = learning_rate(self._config, self.step)
+        total, figures = 0.0, dict[str, float]()
+        everything: tuple[Any, ...] = self._lessons.batch(rows, self._horizon)
+        at_once = self._config.samples_at_once or len(rows)
+        for first in range(0, len(rows), at_once):
+            observations, actions, mask = (part[first : first + at_once] for part in everything)
+            share = float(mask.sum() / everything[2].sum())
+            loss, shown = self.policy.supervised_loss(observations, actions, mask, generator=self._draws)
+            (loss * share).backward()
+            total += float(loss.detach()) * share
+            for name, value in shown.items():
+                figures[name] = figures.get(name, 0.0) + float(value) * share
+        if not math.isfinite(total):
+            raise ConfigError(f"the loss is {total} after {self.step} steps. Lower learning_rate={self._config.learning_rate:g}.")
+        if self._adam is None:  # heads that imitation does not use have no gradient, and are left alone
+            self._trained = {name: p for name, p in self._trained.items() if p.grad is not None}
+            self._adam = Adam(self._trained.values(), rate, self._config.weight_decay)
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._trained.values()]
+        length = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
+        if self._config.gradient_clip and length > self._config.gradient_clip:
+            torch._foreach_mul_(gradients, self._config.gradient_clip / length)
+        self._adam.learning_rate = rate
+        self._adam.step(gradients)
+        for parameter in self._trained.values():
+            parameter.grad = None
+        self._last = total
+        return {"loss": total, "learning_rate": rate, "gradient_norm": length, **figures}
+
+    def _validate(self) -> dict[str, float]:
+        """The loss of all that was held out, with the same draws every time; a new minimum is kept."""
+        self.policy.eval()
+        draws, sums, weight = generator(self._config.seed + 1), dict[str, float](), 0.0
+        at_once = self._config.samples_at_once or self._config.batch_size
+        for first in range(0, len(self._held), at_once):
+            observations, actions, mask = self._lessons.batch(self._held[first : first + at_once], self._horizon)
+            with torch.no_grad():
+                loss, shown = self.policy.supervised_loss(observations, actions, mask, generator=draws)
+            for name, value in {"loss": float(loss), **shown}.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * float(mask.sum())
+            weight += float(mask.sum())
+        values = {f"validation_{name}": value / weight for name, value in sums.items()}
+        self._waited += 1
+        if values["validation_loss"] < self._best:
+            self._keep(values["validation_loss"])
+        return {**values, "best_step": self._best_step}
+
+    def _tell(self, values: Mapping[str, float]) -> None:
+        samples = self.step * min(self._config.batch_size, len(self._rows))
+        self._metrics.write("update", dict(values), update=self.step, step=samples)
+        self._watch(self.step, dict(values))
+
+    # What is kept
+
+    def _keep(self, loss: float) -> None:
+        from hilt.policies.weights import new_folder, write_tensors
+
+        self._best, self._best_step, self._waited = loss, self.step, 0
+        folder = self._run / "best" / str(self.step)
+        DISK.remove(folder)  # of a process that was killed before it said so
+        DISK.make_folders(folder.parent)
+        with new_folder(folder) as beside:
+            write_tensors(beside, {name: p.detach() for name, p in self._trained.items()})
+
+    def _save(self) -> None:
+        tree = {"trained": {name: p.detach().cpu() for name, p in self._trained.items()}}
+        if self._adam is not None:
+            tree["adam"] = {name: tensor.cpu() for name, tensor in self._adam.tensors().items()}
+        numbers = {"best": self._best, "last": self._last, "elapsed": self._elapsed}
+        state = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        state |= {"best_step": self._best_step, "waited": self._waited}
+        checkpoint.save(self._run, self.step, tree, {**state, "draws": packed(self._draws)}, keep=1)
+        for old in (self._run / "best").glob("*"):
+            if old.name != str(self._best_step):
+                DISK.remove(old)
+
+    def _load(self, saved: checkpoint.Checkpoint) -> None:
+        self.step, state = saved.update, saved.state
+        self._trained = {name: self._trained[name] for name in saved.agent["trained"]}
+        with torch.no_grad():
+            for name, tensor in saved.agent["trained"].items():
+                self._trained[name].copy_(tensor)
+            if "adam" in saved.agent:
+                self._adam = Adam(self._trained.values(), 0.0, self._config.weight_decay)
+                for name, tensor in self._adam.tensors().items():
+                    tensor.copy_(saved.agent["adam"][name])
+        self._best_step, self._waited, self._elapsed = int(state["best_step"]), int(state["waited"]), float(state["elapsed"])
+        self._best, self._last = (math.inf if state[name] is None else float(state[name]) for name in ("best", "last"))
+        unpack(self._draws, state["draws"])
+        self._metrics.resumed(self.step, self.step * self._config.batch_size)
+
+    def _finish(self) -> None:
+        """The policy as it was at its best becomes a whole checkpoint. It is of no use for training after that."""
+        from hilt.policies.weights import Tensors
+
+        kept = Tensors(self._run / "best" / str(self._best_step))
+        for name, parameter in self._trained.items():
+            kept.read(name, parameter)
+        if self._config.lora.rank:
+            from hilt.policies import lora
+
+            DISK.remove(self._run / "adapter")
+            lora.save_adapter(self.policy, self._run / "adapter")
+            lora.merge(self.policy)
+        made = self._run / ".policy.new"
+        DISK.remove(made)
+        self.policy.save_pretrained(made)
+        DISK.remove(self._run / POLICY)
+        DISK.rename(made, self._run / POLICY)
+
+
+def make_policy(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+    """The policy that a run begins with."""
+    if config.policy == "small_vla":
+        return _new(config, lessons, episodes).to(config.device)
+    if not Path(config.policy).is_dir():
+        raise ConfigError(f"policy={config.policy}: expected the folder of a checkpoint, or small_vla for a new one.")
+    from hilt.policies.checkpoints import load_policy
+
+    policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
+    if config.statistics == "data":
+        if not hasattr(policy, "use_statistics"):
+            raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
+        states, actions = lessons.numbers(episodes)
+        policy.use_statistics({"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data")
+    return policy
+
+
+def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+    from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+
+    row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
+    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
+    sizes = {"cameras": list(pictures), "image_size": max(16 * math.ceil(max(shape[:2]) / 16) for shape in pictures.values())}
+    sizes |= {"state_dim": states.shape[1], "action_dim": lessons.action_dim}
+    policy = SmallVLA(SmallVLAConfig.from_json({**sizes, **config.policy_options}), seed=config.seed)
+    policy.fit(states, actions)
+    return policy
+
+
+def learning_rate(config: Sft, step: int) -> float:
+    """Of the step after so many: rises in a line during the warm-up; then stays, or falls as a half cosine until `max_steps`."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    passed = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+    low = config.final_learning_rate
+    return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
+
+
+@contextlib.contextmanager
+def _lock(run: Path) -> Iterator[None]:
+    lock = WriterLock(run)
+    try:
+        lock.__enter__()
+    except LockedError as error:
+        raise LockedError(f"{run} is being trained already: {error}") from None
+    try:
+        yield
+    finally:
+        lock.__exit__()
+
+
+__all__ = ["Sft", "Lora", "Summary", "Training", "train", "begin_run", "resume_run", "make_policy"]
