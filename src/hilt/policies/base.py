@@ -65,9 +65,11 @@ class Policy(torch.nn.Module, ABC):
 
     @abstractmethod
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask` [B, chunk] is true, and figures to show."""
+        """The loss of imitating `actions` (robot's units, [B, chunk, action_dim]) where `mask` [B, chunk] is true, and figures to show.
+
+        Noise, times and shifted pictures come from `generator`, as in `act`."""
 
     @property
     def device(self) -> torch.device:
