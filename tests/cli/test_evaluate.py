@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core.errors import ConfigError
+from hilt.observe.plots import Run, final_numbers, plot
 from tests.runtime.toy_evaluation import make_run
 
 
@@ -34,6 +35,15 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
     assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
     assert (trained / "evaluations" / "test-00000020" / "log").is_dir() and "test-00000020" in text
     assert not list((trained / "evaluations").rglob("*.mp4"))
+
+
+def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
+    pytest.importorskip("av")
+    text = run(str(make_run(tmp_path / "silent", (10,), silent=True)), "--videos", "1")
+    assert "–: the environment does not tell" in text and "%" not in text.split("took")[0].split("–:")[1] and "failed states" not in text
+    (tmp_path / "silent" / "metrics.jsonl").write_text('{"kind": "update", "time": 1, "update": 10, "step": 9, "critic_loss": 1.0}\n')
+    assert final_numbers(Run.load(tmp_path / "silent"), 20)["evaluation"] == "–"
+    assert plot([tmp_path / "silent"], tmp_path / "plots")
 
 
 def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):

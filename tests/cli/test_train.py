@@ -93,6 +93,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("train", "--run", "nowhere", "--resume"): "error: nowhere has no run to resume",
         ("actor", "hil_debug", "observations=flat"): "error: no kind of observations named 'flat'",
         ("actor", "hil_debug", "--learner", "10.1.2.3"): "error: connecting to 10.1.2.3 without keys",
+        ("train", "hil_debug", "wire.host=10.1.2.3"): "error: listening on 10.1.2.3 without keys: anybody",
     }.items():
         said = run(*words, code=1)
         assert said.stderr.startswith(error) and said.stderr.count("\n") == 1, said.output

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hilt.observe import Metrics, live
 from hilt.observe.live import Live, Standing, clock
+from hilt.observe.metrics import GOES_ON
 
 
 def write(folder: Path, *records: dict[str, object]) -> None:
@@ -54,9 +55,31 @@ def test_time_left_is_that_of_the_nearest_limit(tmp_path: Path):
 def test_time_in_which_nobody_learned_does_not_count(tmp_path: Path):
     standing = Standing(tmp_path, lambda: 5010.0)
     write(tmp_path, {"time": 1000, "step": 5, "update": 50}, {"time": 1030, "step": 9, "update": 90})
+    write(tmp_path, {"kind": "event", "event": GOES_ON, "time": 4999, "update": 90, "step": 9})
+    write(tmp_path, {"kind": "event", "event": "checkpoint 80 is passed over", "time": 5000, "update": 0, "step": 0})
     write(tmp_path, {"kind": "event", "event": "resumed", "time": 5000, "update": 60, "step": 9})
     standing.read()
-    assert standing.seconds() == 40 and standing.updates == 60 and clock(40) == "0:40" and clock(3735) == "1:02:15"
+    assert standing.seconds() == 41 and standing.updates == 60 and clock(40) == "0:40" and clock(3735) == "1:02:15"
+
+
+def test_the_clock_stands_still_until_the_new_process_writes(tmp_path: Path):
+    write(tmp_path, {"time": 1000, "step": 5, "update": 50}, {"time": 1030, "step": 9, "update": 90})
+    standing = Standing(tmp_path, lambda: 5010.0)  # as of `hilt train --resume`, whose learner is only being started
+    standing.read()
+    assert standing.seconds() == 30
+    write(tmp_path, {"kind": "event", "event": GOES_ON, "time": 5005, "update": 90, "step": 9})
+    standing.read()
+    assert standing.seconds() == 35
+
+
+def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
+    standing = Standing(tmp_path, lambda: 1100.0)
+    write(tmp_path, {**episode(True), "success": None, "step": 5})
+    standing.read()
+    assert dict(standing.rows())["success"] == "–" and "success –" in standing.line({}) and "0%" not in standing.success()
+    write(tmp_path, episode(True, human=3))
+    standing.read()
+    assert standing.success() == "100% of the last 1 episodes; – of 0 in which nobody took over"
 
 
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, EmptyError
 from hilt.observe import Metrics
 from hilt.observe.drawing import Chart, Line, axes, short, ticks
+from hilt.observe.metrics import GOES_ON
 from hilt.observe.plots import Run, all_charts, final_numbers, grouped, plot
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
@@ -66,7 +67,7 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
 
 
 def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):
-    records = [(0, 10, {}), (60, 20, {}), (3660, 20, {"kind": "event", "event": "resumed"}), (3720, 30, {})]
+    records = [(0, 10, {}), (60, 20, {}), (3660, 20, {"kind": "event", "event": GOES_ON}), (3720, 30, {})]
     lines = [
         {"kind": "update", "time": 1e9 + at, "update": update, "step": update, "critic_loss": 1.0, **more} for at, update, more in records
     ]

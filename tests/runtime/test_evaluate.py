@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,7 +93,14 @@ def test_nobody_else_acts():
 
 
 def test_a_task_that_does_not_say_whether_it_succeeded():
-    assert [one[1] for one in told(evaluate(config(silent=True), Walker()))] == [True] * 4 + [False] * 2
+    done = evaluate(config(silent=True), Walker())
+    assert [one[1] for one in told(done)] == [None] * STATES and done.success is done.interval is done.steps_per_success is None
+    card = done.card()
+    assert [card[name] for name in ("success", "low", "high", "successes")] == [None, None, None, 0] and card["return"] > 0
+    some = replace(done, outcomes=[replace(done.outcomes[0], success=True), *done.outcomes[1:]])
+    assert some.success == 1 / STATES, "one that tells it only when it is so has told it of all"
+    lost = replace(done, outcomes=[replace(done.outcomes[0], success=False, error="it fell")])
+    assert lost.success is None, "an episode that was lost tells nothing"
 
 
 def test_it_is_recorded(tmp_path: Path):
@@ -210,6 +218,10 @@ def test_checkpoints_by_name(tmp_path: Path):
         find_checkpoint(run, "best")
     for update, limit, split in ((10, 3, "eval"), (20, 1, "eval"), (30, 9, "test")):
         evaluate(config(limit=limit), Walker(), split, update=update, folder=run / "evaluations")
+    for update, limit in ((10, 1), (20, 4)):
+        evaluate(config(limit=limit, silent=True), Walker(), "eval", update=update, folder=tmp_path / "silent" / "evaluations")
+    shutil.copytree(run / "checkpoints", tmp_path / "silent" / "checkpoints")
+    assert find_checkpoint(tmp_path / "silent", "best").update == 20, "by return where success is unknown"
     assert find_checkpoint(run, "best").update == 10, "what was tried on the states that are reported does not count"
     with pytest.raises(StorageError, match=r"there is no checkpoint 40\. There are: 10, 20, 30"):
         find_checkpoint(run, 40)

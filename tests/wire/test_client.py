@@ -33,7 +33,7 @@ def test_beyond_loopback_without_keys(address: str):
         TrainerClient("a", address, make_trainer_config())
     assert str(error.value) == (
         f"connecting to {address} without keys: anybody there could send steps or take the weights. "
-        "Make keys with: hilt keys new learner ACTOR, and give keys='keys' to make_trainer_config on both sides."
+        "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: wire.keys=keys; in Python, keys='keys'."
     )
 
 

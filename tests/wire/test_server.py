@@ -41,7 +41,7 @@ class Bare:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "*", "192.168.1.5", "::"])
 def test_beyond_loopback_without_keys(address: str):
-    said = f"listening on {address} without keys: anybody there could send steps or take the weights. Make keys with: hilt keys new"
+    said = f"listening on {address} without keys: anybody there could send steps or take the weights. Make keys with `hilt keys new"
     with pytest.raises(ConfigError) as error:
         TrainerServer(make_trainer_config(free_port(), free_port(), bind_ip=address))
     assert said in str(error.value)
@@ -248,7 +248,7 @@ def test_settings_that_differ(pair: Pair):
     assert str(error.value) == (
         f"the learner at 127.0.0.1:{pair.ports[0]} refuses 'actor-1': the settings differ: version is 'v2' there and 'v1' at the learner; "
         "request_types is ['save', 'send-stats'] there and ['send-stats'] at the learner. "
-        "Use the same make_trainer_config and version of Hilt on both sides."
+        "Give both sides the same recipe and settings, and the same version of Hilt."
     )
     with pytest.raises(RefusedError, match="max_message_bytes is 100000 there and 1073741824 at the learner"):
         pair.client(version="v1", max_message_bytes=100_000)

@@ -184,18 +184,18 @@ class Story:
 
 def verdict(plan: Plan, before: Evaluation, after: Evaluation) -> list[str]:
     """What is wrong, as sentences; none when it has learned."""
-    wrong = []
-    if after.success < plan.goal:
-        wrong.append(f"it succeeds in {after.success:.0%} of the exam, and {plan.goal:.0%} is the goal.")
-    if after.success <= before.success:
-        wrong.append(f"imitation alone succeeds in {before.success:.0%}, what came after it in {after.success:.0%}: nothing was learned.")
+    wrong, old, new = [], before.success or 0.0, after.success or 0.0
+    if new < plan.goal:
+        wrong.append(f"it succeeds in {new:.0%} of the exam, and {plan.goal:.0%} is the goal.")
+    if new <= old:
+        wrong.append(f"imitation alone succeeds in {old:.0%}, what came after it in {new:.0%}: nothing was learned.")
     return wrong
 
 
 def _row(name: str, done: Evaluation) -> list[str]:
-    low, high = done.interval
+    share, interval = (f"{done.success:.0%}", "{:.0%} to {:.0%}".format(*done.interval)) if done.interval else ("–", "–")
     steps = done.steps_per_success
-    return [name, f"{done.success:.0%}", f"{low:.0%} to {high:.0%}", "–" if steps is None else f"{steps:.1f}"]
+    return [name, share, interval, "–" if steps is None else f"{steps:.1f}"]
 
 
 def _demonstrated(run: Path) -> float:

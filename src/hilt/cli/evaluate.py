@@ -85,14 +85,12 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
 def show(done: Evaluation) -> None:
     from rich.console import Console
 
-    card, (low, high) = done.card(), done.interval
+    card, (low, high) = done.card(), done.interval or (0.0, 0.0)
+    share = f"{100 * (done.success or 0.0):.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
         ["policy", f"after {done.update:,} learner steps, actions {'drawn' if done.sample else 'the likeliest'}, nobody else acts"],
-        [
-            "success",
-            f"{done.successes} of {len(done.outcomes)}: {100 * done.success:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%",
-        ],
+        ["success", "–: the environment does not tell" if done.success is None else f"{done.successes} of {len(done.outcomes)}: {share}"],
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
         ["episode length", f"{card['length']:.1f} steps"],
         ["return", f"{card['return']:.3f}"],
@@ -101,7 +99,7 @@ def show(done: Evaluation) -> None:
     ]
     rows += [["video", path] for path in done.videos]
     lost = [str(one.state) for one in done.outcomes if not one.success and not one.error]
-    if lost:
+    if lost and done.success is not None:
         rows.append(["failed states", ", ".join(lost[:20]) + ", …" * (len(lost) > 20)])
     rows += [[f"lost: {count}", f"the environment failed: {error}"] for error, count in Counter(one.error for one in done.errors).items()]
     wide = 24 + max(len(str(text)) for _, text in rows)  # a path that is folded cannot be copied

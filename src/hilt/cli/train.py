@@ -174,15 +174,15 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hi
     """The settings of a run that begins or goes on; its folder has them from now on."""
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.replay.lock import writer_of
-    from hilt.runtime.train import begin_run, check_ports, resume_run
+    from hilt.runtime.train import begin_run, check_wire, resume_run
 
     if not resume:
         config = _config(recipe, overrides)
-        check_ports(config)
+        check_wire(config)
         return begin_run(folder, recipe, config)
     config = resume_run(folder, recipe, overrides)
     if not writer_of(folder):  # else its own former learner has them, which is awaited
-        check_ports(config)
+        check_wire(config)
     return config
 
 

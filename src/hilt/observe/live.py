@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hilt.core.files import storage_errors
-from hilt.observe.metrics import FILE, RESUMED
+from hilt.observe.metrics import FILE, GOES_ON, RESUMED
 
 EPISODES = 20
 """The last ones, over which success and interventions are counted"""
@@ -39,6 +39,7 @@ class Standing:
         self.steps = self.updates = 0
         self._first: float | None = None
         self._last = self._paused = 0.0
+        self._before = self._path.stat().st_size if self._path.exists() else 0  # until there is more, nobody is at work
 
     def read(self) -> bool:
         """Takes in the lines that are new, and whole; whether there were any."""
@@ -55,8 +56,9 @@ class Standing:
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
-        if record.get("event") == RESUMED:
+        if record.get("event") == GOES_ON:
             self._paused += record["time"] - self._last if self._first is not None else 0.0
+        elif record.get("event") == RESUMED:
             self.updates = record["update"]
         elif kind == "update":
             self.update |= record
@@ -72,7 +74,8 @@ class Standing:
 
     def seconds(self) -> float:
         """Since the first online step, without the time in which nobody learned."""
-        return 0.0 if self._first is None else max(0.0, self._now() - self._first - self._paused)
+        now = self._now() if self._place > self._before else self._last
+        return 0.0 if self._first is None else max(0.0, now - self._first - self._paused)
 
     def left(self, limits: Mapping[str, float]) -> float | None:
         """Seconds until the first of the limits is reached, as fast as it goes now; None when there is none."""
@@ -84,12 +87,12 @@ class Standing:
         return max(0.0, min(found)) if found else None
 
     def success(self) -> str:
+        """Of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
         known = [one for one in self.episodes if one.get("success") is not None]
         alone = [one for one in known if not one.get("intervention_steps")]
         if not known:
-            return "no episode yet"
-        words = f"{_share(known)} of the last {len(known)} episodes"
-        return f"{words}; {_share(alone)} of {len(alone)} in which nobody took over" if 0 < len(alone) < len(known) else words
+            return "–" if self.episodes else "no episode yet"
+        return f"{_share(known)} of the last {len(known)} episodes; {_share(alone)} of {len(alone)} in which nobody took over"
 
     def person(self) -> str:
         steps = sum(one.get("length", 0) for one in self.episodes)

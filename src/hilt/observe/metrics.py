@@ -8,8 +8,8 @@ its kind has:
 - ``actor``: what an actor tells: its rates, its lateness, the version it drives with
 - ``event``: something that happened, in words
 
-A learner that resumes repeats updates that an earlier one made and that no checkpoint had. It calls `Metrics.resumed`, and
-`read_metrics` leaves out the records of those that were repeated.
+Who goes on with a run says so first (`GOES_ON`). A learner that resumes repeats updates that an earlier one made and that no checkpoint
+had. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of those that were repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ OWN = ("kind", "time", "update", "step")
 KINDS = ("update", "episode", "actor", "event")
 NOT_FINITE = "not_finite"
 """In a record that had them: how many of its values were NaN or infinite, and are null"""
-RESUMED = "resumed"
+RESUMED, GOES_ON = "resumed", "another process goes on"
+"""Events: the learner goes on from this update; and, whoever writes now is not who wrote before, so that the time between does not count"""
 Value = float | int | str | bool | None
 
 
@@ -53,6 +54,9 @@ class Metrics:
         self._file: int | None = DISK.open(self.path, write=True) if self.path.exists() else DISK.create(self.path)
         if self._size < len(known):  # somebody was killed while they wrote the last line
             DISK.truncate(self._file, self._size)
+        if self._size:
+            last = json.loads(known[: self._size].splitlines()[-1])
+            self.event(GOES_ON, update=last["update"], step=last["step"])
 
     def write(self, kind: str, values: Mapping[str, Value], *, update: int, step: int) -> None:
         """One record; process-safe when it returns."""
@@ -102,6 +106,17 @@ class Metrics:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
+    """For each record the seconds since the first one, without those in which nobody wrote because nobody was there."""
+    seconds, first, paused, before = [], 0.0, 0.0, 0.0
+    for number, record in enumerate(records):
+        first = first if number else record["time"]
+        paused += record["time"] - before if number and record.get("event") == GOES_ON else 0.0
+        before = record["time"]
+        seconds.append(record["time"] - first - paused)
+    return seconds
 
 
 def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import DISK, read_json
 from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
-from hilt.observe.metrics import FILE, RESUMED, read_metrics
+from hilt.observe.metrics import FILE, read_metrics, running
 from hilt.observe.sinks import config_of
 
 SMOOTH = 20
@@ -132,12 +132,8 @@ class Run:
         records = read_metrics(path)
         if not any(record["kind"] in ("update", "episode") for record in records):
             raise EmptyError(f"{path} has no metrics to draw yet: no episode has ended, and no update was made.")
-        paused, before = 0.0, records[0]["time"]
-        for record in records:  # minutes of the run, without those in which it did not run
-            if record.get("event") == RESUMED:
-                paused += record["time"] - before
-            before = record["time"]
-            record["minutes"] = (record["time"] - records[0]["time"] - paused) / 60
+        for record, seconds in zip(records, running(records), strict=True):
+            record["minutes"] = seconds / 60
         found = [read_json(file) for file in sorted(path.glob("evaluations/*/evaluation.json"))]
         return cls(path, records, _flat(config_of(path)), sorted(found, key=lambda one: one["update"]))
 
@@ -232,8 +228,9 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
 def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list[Line]:
     """Success on the numbered states of each split with its interval, where the learner was when it made those weights."""
     updates, lines = run.of("update"), []
-    for number, split in enumerate(sorted({one["split"] for one in run.evaluations}, reverse=True) if updates else ()):
-        found = [one for one in run.evaluations if one["split"] == split]
+    known = [one for one in run.evaluations if one["success"] is not None]
+    for number, split in enumerate(sorted({one["split"] for one in known}, reverse=True) if updates else ()):
+        found = [one for one in known if one["split"] == split]
         x = np.interp([one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates])
         y, low, high = (np.array([one[name] for one in found], np.float64) for name in ("success", "low", "high"))
         lines.append(Line(f"on {split} states", x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
@@ -252,7 +249,8 @@ def final_numbers(run: Run, smooth: int) -> dict[str, str]:
         for name in ("updates_per_second", "env_steps_per_second")
     ]
     last = max(run.evaluations, key=lambda one: (one["split"] == "test", one["update"]), default=None)
-    interval = f" [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}" if last else ""
+    known = last is not None and last["success"] is not None
+    interval = f" [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}" if last and known else ""
     return {
         "evaluation": _percent(last["success"] if last else None) + interval,
         f"last {smooth} episodes": _percent(_mean(success)),

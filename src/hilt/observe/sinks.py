@@ -6,6 +6,7 @@ everything else over online steps.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from hilt.core.files import DISK, read, read_json, write_json
 
 PROJECT = "hilt"
 """What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise"""
+IDENTITY = "sinks.json"
 NOT_SHOWN = ("kind", "time", "update", "step")
 
 
@@ -81,9 +83,11 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, the same one after a resume. Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
+    """A run of Weights & Biases, the same one after a resume, its history one that only grows: updates that are made again are left out.
+    Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
 
     def __init__(self, folder: Path, run: str):
+        self._step, self._reached = written(folder)
         wandb = optional_module("wandb", "Weights & Biases", "wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         if mode == "offline":
@@ -104,30 +108,34 @@ class Wandb:
             self._run.define_metric(f"{kind}/*", step_metric=axis)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._run.log({**numbers(record), "update": record["update"], "step": record["step"]})
+        self._step += 1  # counted over all processes of the run, as it could not be by a process that is offline
+        if record["kind"] != "update" or record["update"] > self._reached:
+            self._run.log({**numbers(record), "update": record["update"], "step": record["step"]}, step=self._step)
 
     def resumed(self, update: int) -> None:
-        """Its history only grows: what is made again is there twice, at the same update."""
+        """What is made again is not written again."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 class Trackio:
-    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says where; the same one after a resume."""
+    """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says where; the same one after a resume. Updates that are
+    made again are left out."""
 
     def __init__(self, folder: Path, run: str):
+        _, self._reached = written(folder)
         trackio = optional_module("trackio", "trackio", "trackio")
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
         name = f"{run}-{run_id(folder)}"
         self._run = trackio.init(project, name, config=config_of(folder), resume="allow", embed=False, auto_log_cpu=False)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if shown := numbers(record):
+        if (shown := numbers(record)) and (record["kind"] != "update" or record["update"] > self._reached):
             self._run.log({**shown, "update": record["update"]}, step=record["step"])
 
     def resumed(self, update: int) -> None:
-        """Drawn over online steps, which a resume does not take back."""
+        """What is made again is not written again."""
 
     def close(self) -> None:
         self._run.finish()
@@ -136,9 +144,16 @@ class Trackio:
 SINKS: dict[str, Callable[[Path, str], Sink]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
 
 
+def written(folder: Path) -> tuple[int, int]:
+    """How many records the run had before, and the highest update of which one was sent elsewhere; 0 when nothing was yet."""
+    path = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in read(path).split(b"\n")[:-1]] if path.exists() and (folder / IDENTITY).exists() else []
+    return len(records), max((record["update"] for record in records if record["kind"] == "update"), default=0)
+
+
 def run_id(folder: Path) -> str:
     """By which a resumed run is known again elsewhere."""
-    path = folder / "sinks.json"
+    path = folder / IDENTITY
     if not path.exists():
         DISK.make_folders(folder)
         write_json(path, {"run": secrets.token_hex(4)})

@@ -58,7 +58,8 @@ class Outcome:
     state: int
     """The initial state's number in its split"""
     seed: int
-    success: bool
+    success: bool | None
+    """None when the environment does not say"""
     steps: int
     total: float
     """Sum of its rewards"""
@@ -84,17 +85,18 @@ class Evaluation:
 
     @property
     def successes(self) -> int:
-        return sum(one.success for one in self.outcomes)
+        return sum(bool(one.success) for one in self.outcomes)
 
     @property
-    def success(self) -> float:
-        """The share of episodes that succeeded."""
-        return self.successes / len(self.outcomes)
+    def success(self) -> float | None:
+        """The share of episodes that succeeded; None when the environment never said anything of it."""
+        return self.successes / len(self.outcomes) if self.interval else None
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self) -> tuple[float, float] | None:
         """Of the success, 95%."""
-        return wilson(self.successes, len(self.outcomes))
+        said = any(one.success is not None for one in self.outcomes if not one.error)
+        return wilson(self.successes, len(self.outcomes)) if said else None
 
     @property
     def steps_per_success(self) -> float | None:
@@ -108,7 +110,7 @@ class Evaluation:
 
     def card(self) -> dict[str, Any]:
         """As JSON has it."""
-        low, high = self.interval
+        low, high = self.interval or (None, None)
         return {
             **{name: getattr(self, name) for name in ("task", "split", "update", "sample", "seed", "successes", "success")},
             **{"low": low, "high": high, "episodes": len(self.outcomes), "errors": len(self.errors)},
@@ -198,7 +200,8 @@ def load_agent(run: Path, checkpoint: str | int = "last") -> Agent:
 
 
 def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
-    """ "best" is the one with the highest success in an evaluation on the split "eval": never one on the states that are reported."""
+    """ "best" is the one with the highest success, or return where success is unknown, in an evaluation on the split "eval": never one on
+    the states that are reported."""
     from hilt.runtime.checkpoint import latest, load, numbers
 
     if str(which) == "best":
@@ -207,7 +210,8 @@ def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
         found = [card for card in cards if card["split"] == "eval" and card["update"] in there]
         if not found:
             raise ConfigError(f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N.")
-        return load(run, max(found, key=lambda card: (card["success"], card["update"]))["update"])
+        good = [(card["return"] if card["success"] is None else card["success"], card["update"]) for card in found]
+        return load(run, max(good)[1])
     if str(which) == "last":
         if (newest := latest(run)) is None:
             raise ConfigError(f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps.")
@@ -277,7 +281,7 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
-    count, total, success, ended = 0, 0.0, False, False
+    count, total, success, ended = 0, 0.0, None, False
     try:
         observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
         before = _own(observation)
@@ -293,8 +297,7 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
                     f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
                 )
             after, count, total, ended = _own(observation), count + 1, total + float(reward), bool(terminated or truncated)
-            said = success_of(info)
-            success = float(reward) > 0 if said is None else said  # one that does not say: as HIL-SERL counts
+            success = success_of(info)
             if plan.keep:
                 times = {"observed": observed, "sent": sent, "applied": time.time()}
                 ends = bool(terminated), bool(truncated)
@@ -303,7 +306,7 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
             before = after
     except Lost as error:
         return Outcome(state, seed, False, count, total, str(error)), steps
-    return Outcome(state, seed, bool(success), count, total), steps
+    return Outcome(state, seed, success, count, total), steps
 
 
 def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -398,7 +401,8 @@ class Recorder:
         for step in steps:
             episode.append(step)
         episode.end()
-        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error") if name != "error" or outcome.error}
+        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error")}
+        told = {name: value for name, value in told.items() if value not in (None, "")}
         self._log.annotate(episode.trajectory, **self._facts, **told)
 
     def finish(self, done: Evaluation) -> list[Path]:

@@ -33,7 +33,8 @@ from hilt.replay import Log
 from hilt.replay.lock import writer_of
 from hilt.runtime.config import Hil, check
 from hilt.runtime.idle import refuse_idle, settings
-from hilt.runtime.workplace import check_fit, task, task_options
+from hilt.runtime.workplace import check_fit, task, task_options, trainer_config
+from hilt.wire.sockets import require_keys
 
 CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
@@ -335,8 +336,10 @@ def _with_ports(config: Hil) -> Hil:
     return replace(config, wire=replace(wire, port=wire.port or free[0], broadcast_port=wire.broadcast_port or free[1]))
 
 
-def check_ports(config: Hil) -> None:
-    """Refuses ports that somebody has, before anything is started that would find out late."""
+def check_wire(config: Hil) -> None:
+    """Refuses a learner without keys beyond this machine, and ports that somebody has, before anything is started that finds out late."""
+    wire = trainer_config(config, learner=True)
+    require_keys(wire, wire.bind_ip, "listening on")
     for port in (config.wire.port, config.wire.broadcast_port):
         try:
             family = socket.AF_INET6 if ":" in config.wire.host else socket.AF_INET

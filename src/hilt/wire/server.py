@@ -288,7 +288,7 @@ class TrainerServer:
         differ = [name for name, mine in ours.items() if repr(theirs.get(name)) != repr(mine)]
         if differ:
             said = "; ".join(f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ)
-            return f"the settings differ: {said}. Use the same make_trainer_config and version of Hilt on both sides."
+            return f"the settings differ: {said}. Give both sides the same recipe and settings, and the same version of Hilt."
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
                 return str(UnknownNameError("data store at the learner", name[:100], self._sinks))

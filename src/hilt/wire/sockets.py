@@ -119,7 +119,7 @@ def require_keys(config: TrainerConfig, host: str | None, doing: str) -> None:
     if config.transport == "tcp" and config.keys is None and host is not None and not is_loopback(host):
         raise ConfigError(
             f"{doing} {host} without keys: anybody there could send steps or take the weights. "
-            "Make keys with: hilt keys new learner ACTOR, and give keys='keys' to make_trainer_config on both sides."
+            "Make keys with `hilt keys new learner ACTOR`, and name their folder on both sides: wire.keys=keys; in Python, keys='keys'."
         )
 
 
