@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+NAME = "hilt_openvla"
+"""Of our attention among those that transformers knows"""
 DEFAULTS = {
     "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
     "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "hidden_act": "silu", "pad_token_id": 32000, "tie_word_embeddings": False,
@@ -58,11 +60,11 @@ def make(text_config: Mapping[str, Any]) -> Any:
     """A `LlamaForCausalLM` of these sizes."""
     from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
-    AttentionInterface.register("hilt", attend)
+    AttentionInterface.register(NAME, attend)
     left_out = ("torch_dtype", "dtype", "model_type", "architectures", "_attn_implementation")
     config = LlamaConfig(**{**DEFAULTS, **{key: value for key, value in text_config.items() if key not in left_out}})
     model = LlamaForCausalLM(config)
-    model.config._attn_implementation = model.model.config._attn_implementation = "hilt"
+    model.config._attn_implementation = model.model.config._attn_implementation = NAME
     return model
 
 

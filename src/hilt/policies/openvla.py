@@ -18,7 +18,7 @@ from hilt.core.errors import ConfigError
 from hilt.policies.base import Evaluation
 from hilt.policies.llama import Layout
 from hilt.policies.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy, draw
+from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy, draw, wide
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
 
@@ -97,10 +97,10 @@ class OpenVLAOFT(OpenVLAPolicy):
         """Middle and log-scale of each number, float32 [B, chunk, action_dim]. The temperature widens what is drawn and what is
         judged alike; RIPT-VLA widens the draws only, so that its ratios are of a policy that never acted."""
         assert self.action_head is not None
-        mean = self.action_head(slots).float()
+        mean = wide(self.action_head(slots))
         if self.scale_head is None:
             return mean, None
-        log_scale = self.scale_head(slots).float()
+        log_scale = wide(self.scale_head(slots))
         if self.options.log_scale_range is not None:
             log_scale = log_scale.clamp(*self.options.log_scale_range)
         return mean, log_scale + temperature.to(log_scale).log()[:, None, None]
@@ -206,4 +206,4 @@ def _at(hidden: Tensor, end: Tensor) -> Tensor:
 def laplace(uniform: Tensor) -> Tensor:
     """Numbers of the Laplace distribution with middle 0 and scale 1, from uniform ones in [0, 1)."""
     centred = uniform - 0.5
-    return -centred.sign() * torch.log1p(-2 * centred.abs().clamp(max=0.5 - 2**-26))
+    return -centred.sign() * torch.log1p(-2 * centred.abs().clamp(max=0.5 - 2**-25))

@@ -23,6 +23,8 @@ TIMM = {
 """Upstream's names of vision backbones: pixels at a side, and the transformers"""
 OURS = "hilt"
 """The key of config.json that has what upstream's files do not say"""
+SHARED = ("text_config", "use_proprio", "proprio_dim")
+"""Fields that have upstream's names"""
 
 
 @dataclass
@@ -71,15 +73,12 @@ class OpenVLAConfig:
     @classmethod
     def from_json(cls, document: Mapping[str, Any], **changes: Any) -> OpenVLAConfig:
         """From a config.json, upstream's or ours; `changes` are fields that it does not have, or has otherwise."""
-        upstream = {key: value for key, value in document.items() if key not in (OURS, "norm_stats")}
-        ours = dict(document.get(OURS, {}))
+        upstream = {key: value for key, value in document.items() if key not in (OURS, "norm_stats", *SHARED)}
+        ours = {**{name: document[name] for name in SHARED if name in document}, **document.get(OURS, {})}
         known = [item.name for item in fields(cls)]
         for name in [*ours, *changes]:
             if name not in known:
                 raise UnknownNameError(f"key of config.json's {OURS!r}" if name in ours else "option", name, known)
-        for name in ("use_proprio", "proprio_dim", "text_config"):
-            if name in upstream:
-                ours.setdefault(name, upstream[name])
         if ours.get("use_proprio") is False:
             ours["proprio_dim"] = 0
         backbone = upstream.get("vision_backbone_id", "dinosiglip-vit-so-224px")
@@ -91,10 +90,9 @@ class OpenVLAConfig:
 
     def to_json(self) -> dict[str, Any]:
         """A config.json that `from_json` and upstream's loader read."""
-        apart = ("upstream", "norm_stats", "text_config", "use_proprio", "proprio_dim")
-        ours = {name: value for name, value in asdict(self).items() if name not in apart}
-        told = {"use_proprio": self.use_proprio, "proprio_dim": self.proprio_dim, "text_config": self.text_config}
-        return {**self.upstream, **told, "norm_stats": self.norm_stats, OURS: ours}
+        told = {name: getattr(self, name) for name in ("norm_stats", *SHARED)}
+        ours = {name: value for name, value in asdict(self).items() if name != "upstream" and name not in told}
+        return {**self.upstream, **told, OURS: ours}
 
     def vits(self) -> list[VitConfig]:
         if self.vit is not None:
@@ -136,7 +134,7 @@ class OpenVLAOptions:
     checkpointed: bool = False
     """Whether layers are computed twice instead of remembered, for the gradient"""
     packed: bool = False
-    """Whether `evaluate` puts rows of different length one behind the other, without padding"""
+    """Whether rows of different length lie one behind the other, without padding, where all of an answer is known"""
     support: str = "actions"
     """What may be drawn: the action tokens, or any of the `vocabulary`, as upstream's greedy decoding does"""
     detach_value: bool = False

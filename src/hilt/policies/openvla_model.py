@@ -169,7 +169,7 @@ class OpenVLAPolicy(Policy):
         self,
         input_ids: Tensor,
         pixel_values: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None = None,
         padding_idx: int | None = None,
         do_sample: bool = False,
         temperature: float = 1.0,
@@ -179,6 +179,8 @@ class OpenVLAPolicy(Policy):
     ) -> tuple[np.ndarray, Tensor]:
         """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
         on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised."""
+        if attention_mask is None and padding_idx is not None:
+            attention_mask = input_ids.ne(padding_idx)
         inputs = self.inputs_of(input_ids, pixel_values, attention_mask, proprio)
         with torch.no_grad(), self._precision():
             dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), generator or self.generator)
@@ -230,8 +232,9 @@ class OpenVLAPolicy(Policy):
             return self._judge(self._inputs(record), drawn, torch.from_numpy(record["temperature"]).to(self.device))
 
     def supervised_loss(
-        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, float]]:
+        """Nothing of it is random, and `generator` is not asked."""
         with torch.no_grad():
             record, images = self._look(observations)
         wanted = np.clip(self.scale_actions.normalize(np.asarray(actions, np.float64)), -1, 1)
@@ -341,11 +344,11 @@ class OpenVLAPolicy(Policy):
         """float32, over the action tokens, or over the whole vocabulary."""
         head = self.language_model.lm_head
         if everything or type(head) is not nn.Linear:  # an adapter on the head is asked as a whole
-            logits = head(hidden).float()
+            logits = wide(head(hidden))
             return logits if everything else logits[..., self.token.first : self.token.last + 1]
         rows = head.weight[self.token.first : self.token.last + 1]
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(hidden.float(), rows.float())
+            return F.linear(wide(hidden), wide(rows))
 
     def _distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
         """Log-probabilities of the tokens that may be drawn, at a temperature [B]."""
@@ -379,7 +382,7 @@ class OpenVLAPolicy(Policy):
     def _value(self, hidden: Tensor) -> Tensor | None:
         if self.value_head is None:
             return None
-        return self.value_head(hidden.detach() if self.options.detach_value else hidden).float()
+        return wide(self.value_head(hidden.detach() if self.options.detach_value else hidden))
 
     def check_attention(self) -> None:
         """Tries whether an early token sees a later one, as it must in OFT and must not in OpenVLA."""
@@ -416,6 +419,11 @@ def _field(row: Observation, name: str, place: int) -> Any:
     if name not in row:
         raise MissingFieldError(f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}.")
     return row[name]
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least: nothing is summed in less."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:

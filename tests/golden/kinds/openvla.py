@@ -31,7 +31,7 @@ def compare(case: Path) -> golden.Result:
     inputs = {key[3:]: torch.from_numpy(np.array(value)) for key, value in values.items() if key.startswith("in.")}
     policy = made(json.loads(str(values["config"])), json.loads(str(values["keys"])), int(values["seed"]))
     names = {name: list(value.shape) for name, value in policy.state_dict().items()}
-    result = golden.compare(numbers(policy, inputs, theirs), theirs, lambda key: golden.exact if "ids" in key else near)
+    result = golden.compare(numbers(policy, inputs), theirs, lambda key: golden.exact if "ids" in key else near)
     result.add("keys", golden.exact(names, json.loads(str(values["keys"]))))
     return result
 
@@ -73,43 +73,42 @@ def weight(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 @torch.no_grad()
-def numbers(policy: Any, given: dict[str, torch.Tensor], wanted: Any) -> dict[str, np.ndarray]:
+def numbers(policy: Any, given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """What `policy` makes of a golden file's inputs."""
-    head, policy.config.head = policy.config.head, "tokens"  # the slots of an L1 model can be read as tokens too, and upstream did
-    whole = policy.inputs_of(given["input_ids"], given["pixel_values"], None, _rows(given))
+    side = "_leftpad" if "input_ids" not in given else ""
+    rows = given[f"input_ids{side}"], given["pixel_values"], given.get(f"attention_mask{side}")
+    proprio = given.get("proprio")
+    whole = policy.inputs_of(*rows, proprio if proprio is not None and proprio.ndim == 2 else None)
     found: dict[str, Any] = {"patch_features": policy.patch_features(whole)}
     found["projected"] = policy.projector(found["patch_features"])
     if policy.causal:
         policy.options.support = "vocabulary"
         found["logits_action_range"] = policy._logits(policy.prefix_of(whole)[0][:, -4:])
-        actions, found["generated_ids"] = policy.generate_action_verl(given["input_ids"], given["pixel_values"], None)
+        actions, found["generated_ids"] = policy.generate_action_verl(*rows)
         found["actions"] = actions[:, 0]
-    elif "input_ids_leftpad" in given:
+    elif policy.action_head is None:
         found["action_logits"] = policy._logits(policy.slots_of(whole))
         padded = given["input_ids_leftpad"], given["pixel_values"], given["attention_mask_leftpad"]
-        found["leftpad_actions_greedy"], ids = policy.generate_action_verl(*padded, padding_idx=32000, proprio=_rows(given))
+        found["leftpad_actions_greedy"], ids = policy.generate_action_verl(*padded, padding_idx=32000, proprio=proprio)
         drawn = ids.view(-1, policy.chunk, policy.action_dim)
-        told = policy._judge(policy.inputs_of(*padded, _rows(given)), drawn, torch.full((len(ids),), 1.6))
+        told = policy._judge(policy.inputs_of(*padded, proprio), drawn, torch.full((len(ids),), 1.6))
         found["leftpad_response_ids"], found["leftpad_logp_temperature_1p6"] = ids, told.log_prob.flatten(1)
     else:
-        found |= _of_l1(policy, given, head)
-    policy.config.head = head
+        found["action_hidden"] = policy.slots_of(whole)
+        if side:
+            found["actions_l1"] = policy.generate_action_verl(*rows, proprio=proprio)[0]
+        else:  # its head was asked for the first row only; and its slots were read as tokens, without proprioception
+            found["actions_l1_proprio"] = policy.generate_action_verl(*(part[:1] for part in rows[:2]), proprio=proprio)[0][0]
+            policy.config.head, policy.options.support = "tokens", "vocabulary"
+            found["actions_discrete"] = policy.generate_action_verl(*rows[:2])[0]
+        if policy.scale_head is not None:
+            found |= _laplace(policy, whole, given)
     return {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in found.items()}
 
 
-def _rows(given: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """Proprioception for each row: a file with one state has it for its first row."""
-    proprio = given.get("proprio")
-    return proprio if proprio is None or proprio.ndim == 2 else proprio.expand(len(given["input_ids"]), -1)
-
-
-def _of_l1(policy: Any, given: dict[str, torch.Tensor], head: str) -> dict[str, Any]:
-    """Read as tokens without proprioception, and by its own head with it, which was done for the first row only."""
-    policy.options.support = "vocabulary"
-    whole = policy.inputs_of(given["input_ids"], given["pixel_values"])
-    actions, _ = policy.generate_action_verl(given["input_ids"], given["pixel_values"], None)
-    found = {"actions_discrete": actions, "action_hidden": policy.slots_of(whole)}
-    policy.config.head = head
-    one = given["input_ids"][:1], given["pixel_values"][:1], None
-    found["actions_l1_proprio"] = policy.generate_action_verl(*one, proprio=given["proprio"])[0][0]
-    return found
+def _laplace(policy: Any, whole: Any, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    one = torch.ones(len(given["actions"]))
+    found = {"log_scale": policy.scale_head(policy.slots_of(whole))}
+    found["laplace_log_prob"] = policy._judge(whole, given["actions"], one).log_prob
+    policy.options.log_scale_range = tuple(given["log_scale_range"].tolist())
+    return found | {"laplace_log_prob_clipped": policy._judge(whole, given["actions"], one).log_prob}
