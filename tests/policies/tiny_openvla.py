@@ -20,14 +20,19 @@ def statistics(size: int = 7) -> dict[str, Any]:
     return {"action": rows, "proprio": {**rows, "mask": [True] * size}}
 
 
-def tiny(seed: int = 0, causal: bool = False, options: OpenVLAOptions | None = None, **changes: Any) -> Any:
+def tiny(seed: int = 0, **changes: Any) -> Any:
+    return bare(**changes).initialise(seed)
+
+
+def bare(causal: bool = False, options: OpenVLAOptions | None = None, **changes: Any) -> Any:
+    """Without weights."""
     vits = [VIT | {"init_values": 0.1, "reg_tokens": 4, "no_embed_class": True}, VIT | {"class_token": False, "global_pool": "map"}]
     config = OpenVLAConfig(
         **{"upstream": dict(UPSTREAM), "norm_stats": {"libero_spatial_no_noops": statistics()}, "text_config": dict(TEXT), "image_size": 28,
            "vit": vits, "variant": "ar" if causal else "oft", "chunk": 1 if causal else 3, **changes}
     )  # fmt: skip
     kind = OpenVLA if causal else OpenVLAOFT
-    return kind(config, tokenizer=ByteTokenizer(), unnorm_key="libero_spatial", options=options).initialise(seed)
+    return kind(config, tokenizer=ByteTokenizer(), unnorm_key="libero_spatial", options=options)
 
 
 def observations(count: int = 2, seed: int = 0, state: int = 0) -> list[dict[str, Any]]:

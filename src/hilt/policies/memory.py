@@ -76,33 +76,30 @@ def estimate(
     prepare: Callable[[Policy], Any] | None = None,
     optimiser_bytes: int = ADAM_BYTES,
 ) -> Estimate:
-    """What `build`'s policy needs to evaluate a record like this, and with `training` for gradients and an optimiser too.
-
-    `prepare` is called with the policy when it is built: ``lambda policy: lora.attach(policy)``, for one. The policy must be as it
-    will be trained, so that gradients are counted for the right parameters.
+    """What `build`'s policy, with weights of `dtype`, needs to evaluate a record like this; with `training`, for gradients and an
+    optimiser too. `build` and `prepare` (``lambda policy: lora.attach(policy)``, for one) are called with nothing but the meta device:
+    the policy must be as it will be trained, so that gradients are counted for the right parameters.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.device("meta"):
         policy = build()
-        if dtype is not None:
-            policy.to(dtype)
         if prepare is not None:
             prepare(policy)
-        held = _held(policy)
-        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad] if training else []
-        with _Alive(policy) as alive, torch.set_grad_enabled(training):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        held = _pretend(policy, dtype)
+        with _Alive(policy, training) as alive, torch.set_grad_enabled(training):
             found = policy.evaluate(record)
-            if training:
-                loss = found.log_prob.sum() + found.entropy.sum() + (0 if found.value is None else found.value.sum())
-                torch.autograd.backward(loss)
-    gradients = sum(parameter.nbytes for parameter in trained)
+            loss = found.log_prob.sum() + found.entropy.sum() + (0 if found.value is None else found.value.sum())
+            wanted = [parameter for parameter in policy.parameters() if parameter.requires_grad and training]
+            trained = [each for each in torch.autograd.grad(loss, wanted, allow_unused=True) if each is not None] if training else []
+    gradients = sum(gradient.nbytes for gradient in trained)
     return Estimate(
-        weights=sum(held.values()),
+        weights=sum(held),
         gradients=gradients,
-        optimiser=optimiser_bytes * sum(parameter.numel() for parameter in trained),
+        optimiser=optimiser_bytes * sum(gradient.numel() for gradient in trained),
         activations=max(0, alive.most - gradients),
-        largest=max(held.values(), default=0),
+        largest=max(held, default=0),
         rows=len(record["log_prob"]),
         training=training,
     )
@@ -126,31 +123,45 @@ def free_bytes(device: torch.device | str) -> int:
 class _Alive(TorchDispatchMode):
     """Counts the bytes of all storages that operations made and that something still refers to."""
 
-    def __init__(self, policy: nn.Module):
+    def __init__(self, policy: nn.Module, training: bool):
         super().__init__()
         self.now = self.most = 0
-        self._seen = {tensor.untyped_storage()._cdata for tensor in (*policy.parameters(), *policy.buffers())}
+        self._training = training
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in (*policy.parameters(), *policy.buffers())}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._seen:
-                    self._seen.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._sizes:
+                size = storage.nbytes()
+                if func is torch.ops.aten.add.Tensor and self._training and not torch.is_grad_enabled():
+                    # Two gradients of one tensor: autograd adds the one to the other in place, though not with tensors like these.
+                    first = args[0].untyped_storage()._cdata
+                    self.now -= self._sizes.get(first, 0)
+                    self._sizes[first] = 0
+                self._sizes[storage._cdata] = size
+                self.now += size
+                weakref.finalize(storage, self._gone, storage._cdata)
         self.most = max(self.most, self.now)
         return made
 
-    def _gone(self, identity: int, size: int) -> None:
-        self._seen.discard(identity)
-        self.now -= size
+    def _gone(self, identity: int) -> None:
+        self.now -= self._sizes.pop(identity)
 
 
-def _held(policy: nn.Module) -> dict[int, int]:
-    """Bytes of each tensor that the policy holds, counted once."""
-    return {id(tensor): tensor.nbytes for tensor in (*policy.parameters(), *policy.buffers())}
+def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
+    """Gives every parameter and buffer a tensor on the CPU that has no memory, and says how many bytes each would have."""
+    made: dict[int, torch.Tensor] = {}
+    for module in policy.modules():
+        for held in (module._parameters, module._buffers):
+            for name, old in held.items():
+                if old is not None and id(old) not in made:
+                    kind = dtype if dtype is not None and held is module._parameters and old.is_floating_point() else old.dtype
+                    new = torch.empty(old.shape, dtype=kind, device="cpu")
+                    made[id(old)] = nn.Parameter(new, old.requires_grad) if held is module._parameters else new
+                if old is not None:
+                    held[name] = made[id(old)]  # type: ignore[assignment]
+    return [tensor.nbytes for tensor in made.values()]
 
 
 def _size(number: int) -> str:
