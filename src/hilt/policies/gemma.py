@@ -1,0 +1,243 @@
+"""The parts of pi0 and SmolVLA: a SigLIP tower, and Gemma or Llama layers of which two stacks share their attention.
+
+The *prefix* (pictures, words) goes through the language model once, and leaves the keys and values of each layer. The *suffix* (the
+actions) goes through the action expert, layer by layer beside it, and looks at those. The prefix never looks at the suffix, so this is
+the joined attention of the original in two passes, and the first is done once for all steps of a flow.
+
+Parameter names are those of `transformers`, which the published checkpoints have; nothing of it is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""For each layer: keys with their rotation, and values, [B, key_value_heads, tokens, head_dim]."""
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Sizes of one stack of layers."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    gemma: bool = True
+    """Gemma: norms multiply by 1 + weight, GELU. Otherwise Llama: norms multiply by weight, SiLU."""
+    epsilon: float = 1e-6
+    condition: int = 0
+    """Width of what conditions the norms (adaRMS); 0: they are plain."""
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Sizes of the SigLIP tower."""
+
+    hidden_size: int = 1152
+    num_hidden_layers: int = 27
+    num_attention_heads: int = 16
+    intermediate_size: int = 4304
+    patch_size: int = 14
+    image_size: int = 224
+
+    @property
+    def tokens(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+
+class RMSNorm(nn.Module):
+    """In float32. With a condition, scale, shift and the gate of the residual come from it (adaRMS)."""
+
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.epsilon, self.offset = config.epsilon, float(config.gemma)
+        if config.condition:
+            self.dense = nn.Linear(config.condition, 3 * config.width)
+            nn.init.zeros_(self.dense.weight)
+        else:
+            self.weight = nn.Parameter(torch.full((config.width,), 1 - self.offset))
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        wide = at_least_float32(x)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
+        if condition is None:
+            return (wide * (self.offset + at_least_float32(self.weight))).to(x.dtype), None
+        scale, shift, gate = at_least_float32(self.dense(condition.to(self.dense.weight.dtype)))[:, None].chunk(3, -1)
+        return (wide * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """The projections of one layer. `key_width`: its keys and values are made from those of the other stack, which are this wide."""
+
+    def __init__(self, config: StackConfig, key_width: int = 0):
+        super().__init__()
+        self.heads, self.head_dim = config.num_heads, config.head_dim
+        inner, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.width, inner, bias=False)
+        self.k_proj = nn.Linear(key_width or config.width, shared, bias=False)
+        self.v_proj = nn.Linear(key_width or config.width, shared, bias=False)
+        self.o_proj = nn.Linear(inner, config.width, bias=False)
+
+    def split(self, projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: StackConfig):
+        super().__init__()
+        self.gemma = config.gemma
+        self.gate_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
+        self.up_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
+        self.down_proj = nn.Linear(config.mlp_dim, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate_proj(x)
+        return self.down_proj((F.gelu(gate, approximate="tanh") if self.gemma else F.silu(gate)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One layer of a stack. `crosses`: it looks at the other stack only, through projections of its own."""
+
+    def __init__(self, config: StackConfig, key_width: int = 0):
+        super().__init__()
+        self.crosses = key_width > 0
+        self.self_attn = Attention(config, key_width)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(config)
+        self.post_attention_layernorm = RMSNorm(config)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, mask: Tensor, other: tuple[Tensor, Tensor] | None = None, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer's output, its keys and values. `other`: keys and values of the other stack, which are looked at as well."""
+        at = self.self_attn
+        normed, gate = self.input_layernorm(x, condition)
+        queries = rotation(at.split(at.q_proj(normed)))
+        if self.crosses and other is not None:
+            keys, values = (at.split(project(_flat(one))) for project, one in zip((at.k_proj, at.v_proj), other, strict=True))
+        else:
+            keys, values = rotation(at.split(at.k_proj(normed))), at.split(at.v_proj(normed))
+        if other is None or self.crosses:
+            seen = attend(queries, keys, values, mask)
+        else:
+            seen = attend(queries, torch.cat([other[0], keys], 2), torch.cat([other[1], values], 2), mask)
+        x = _add(x, at.o_proj(_flat(seen)), gate)
+        normed, gate = self.post_attention_layernorm(x, condition)
+        return _add(x, self.mlp(normed), gate), keys, values
+
+
+class Stack(nn.Module):
+    """Layers and a final norm; with `vocabulary`, an embedding of words, too."""
+
+    def __init__(self, config: StackConfig, vocabulary: int = 0, key_width: Callable[[int], int] = lambda layer: 0):
+        super().__init__()
+        self.config = config
+        if vocabulary:
+            self.embed_tokens = embedding(vocabulary, config.width)
+        self.layers = nn.ModuleList(Layer(config, key_width(i)) for i in range(config.depth))
+        self.norm = RMSNorm(config)
+
+    def run(self, layer: int, *inputs: Any, checkpointing: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """One layer; with `checkpointing`, its inner values are computed once more in the backward pass instead of being kept."""
+        if checkpointing and torch.is_grad_enabled():
+            return checkpoint(self.layers[layer], *inputs, use_reentrant=False, preserve_rng_state=False)
+        return self.layers[layer](*inputs)
+
+
+class Rotation:
+    """Rotary positions [B, tokens] of keys and queries; computed in float32."""
+
+    def __init__(self, positions: Tensor, head_dim: int, wavelength: float = 10_000.0):
+        half = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
+        angles = positions[:, None, :, None].float() * (1.0 / wavelength ** (half / head_dim))
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first, second = at_least_float32(x).chunk(2, -1)
+        return torch.cat([first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1).to(x.dtype)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention [B, heads, queries, head_dim] where fewer heads of keys serve several heads of queries."""
+    if (shared := queries.shape[1] // keys.shape[1]) > 1:
+        keys, values = (one[:, :, None].expand(-1, -1, shared, -1, -1).flatten(1, 2) for one in (keys, values))
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+
+def embedding(rows: int, width: int) -> nn.Embedding:
+    """As torch makes one, but on the meta device its numbers are not drawn: that would import torch's compiler, for seconds."""
+    weight = torch.empty(rows, width)
+    return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+def _flat(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).flatten(2)
+
+
+def _add(x: Tensor, y: Tensor, gate: Tensor | None) -> Tensor:
+    return x + y if gate is None else x + y * gate
+
+
+# --- pictures ---
+
+
+class SiglipAttention(nn.Module):
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
+            self.add_module(name, nn.Linear(config.hidden_size, config.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys, values = (
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return self.out_proj(_flat(F.scaled_dot_product_attention(queries, keys, values)))
+
+
+class SiglipLayer(nn.Module):
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.self_attn = SiglipAttention(config)
+        self.layer_norm2 = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.mlp = nn.ModuleDict(
+            {"fc1": nn.Linear(config.hidden_size, config.intermediate_size), "fc2": nn.Linear(config.intermediate_size, config.hidden_size)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x))
+        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.layer_norm2(x)), approximate="tanh"))
+
+
+class Siglip(nn.Module):
+    """Pictures [B, 3, H, W] in -1..1 to features [B, patches, hidden_size]."""
+
+    def __init__(self, config: VisionConfig):
+        super().__init__()
+        patch = nn.Conv2d(3, config.hidden_size, config.patch_size, stride=config.patch_size)
+        self.embeddings = nn.ModuleDict({"patch_embedding": patch, "position_embedding": embedding(config.tokens, config.hidden_size)})
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(SiglipLayer(config) for _ in range(config.num_hidden_layers))})
+        self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=1e-6)
+        self.checkpointing = False
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        patch, position = self.embeddings["patch_embedding"], self.embeddings["position_embedding"]
+        x = patch(pixels.to(patch.weight.dtype)).flatten(2).transpose(1, 2) + position.weight
+        for layer in self.encoder["layers"]:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing and torch.is_grad_enabled() else layer(x)
+        return self.post_layernorm(x)

@@ -1,0 +1,68 @@
+"""Numbers of pi0, pi0.5 and SmolVLA as lerobot implements them, with tiny models whose weights both sides make by one rule.
+
+Within 5e-6, as for OpenVLA. A flow's loss is the square of an error of velocity, here up to 20, where float32 is no finer than 2e-6; it is
+the error, its root, that is compared: the original itself, run once more on another machine, is 9e-6 from its own loss in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.policies import flow
+from hilt.policies.flow_policy import FlowPolicy
+from hilt.policies.gemma import StackConfig, VisionConfig
+from hilt.policies.pi0 import Pi0, Pi0Config
+from tests import golden
+from tests.golden.kinds.openvla import near, weight
+
+
+def matches(path: Path) -> Path | None:
+    return path if path.suffix == ".npz" and path.parent.name == "pi0" else None
+
+
+def compare(case: Path) -> golden.Result:
+    with np.load(case) as file:
+        values = dict(file)
+    keys = json.loads(str(values["keys"]))
+    theirs = {key[4:]: value for key, value in values.items() if key.startswith("out.")}
+    inputs = {key[3:]: torch.from_numpy(value) for key, value in values.items() if key.startswith("in.")}
+    policy = made(json.loads(str(values["config"])), keys, int(values["seed"]))
+    ours = numbers(policy, inputs)
+    for side in (ours, theirs):
+        side["velocity_error"] = np.sqrt(side.pop("flow_loss"))
+    result = golden.compare(ours, theirs, lambda key: near)
+    result.add("keys", golden.exact({name: list(value.shape) for name, value in policy.state_dict().items()}, keys))
+    result.add("parameters", golden.exact(sorted(name for name, _ in policy.named_parameters(remove_duplicate=False)), sorted(keys)))
+    result.add("steps", golden.exact(policy.config.flow.steps, json.loads(str(values["config"]))["num_inference_steps"]))
+    return result
+
+
+def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int) -> FlowPolicy:
+    """The policy of a golden file's config, with the weights of the rule."""
+    sizes = {"vlm": StackConfig(**config["vlm"]), "expert": StackConfig(**config["expert"]), "vision": VisionConfig(**config["vision"])}
+    ours = replace(Pi0Config.from_published(config, frozenset(keys)), vocabulary=keys[Pi0.tied[0]][0], **sizes)
+    with torch.device("meta"):
+        policy = Pi0(ours)
+    # the heads for words are not used: the one is tied to the embedding, the other is the largest tensor of all
+    weights = {name: weight(name, tuple(shape), seed) for name, shape in keys.items() if "lm_head" not in name}
+    state = {name: torch.from_numpy(weights[name]) if name in weights else torch.zeros(1).expand(shape) for name, shape in keys.items()}
+    state[Pi0.tied[0]] = state[Pi0.tied[1]]
+    policy.load_state_dict(state, assign=True)
+    return policy
+
+
+@torch.no_grad()
+def numbers(policy: FlowPolicy, given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What `policy` makes of a golden file's inputs."""
+    pictures, present = (torch.stack([given[f"{name}{slot}"] for slot in range(2)], 1) for name in ("image", "image_mask"))
+    prefix = policy.prefix(pictures, present, given["tokens"], given["token_mask"], given["state"])
+    noise = given["noise"]
+    drawn = flow.draw(policy._field(prefix), tuple(noise.shape), policy.config.flow, torch.ones(len(noise)), None, False, noise)
+    loss = policy.flow_loss(prefix, given["actions"], noise, given["time"])
+    return {"sample_actions": drawn.actions.numpy(), "flow_loss": loss.numpy()}
