@@ -26,6 +26,8 @@ class Training:
     cameras: list[str] = field(default_factory=lambda: ["wrist"])
     """Which images the policy sees"""
     replay: Replay = field(default_factory=Replay)
+    options: dict[str, float] = field(default_factory=lambda: {"speed": 0.5})
+    """What a script is opened with"""
 
 
 def test_the_last_layer_counts(tmp_path: Path) -> None:
@@ -37,10 +39,16 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     assert build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"  # a value, not a file of settings
 
 
+def test_options_are_added_and_emptied() -> None:
+    assert build(Training(), "options.state/q=2").options == {"speed": 0.5, "state/q": 2}
+    assert build(Training(), "options={}", "options.slow=1").options == {"slow": 1} and build(Training(), {"options": {}}).options == {}
+    assert build(Training(), "replay={}") == Training(), "which is not one of options"
+
+
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
-        ("batchsize=1", r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay\."),
+        ("batchsize=1", r"no setting named 'batchsize'; did you mean 'batch_size'\? Known here: batch_size, cameras, replay, options\."),
         ("replay.capacity=1", r"no setting named 'replay\.capacity'; did you mean 'capacity_steps'\? Known here: capacity_steps, dur"),
         ("batch_size=many", r"batch_size: Value 'many' of type 'str' could not be converted to Integer"),
         ("capacity_steps=1", r"no setting named 'capacity_steps'; did you mean 'replay\.capacity_steps'\? Known here: batch_size"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces as gym
@@ -13,7 +14,7 @@ from hilt.core.trajectory import Source
 from hilt.policies.config import AgentConfig
 from hilt.runtime import workplace
 from hilt.runtime.config import Hil, Wire
-from hilt.runtime.workplace import make_env, spaces, task_options, trainer_config
+from hilt.runtime.workplace import check_fit, make_env, spaces, task_options, trainer_config
 from hilt.teleop.devices import Device, Reading
 
 TOY = "tests.runtime.toy:Toy"
@@ -81,6 +82,45 @@ def test_limits_observations_and_the_grippers_penalty():
     assert isinstance(spaces(Hil(**REACH)).observation_space["state"], gym.Dict)
     with pytest.raises(UnknownNameError, match="no kind of observations named 'hilserl'; did you mean 'hil-serl'"):
         make_env(Hil(observations="hilserl"), False)
+
+
+class Pictures(gymnasium.Env[Any, Any]):
+    """Shows one picture, and takes what `moves` says."""
+
+    observation_space = gym.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def __init__(self, low: float = -1.0, high: float = 1.0, **options: Any):
+        self.action_space = gym.Box(low, high, (2,), np.float32)
+        self.given: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((8, 8, 3), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.given.append(action)
+        return np.zeros((8, 8, 3), np.uint8), 0.0, False, False, {}
+
+
+def test_an_environment_of_gymnasiums_is_taken_as_it_is():
+    with make_env(Hil(task="Pendulum-v1"), True) as env:
+        first, _ = env.reset(seed=0, options=START)
+        assert list(first) == ["state"] and env.observation_space["state"].shape == (3,)
+        assert (env.action_space.low, env.action_space.high) == (-1, 1)
+        *_, info = env.step(np.ones(1, np.float32))
+        assert env.unwrapped.last_u == 2.0 and info["executed_action"] == 1.0, "its own bounds are -2 and 2"
+    check_fit(Hil(task="Pendulum-v1"))
+    pictures = {"task": f"{__name__}:Pictures", "max_traj_length": 5}
+    with make_env(Hil(**pictures, task_options={"low": 0.0}), True) as env:
+        assert env.reset(options=START)[0]["images"]["front"].shape == env.observation_space["images"]["front"].shape == (8, 8, 3)
+        env.step(np.float32([-1, 1]))
+        assert env.unwrapped.given[0].tolist() == [0, 1]
+    for settings, words in (
+        ({"task": "CartPole-v1"}, r"CartPole-v1 takes Discrete\(2\); expected numbers"),
+        ({"task": "FrozenLake-v1"}, r"FrozenLake-v1 shows Discrete\(16\); expected numbers"),
+        ({**pictures, "task_options": {"high": np.inf}}, "takes actions without bounds"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_fit(Hil(**settings))
 
 
 def test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it(monkeypatch: pytest.MonkeyPatch):

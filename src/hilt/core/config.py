@@ -36,7 +36,8 @@ _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.pro
 def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     """A new config: `base` changed by each layer in turn, the last word counting.
 
-    A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``.
+    A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``. Options by name are added to those
+    that are there; ``options={}`` empties them.
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
@@ -45,6 +46,7 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
         where, values = _read_layer(layer)
         try:
             config = OmegaConf.merge(config, values)
+            _clear(config, values)
         except ConfigKeyError as error:
             raise ConfigError(_unknown_key(error, config, where)) from None
         except OmegaConfBaseException as error:
@@ -100,6 +102,16 @@ def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{text}: expected settings by name, got a list.")
     return f"{text}: ", values
+
+
+def _clear(config: DictConfig, values: Any) -> None:
+    """``options={}`` empties them: what is merged into a mapping would only be added to it."""
+    for name in map(str, values) if isinstance(values, DictConfig) and not values._is_none() else ():
+        if isinstance(values.get(name), DictConfig) and isinstance(config.get(name), DictConfig):
+            if not values[name] and OmegaConf.get_type(config, name) is dict:
+                config[name] = {}
+            else:
+                _clear(config[name], values[name])
 
 
 def _unknown_key(error: ConfigKeyError, config: Any, where: str) -> str:

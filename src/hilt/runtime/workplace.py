@@ -6,7 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
+import numpy as np
 from gymnasium import spaces as gym_spaces
+from gymnasium.spaces import Box
+from gymnasium.wrappers import RescaleAction
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
@@ -74,11 +78,39 @@ def task(config: Hil) -> Any:
         if "argument" not in str(error):
             raise
         raise ConfigError(f"{config.task} cannot be made with task_options={task_options(config)}: {error}.") from error
+    env = _fitted(env, config.task)
     space = env.observation_space
     state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
     if "learned-gripper" in config.agent.setup_mode and config.observations == "nested" and isinstance(state, gym_spaces.Dict):
         env = GripperPenaltyWrapper(env)
     return env
+
+
+def _fitted(env: Any, name: str) -> Any:
+    """An environment that shows one array and takes actions in bounds of its own, as most of gymnasium's: the array gets a name, and the
+    actions go from -1 to 1."""
+    seen, moves = env.observation_space, env.action_space
+    for what, space, good in (("shows", seen, Box | gym_spaces.Dict), ("takes", moves, Box)):
+        if not isinstance(space, good):
+            raise ConfigError(f"{name} {what} {space}; expected numbers (a Box). Wrap it in a function of yours: docs/recipes.md.")
+    if isinstance(seen, Box):
+        env = Named(env)
+    if not (np.isfinite(moves.low).all() and np.isfinite(moves.high).all()):
+        raise ConfigError(f"{name} takes actions without bounds, {moves}; expected finite ones. Wrap it in a function of yours.")
+    return env if (moves.low == -1).all() and (moves.high == 1).all() else RescaleAction(env, np.float32(-1), np.float32(1))
+
+
+class Named(gymnasium.ObservationWrapper):
+    """The one array that an environment shows is ``state``, or ``images/front`` if it is a picture."""
+
+    def __init__(self, env: Any):
+        super().__init__(env)
+        space = env.observation_space
+        self._picture = space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] == 3
+        self.observation_space = gym_spaces.Dict({"images": gym_spaces.Dict(front=space)} if self._picture else {"state": space})
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return {"images": {"front": observation}} if self._picture else {"state": observation}
 
 
 def task_options(config: Hil) -> dict[str, Any]:
