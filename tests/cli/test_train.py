@@ -31,7 +31,7 @@ from hilt.runtime.learner import Learner
 from hilt.runtime.reward import ClassifierConfig, reward_function, save
 from hilt.runtime.reward import train as classify
 from hilt.runtime.rollouts import RolloutSender
-from hilt.runtime.train import begin_run
+from hilt.runtime.train import begin_run, check_wire
 from hilt.runtime.workplace import spaces
 from hilt.wire import make_trainer_config
 from tests.runtime.labelled import drawn
@@ -111,6 +111,7 @@ def test_ports_that_somebody_has_are_refused_before_anything_is_made(tmp_path: P
             for command in ("train", "learner"):
                 assert run(command, *words, code=1).stderr == f"error: port {port} is taken on 127.0.0.1, {cure}\n"
     assert not (tmp_path / "runs").exists()
+    check_wire(build(Hil(), "wire.port=0", "wire.broadcast_port=0"))
 
 
 def test_a_learner_alone_records_its_demonstrations_and_goes_on_when_resumed(tmp_path: Path):

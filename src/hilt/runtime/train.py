@@ -338,6 +338,7 @@ def _with_ports(config: Hil) -> Hil:
 
 def check_wire(config: Hil) -> None:
     """Refuses a learner without keys beyond this machine, and ports that somebody has, before anything is started that finds out late."""
+    config = _with_ports(config)
     wire = trainer_config(config, learner=True)
     require_keys(wire, wire.bind_ip, "listening on")
     for port in (config.wire.port, config.wire.broadcast_port):
