@@ -178,12 +178,12 @@ def _weights(kernel: Kernel, size: int, wanted: int) -> torch.Tensor:
     """How much each of `size` pixels counts in each of the `wanted`, float64 [wanted, size]; a smaller picture has wider kernels."""
     stretch = max(size / wanted, 1.0)
     center = (np.arange(wanted)[:, None] + 0.5) * (size / wanted)
-    weights = kernel(np.abs(np.arange(size) + 0.5 - center) / stretch)
+    weights = kernel(np.abs((np.arange(size) - center + 0.5) * (1 / stretch)))  # in the order of PIL: it decides the last bit
     return torch.from_numpy(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _pil(images: torch.Tensor, size: tuple[int, int], kernel: Kernel) -> torch.Tensor:
-    """PIL's two passes. Its weights are integers of 22 bits; sums of them are exact in float64."""
+    """PIL's two passes, columns first. Its weights are integers of 22 bits; sums of them are exact in float64."""
     for equation, place in (("yx,bhxc->bhyc", 2), ("yx,bxwc->bywc", 1)):
         wanted = size[place - 1]
         if images.shape[place] == wanted:

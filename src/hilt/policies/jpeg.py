@@ -68,7 +68,9 @@ def _halved(plane: torch.Tensor) -> torch.Tensor:
 
 
 def _doubled(plane: torch.Tensor) -> torch.Tensor:
-    """Twice the resolution: three parts of the nearest and one of the next, in both directions."""
+    """Twice the resolution: three parts of the nearest and one of the next, in both directions; libjpeg repeats what is very narrow."""
+    if plane.shape[2] <= 2:
+        return plane.repeat_interleave(2, 1).repeat_interleave(2, 2)
     tall = torch.stack([3 * plane + _shifted(plane, 1, -1), 3 * plane + _shifted(plane, 1, 1)], 2).flatten(1, 2)
     left, right = (3 * tall + _shifted(tall, 2, -1) + 8) >> 4, (3 * tall + _shifted(tall, 2, 1) + 7) >> 4
     return torch.stack([left, right], 3).flatten(2, 3)
