@@ -356,7 +356,8 @@ def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
     settings = config(demo_path=[str(shown)], **{**COLLECTING, "collect_steps": 8})
     made = Learner(settings, memory_path / "run", env=spaces(True), wire=wire())
     with Driven(made) as driven:
-        driven.until(lambda: bool(driven.weights))
+        waits = "waits: 0 of 8 steps are collected, with the pretrained policy and the operator"
+        driven.until(lambda: bool(driven.weights) and any(r["event"] == waits for r in records(memory_path / "run", "event")))
 
         def ahead() -> int:
             answer = driven.client.request("send-stats", {"actor": "arm"})
@@ -366,20 +367,18 @@ def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
             for step in list(episode(count, images=True, human=(1,))):
                 driven.spool.insert(step)
             driven.until(lambda total=total: made.experience.total == total)
-            assert made.update == 0 or total == 10
-            assert ahead() <= 0
+            assert ahead() <= total - 8 if total > 8 else ahead() == made.update == 0
         driven.until(lambda: made.update == 10)
         driven.spool.insert(next(episode(6, images=True)))
         driven.until(lambda: made.experience.total == 11 and ahead() == 11 - made._collected["online"] - 10)
     said = [record["event"] for record in records(memory_path / "run", "event")]
-    assert "waits: 0 of 8 steps are collected, with the pretrained policy and the operator" in said
     assert any(line.startswith("imitates demonstrations and take-overs, from scratch: 4 of 4 updates") for line in said)
 
 
 def test_the_clock_goes_on_over_a_stop_while_it_collects(template: Path, memory_path: Path):
     changes = {**COLLECTING, "collect_steps": 100, "max_seconds": 1000.0}
     one = learner(template, memory_path / "a", **changes)
-    assert one.run(lambda: one._seconds() > 0.05).reason == "stopped" and numbers(memory_path / "a") == [0]
+    assert one.run(lambda: numbers(memory_path / "a") == [0] and one._seconds() > 0.05).reason == "stopped"
     again = learner(template, memory_path / "a", **changes)
     assert again._elapsed > 0.05 and again.run(lambda: True).update == 0
 

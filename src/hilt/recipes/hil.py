@@ -110,6 +110,7 @@ def seen_twice(config: Hil, steps: int, imitation: float = 0.0) -> Hil:
     """For tasks in which the eye is what twenty demonstrations do not suffice for: what the operator shows in so many steps is seen, too,
     before the encoder is frozen; and its features are not taken at their word."""
     config.collect_steps = steps
+    config.agent.encoder.pretrain_learning_rate = 3e-3
     config.agent.rlpd.feature_noise, config.agent.rlpd.imitation_weight = 0.1, imitation
     return config
 
