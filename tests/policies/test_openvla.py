@@ -89,8 +89,13 @@ def test_the_tolerance_catches(wrong: str, monkeypatch: pytest.MonkeyPatch):
         gelu = torch.nn.functional.gelu
         monkeypatch.setattr(torch.nn.functional, "gelu", lambda x: gelu(x, approximate="tanh"))
     else:
-        forward = vit.Vit.forward
-        monkeypatch.setattr(vit.Vit, "forward", lambda self, x, language=None: self.blocks[-1](forward(self, x, language)))
+        each = vit.Vit.__init__
+
+        def deeper(self: Any, config: vit.VitConfig, image_size: int) -> None:
+            each(self, config, image_size)
+            self.take = len(self.blocks)  # the output of the last one, where the last but one is right
+
+        monkeypatch.setattr(vit.Vit, "__init__", deeper)
     result = golden.run(golden.FOLDER / "openvla/svla_1img.npz", kind)
     assert any(failure.startswith("action_logits") for failure in result.failures)
     assert "patch_features" in " ".join(result.failures) or wrong == "causal"
@@ -247,9 +252,13 @@ def test_checkpointing_changes_memory_only(name: str, monkeypatch: pytest.Monkey
         return told.log_prob, [p.grad for p in policy.parameters() if p.grad is not None], len(calls)
 
     plain = gradient()
-    policy.options.checkpointed = True
+    policy.options.checkpointed = 0.5
+    assert gradient()[2] == 1.5 * plain[2]
+    policy.options.checkpointed = 1.0
+    blocks: list[int] = []
+    policy.vision_backbone.featurizer.blocks[0].mlp.fc1.register_forward_hook(lambda *_: blocks.append(1))
     twice = gradient()
-    assert torch.equal(plain[0], twice[0]) and twice[2] == 2 * plain[2]
+    assert torch.equal(plain[0], twice[0]) and twice[2] == 2 * plain[2] and len(blocks) == 2
     for ours, theirs in zip(plain[1], twice[1], strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -351,6 +360,18 @@ def test_upstreams_face():
     assert one.shape == (2, 3, 7) and policy.config.cameras() == ("full_image",)
 
 
+def test_statistics_of_other_data():
+    policy = policy_of("tokens_2img_proprio")
+    before, record = policy.act(seen(1), sample=False)
+    wide = {"q01": [-4.0] * 7, "q99": [4.0] * 7}
+    policy.use_statistics({"action": wide, "proprio": wide}, "mine")
+    assert policy.unnorm_key == "mine" and policy.norm_stats["mine"]["action"] == wide
+    after, other = policy.act(seen(1), sample=False)
+    assert np.abs(after).max() > 1.5 and np.abs(before).max() <= 1 and (record["log_prob"] != other["log_prob"]).any()
+    with pytest.raises(ConfigError, match="actions have 7 numbers, and the statistics of other 6"):
+        policy.use_statistics(statistics(6), "other")
+
+
 def test_action_logits_are_those_of_evaluate():
     policy = policy_of("tokens_2img_proprio")
     _, record = policy.act(seen(2, equal=True), generator=torch.Generator().manual_seed(0))
@@ -385,7 +406,7 @@ def test_imitation(name: str):
     masked, _ = policy.supervised_loss(seen(2), np.where(mask[..., None], wanted, 0.3), mask)
     assert loss.item() == masked.item() == figures["loss"]
     trained = [p for p in policy.parameters() if p.requires_grad]
-    for _ in range(8):
+    for _ in range(4):
         loss = policy.supervised_loss(seen(2), wanted, mask)[0]
         for p, g in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
             p.data -= 0 if g is None else 0.02 * g / (g.norm() + 1e-9)
@@ -422,8 +443,9 @@ def test_l1_draws_nothing():
         ({"head": "diffusion"}, UnknownNameError, "head"),
         ({"variant": "ar", "head": "l1"}, ConfigError, "a token at a time from one image"),
         ({"use_proprio": True}, ConfigError, "proprio_dim 0: expected at least 1"),
+        ({"use_proprio": True, "proprio_dim": 8}, ConfigError, "state has 8 numbers, and the statistics of libero_spatial_no_noops 7"),
         ({"vit": [{"depht": 3}]}, UnknownNameError, "depht"),
-        ({"action_dim": 6}, ConfigError, "actions of 6 numbers, and libero_spatial_no_noops has 7"),
+        ({"action_dim": 6}, ConfigError, "actions have 6 numbers, and the statistics of libero_spatial_no_noops 7"),
         ({"norm_stats": {"a": {"action": statistics()["action"]}}, **PROPRIO}, UnknownNameError, "libero_spatial"),
         ({"vit": None, "upstream": {"vision_backbone_id": "clip-vit-l"}}, UnknownNameError, "clip-vit-l"),
         ({"vit": None, "upstream": {"timm_override_act_layers": ["quick_gelu"]}}, ConfigError, "needs another activation"),

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hilt.policies.vit import layers
+
 NAME = "hilt_openvla"
 """Of our attention among those that transformers knows"""
 DEFAULTS = {
@@ -68,20 +70,14 @@ def make(text_config: Mapping[str, Any]) -> Any:
     return model
 
 
-def run(model: Any, x: Tensor, positions: Tensor, layout: Layout, checkpointed: bool = False) -> Tensor:
-    """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the final norm. `checkpointed`: layers are computed
-    once more for the gradient, instead of being remembered."""
+def run(model: Any, x: Tensor, positions: Tensor, layout: Layout, checkpointed: float = 0.0) -> Tensor:
+    """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the final norm; `checkpointed` as in `vit.layers`."""
     trunk = model.model
     if layout.packing is not None:
         x, positions = layout.packing.pack(x), layout.packing.pack(positions.expand(x.shape[:2]))
     rotary = trunk.rotary_emb(x, positions)
-    for layer in trunk.layers:
-        if checkpointed and torch.is_grad_enabled():
-            from torch.utils.checkpoint import checkpoint
-
-            x = checkpoint(layer, x, position_embeddings=rotary, layout=layout, use_reentrant=False, preserve_rng_state=False)
-        else:
-            x = layer(x, position_embeddings=rotary, layout=layout)
+    for layer in layers(trunk.layers, checkpointed):
+        x = layer(x, position_embeddings=rotary, layout=layout)
     x = trunk.norm(x)
     return x if layout.packing is None else layout.packing.unpack(x)
 

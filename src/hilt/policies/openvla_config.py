@@ -131,8 +131,8 @@ class OpenVLAOptions:
 
     compute: str = "float32"
     """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are"""
-    checkpointed: bool = False
-    """Whether layers are computed twice instead of remembered, for the gradient"""
+    checkpointed: float = 0.0
+    """Share of the layers, from 0 to 1, that are computed once more for the gradient instead of being remembered: less memory"""
     packed: bool = False
     """Whether rows of different length lie one behind the other, without padding, where all of an answer is known"""
     support: str = "actions"

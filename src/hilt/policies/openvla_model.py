@@ -74,21 +74,14 @@ class OpenVLAPolicy(Policy):
         super().__init__()
         self.config, self.options, self.tokenizer = config, options or OpenVLAOptions(), tokenizer
         self.norm_stats = dict(norm_stats or config.norm_stats)
-        self.unnorm_key = resolve_key(self.norm_stats, unnorm_key)
-        self.chunk, self.action_dim = config.chunk, len(self.get_action_stats()["q01" if config.normalization == "q99" else "min"])
-        if config.action_dim not in (0, self.action_dim):
-            raise ConfigError(f"config.json says actions of {config.action_dim} numbers, and {self.unnorm_key} has {self.action_dim}.")
+        self.chunk, self.action_dim = config.chunk, config.action_dim
+        self._scale_by(resolve_key(self.norm_stats, unnorm_key))
         self.slots = self.chunk * self.action_dim
         self.source: Path | None = None
         """The folder that it came from"""
         self.generator = torch.Generator().manual_seed(seed)
         """Draws for a caller who brings no generator"""
         self.token = ActionTokenizer(config.n_action_bins, config.vocabulary)
-        epsilon = 0.0 if self.causal else 1e-8  # as upstream has it, in each of the two
-        self.scale_actions = Normalizer(self.get_action_stats(), config.normalization, epsilon)
-        self.scale_state = None
-        if config.use_proprio:
-            self.scale_state = Normalizer(self.norm_stats[self.unnorm_key].get("proprio", {}), config.normalization, 1e-8, clip=True)
         with torch.device("meta"):
             self._build()
 
@@ -157,7 +150,23 @@ class OpenVLAPolicy(Policy):
         for layer in self.language_model.model.layers:
             layer.compile(dynamic=False)
 
-    # --- upstream's names ---
+    # --- statistics, and upstream's names ---
+
+    def use_statistics(self, statistics: Mapping[str, Any], name: str) -> None:
+        """Normalises by these from now on, under this name: ``action`` and ``proprio``, as `normalize.statistics` makes them."""
+        self.norm_stats[name] = dict(statistics)
+        self._scale_by(name)
+
+    def _scale_by(self, key: str) -> None:
+        stats, kind = self.norm_stats[key], self.config.normalization
+        scale = Normalizer(stats["action"], kind, 0.0 if self.causal else 1e-8)  # as upstream has it, in each of the two
+        if self.action_dim not in (0, scale.size):
+            raise ConfigError(f"this policy's actions have {self.action_dim} numbers, and the statistics of {key} {scale.size}.")
+        self.scale_actions, self.action_dim, self.unnorm_key = scale, scale.size, key
+        self.scale_state = Normalizer(stats.get("proprio", {}), kind, 1e-8, clip=True) if self.config.use_proprio else None
+        size = self.config.proprio_dim
+        if self.scale_state is not None and self.scale_state.size != size:
+            raise ConfigError(f"this policy's state has {size} numbers, and the statistics of {key} {self.scale_state.size}.")
 
     def get_action_stats(self, unnorm_key: str | None = None) -> dict[str, Any]:
         return self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
@@ -295,17 +304,19 @@ class OpenVLAPolicy(Policy):
     # --- the model ---
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.compute == "bfloat16")
+        # without its cache, which would hold a second copy of all weights to the end of a pass
+        return torch.autocast(self.device.type, torch.bfloat16, self.options.compute == "bfloat16", cache_enabled=False)
 
     def patch_features(self, inputs: Inputs) -> Tensor:
         """What the vision transformers make of all images: [B, images * patches, width]."""
-        pixels = inputs.pixels.to(self._dtype)
+        pixels, twice = inputs.pixels.to(self._dtype), self.options.checkpointed
         if not self.config.film:
-            return self.vision_backbone(pixels)
+            return self.vision_backbone(pixels, checkpointed=twice)
         words = self._embed(inputs.prompt)
         inside = torch.arange(words.shape[1], device=words.device) < inputs.length[:, None]
         stop = self._embed(torch.full_like(inputs.length, STOP))  # upstream's mean has it too
-        return self.vision_backbone(pixels, ((words * inside[..., None]).sum(1) + stop) / (inputs.length[:, None] + 1).to(words.dtype))
+        mean = ((words * inside[..., None]).sum(1) + stop) / (inputs.length[:, None] + 1).to(words.dtype)
+        return self.vision_backbone(pixels, mean, twice)
 
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]."""

@@ -24,14 +24,14 @@ class VisionBackbone(nn.Module):
         self.width = sum(config.embed_dim for config in configs)
         self.patches = self.featurizer.patches
 
-    def forward(self, pixels: Tensor, language: Tensor | None = None) -> Tensor:
+    def forward(self, pixels: Tensor, language: Tensor | None = None, checkpointed: float = 0.0) -> Tensor:
         """Pixels [B, images, 3 per transformer, H, W] to [B, images * patches, width]: all images in one pass."""
         batch, images = pixels.shape[:2]
         if language is not None:
             language = language.repeat_interleave(images, dim=0)
         seen = pixels.flatten(0, 1).split(3, dim=1)
         vits = [vit for vit in (self.featurizer, self.fused_featurizer) if vit is not None]
-        features = [vit(part, language) for vit, part in zip(vits, seen, strict=True)]
+        features = [vit(part, language, checkpointed) for vit, part in zip(vits, seen, strict=True)]
         return torch.cat(features, dim=-1).view(batch, images * self.patches, self.width)
 
 
@@ -46,8 +46,8 @@ class FilmBackbone(nn.Module):
             if vit is not None:
                 vit.blocks = nn.ModuleList([FilmBlock(block, vit.config.embed_dim, language_width) for block in vit.blocks])
 
-    def forward(self, pixels: Tensor, language: Tensor) -> Tensor:
-        return self.vision_backbone(pixels, language)
+    def forward(self, pixels: Tensor, language: Tensor, checkpointed: float = 0.0) -> Tensor:
+        return self.vision_backbone(pixels, language, checkpointed)
 
 
 class Projector(nn.Module):

@@ -6,8 +6,9 @@ without class and register tokens. The last block, the norm and SigLIP's pooling
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Vit(nn.Module):
         if config.depth < 2:
             raise ConfigError(f"a vision transformer of {config.depth} blocks has no last but one; give it at least 2.")
         self.config, self.patches, width = config, side * side, config.embed_dim
+        self.take = config.depth - 1
+        """Blocks whose output is the features"""
         self.prefix_tokens = int(config.class_token) + config.reg_tokens
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, config.reg_tokens, width)) if config.reg_tokens else None
@@ -92,17 +95,28 @@ class Vit(nn.Module):
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.attn_pool = Pool(config) if config.global_pool == "map" else None
 
-    def forward(self, images: Tensor, language: Tensor | None = None) -> Tensor:
-        """`language` [B, text width], the mean of the words, is for blocks with FiLM."""
+    def forward(self, images: Tensor, language: Tensor | None = None, checkpointed: float = 0.0) -> Tensor:
+        """`language` [B, text width], the mean of the words, is for blocks with FiLM; `checkpointed` as in `layers`."""
         x = self.patch_embed(images)
         if self.config.no_embed_class:
             x = x + self.pos_embed
         x = torch.cat([*(token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None), x], dim=1)
         if not self.config.no_embed_class:
             x = x + self.pos_embed
-        for block in self.blocks[:-1]:
-            x = block(x) if language is None else block(x, language)
+        for layer in layers(self.blocks[: self.take], checkpointed):
+            x = layer(x) if language is None else layer(x, language)
         return x[:, self.prefix_tokens :]
+
+
+def layers(modules: Sequence[nn.Module], checkpointed: float) -> Iterator[Callable[..., Tensor]]:
+    """The modules one by one. That share of them, from 0 to 1, is computed once more for the gradient instead of being remembered."""
+    for place, module in enumerate(modules):
+        if torch.is_grad_enabled() and place < round(checkpointed * len(modules)):
+            from torch.utils.checkpoint import checkpoint
+
+            yield partial(checkpoint, module, use_reentrant=False, preserve_rng_state=False)
+        else:
+            yield module
 
 
 class PatchEmbed(nn.Module):
