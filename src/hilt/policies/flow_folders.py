@@ -73,7 +73,8 @@ def save(policy: FlowPolicy, folder: Path) -> None:
     with new_folder(folder) as beside:
         if policy.source:
             _copy_others(policy.source, beside)
-        state = {name: value for name, value in policy.state_dict().items() if name != policy.tied[0]}
+        one = policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1])
+        state = {name: value for name, value in policy.state_dict().items() if not one or name != policy.tied[1]}
         heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
         write_tensors(beside, {policy.stored_prefix + name: value for name, value in state.items() if name not in heads})
         if heads:
@@ -201,15 +202,14 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
     """Every tensor in its place. The embedding of words and the head that is tied to it are one, and files may have either or both."""
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     first, second = (prefix + name for name in policy.tied)
-    if first in tensors and second in tensors:
+    if first in tensors and second in tensors and policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1]):
         del tensors.entries[first]
 
     def stored(name: str) -> str:
         if name.startswith(HEADS):
             return name
-        if name in policy.tied:
-            return first if first in tensors else second
-        return next((prefix + each for each in (name, policy.other_name(name)) if prefix + each in tensors), prefix + name)
+        others = policy.tied if name in policy.tied else (policy.other_name(name),)
+        return next((prefix + each for each in (name, *others) if prefix + each in tensors), prefix + name)
 
     load_into(policy, tensors, stored, device=device, dtype=dtype, optional=(*HEADS, *OLD_STATISTICS))
     if (tensors.path / HEADS_FILE).is_file():

@@ -236,7 +236,10 @@ class FlowPolicy(Policy):
                 f"actions of the shape {list(np.shape(actions))} with a mask of {list(np.shape(mask))} were given; they are "
                 f"[B, {self.chunk}..{self.horizon}, {self.action_dim}] and [B, {self.chunk}..{self.horizon}]."
             )
-        wanted = self._normalize("action", np.asarray(actions, np.float32))
+        known = np.where(
+            np.asarray(mask, bool)[..., None], actions, np.nan_to_num(actions)
+        )  # beyond an episode's end there may be anything
+        wanted = self._normalize("action", known.astype(np.float32))
         wanted = np.pad(wanted, [(0, 0), (0, self.horizon - length), (0, 0)], mode="edge")
         wanted = np.pad(wanted, [(0, 0), (0, 0), (0, self.config.max_action_dim - dim)])
         noise = torch.randn(wanted.shape, generator=generator).to(self.device)

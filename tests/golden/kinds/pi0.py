@@ -17,7 +17,8 @@ import torch
 from hilt.policies import flow
 from hilt.policies.flow_policy import FlowPolicy
 from hilt.policies.gemma import StackConfig, VisionConfig
-from hilt.policies.pi0 import Pi0, Pi0Config
+from hilt.policies.pi0 import Pi0
+from hilt.policies.smolvla import SmolVLA
 from tests import golden
 from tests.golden.kinds.openvla import near, weight
 
@@ -45,14 +46,22 @@ def compare(case: Path) -> golden.Result:
 
 def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int) -> FlowPolicy:
     """The policy of a golden file's config, with the weights of the rule."""
-    sizes = {"vlm": StackConfig(**config["vlm"]), "expert": StackConfig(**config["expert"]), "vision": VisionConfig(**config["vision"])}
-    ours = replace(Pi0Config.from_published(config, frozenset(keys)), vocabulary=keys[Pi0.tied[0]][0], **sizes)
+    sizes: dict[str, Any] = {
+        "vlm": StackConfig(**config["vlm"]),
+        "expert": StackConfig(**config["expert"]),
+        "vision": VisionConfig(**config["vision"]),
+    }
+    kind: type[FlowPolicy] = SmolVLA if config.get("type") == "smolvla" else Pi0
+    if kind is SmolVLA:
+        sizes["shuffle"] = config["shuffle"]
+    ours = replace(kind.config_class.from_published(config, frozenset(keys)), vocabulary=keys[kind.tied[0]][0], **sizes)
     with torch.device("meta"):
-        policy = Pi0(ours)
-    # the heads for words are not used: the one is tied to the embedding, the other is the largest tensor of all
+        policy = kind(ours)
+    # heads for words are not used, and are the largest tensors of all
     weights = {name: weight(name, tuple(shape), seed) for name, shape in keys.items() if "lm_head" not in name}
     state = {name: torch.from_numpy(weights[name]) if name in weights else torch.zeros(1).expand(shape) for name, shape in keys.items()}
-    state[Pi0.tied[0]] = state[Pi0.tied[1]]
+    if kind is Pi0:
+        state[kind.tied[0]] = state[kind.tied[1]]
     policy.load_state_dict(state, assign=True)
     return policy
 
@@ -61,7 +70,8 @@ def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int) -> FlowP
 def numbers(policy: FlowPolicy, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What `policy` makes of a golden file's inputs."""
     pictures, present = (torch.stack([given[f"{name}{slot}"] for slot in range(2)], 1) for name in ("image", "image_mask"))
-    prefix = policy.prefix(pictures, present, given["tokens"], given["token_mask"], given["state"])
+    state = given.get("state", torch.zeros(len(pictures), policy.config.max_state_dim))  # pi0.5 has it in its words
+    prefix = policy.prefix(pictures, present, given["tokens"], given["token_mask"], state)
     noise = given["noise"]
     drawn = flow.draw(policy._field(prefix), tuple(noise.shape), policy.config.flow, torch.ones(len(noise)), None, False, noise)
     loss = policy.flow_loss(prefix, given["actions"], noise, given["time"])
