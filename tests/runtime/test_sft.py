@@ -1,0 +1,219 @@
+"""Supervised fine-tuning: to the validation minimum, with what each setting does, and on from where it was stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
+from hilt.core.files import read_json
+from hilt.observe.metrics import read_metrics
+from hilt.policies.suites import Suite
+from hilt.replay.lock import WriterLock
+from hilt.runtime import sft
+from hilt.runtime.chunks import ChunkAgent
+from hilt.runtime.sft import Lora, Sft, begin_run, learning_rate, resume_run, train
+from tests.runtime.taught import NAMES, Row, kept, write_log
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Nine episodes whose actions are all 1, and three (those held out with seed 0) whose actions are 0.5."""
+    held = opened_split(write_log(tmp_path / "first", [(4, "go", True)] * 12))
+    return write_log(tmp_path / "log", [(4, "go", True)] * 12, action=lambda n: 0.5 if n in held else 1.0)
+
+
+def opened_split(path: Path) -> list[int]:
+    from hilt.policies.suites import columns
+    from hilt.runtime.demonstrations import Demonstrations
+
+    return Demonstrations([path], path.parent, columns(NAMES)).split(0.25, seed=0)[1]
+
+
+@pytest.fixture
+def start(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Trains a `Row` in a folder; settings may be given, and after how many steps it is stopped."""
+    rows: list[Row] = []
+
+    def make(*_: Any) -> Row:
+        rows.append(Row())
+        return rows[-1]
+
+    monkeypatch.setattr(sft, "make_policy", make)
+
+    def started(name: str = "run", stop_at: int | None = None, resume: bool = False, **changes: Any) -> tuple[Path, Any, Row]:
+        run = tmp_path / name
+        base = {"data": [str(log)], "columns": NAMES, "validation": 0.25, "learning_rate": 0.05, "batch_size": 8, "validation_period": 2}
+        config = resume_run(run, "", [f"{k}={v}" for k, v in changes.items()]) if resume else begin_run(run, "", Sft(**{**base, **changes}))
+        steps: list[int] = []
+        done = train(config, run, stop=lambda: (steps.append(0), stop_at is not None and len(steps) > stop_at + 1)[1])
+        return run, done, rows[-1]
+
+    return started
+
+
+def test_it_stops_after_the_validation_minimum_and_keeps_that(start: Callable[..., Any]):
+    run, done, policy = start(max_steps=200, patience=3, log_period=1)
+    assert done.reason == "best" and done.step == done.best_step + 3 * 2 < 60
+    assert np.allclose(kept(run), 0.5, atol=0.12) and done.loss < 0.01
+    records = [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
+    assert min(records, key=lambda record: record["validation_loss"])["update"] == done.best_step == records[-1]["best_step"]
+    learned = [record for record in read_metrics(run, ["update"]) if "loss" in record]
+    assert [record["update"] for record in learned] == list(range(1, done.step + 1))
+    assert {"learning_rate", "gradient_norm", "samples_per_second", "far"} <= learned[0].keys() and "validation_far" in records[0]
+    assert read_json(run / "result.json")["best_step"] == done.best_step and sorted(p.name for p in (run / "best").iterdir()) == [
+        str(done.best_step)
+    ]
+    assert torch.equal(policy.idle.detach(), torch.ones(2))  # it has no part in the loss
+
+
+def test_without_validation_it_learns_from_all_and_keeps_the_last(start: Callable[..., Any]):
+    run, done, _ = start(max_steps=100, validation=0.0, validation_period=100)
+    assert (done.reason, done.step, done.best_step) == ("max_steps", 100, 100) and np.allclose(kept(run), 0.875, atol=0.1)
+    assert not [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
+
+
+def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any]):
+    whole, done, _ = start("whole", max_steps=17, patience=50, warmup_steps=5, schedule="cosine", weight_decay=0.1)
+    parts, first, _ = start("parts", stop_at=7, max_steps=17, patience=50, warmup_steps=5, schedule="cosine", weight_decay=0.1)
+    assert (first.reason, first.step) == ("stopped", 7) and (parts / "policy").is_dir()
+    _, second, _ = start("parts", resume=True)
+    assert (second.step, second.best_step, second.loss) == (done.step, done.best_step, done.loss)
+    assert np.array_equal(kept(whole), kept(parts))
+    told = [
+        [{k: v for k, v in r.items() if k not in ("time", "samples_per_second")} for r in read_metrics(run, ["update"])]
+        for run in (whole, parts)
+    ]
+    assert [r for r in told[0] if "validation_loss" in r] == [r for r in told[1] if "validation_loss" in r]
+
+
+def test_stopped_before_there_is_anything_to_keep(start: Callable[..., Any]):
+    run, done, _ = start(stop_at=1)
+    assert (done.step, done.best_step) == (1, 0) and not (run / "policy").exists()
+    assert start(resume=True, max_steps=4)[1].best_step > 0
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Row, "train", lambda self, mode=True: torch.nn.Module.train(self, False))  # without its noise
+    whole, _, one = start("whole", max_steps=6)
+    parts, _, three = start("parts", max_steps=6, samples_at_once=3)
+    assert np.allclose(kept(whole), kept(parts), atol=1e-6) and max(one.seen) == 8 and max(three.seen) == 3
+
+
+def test_what_the_optimiser_is_told(start: Callable[..., Any]):
+    plain = kept(start("plain", max_steps=2, patience=50)[0])
+    assert not np.array_equal(plain, kept(start("decay", max_steps=2, weight_decay=5.0)[0]))
+    assert not np.array_equal(plain, kept(start("seed", max_steps=2, seed=1)[0]))
+    assert not np.array_equal(plain, kept(start("rate", max_steps=2, learning_rate=0.01)[0]))
+    clipped, _, _ = start("clip", max_steps=2, gradient_clip=1e-9, log_period=1)
+    assert read_metrics(clipped, ["update"])[0]["gradient_norm"] > 0.1
+    assert np.all(kept(clipped) < 0.06) and not np.array_equal(plain, kept(clipped))  # so small that Adam's epsilon counts
+
+
+def test_the_learning_rate():
+    config = Sft(learning_rate=1.0, warmup_steps=4, max_steps=12)
+    assert [learning_rate(config, step) for step in (0, 1, 3, 4, 11)] == [0.25, 0.5, 1, 1, 1]
+    config.schedule, config.final_learning_rate = "cosine", 0.2
+    assert [round(learning_rate(config, step), 6) for step in (3, 4, 8, 12)] == [1, 1, 0.6, 0.2]
+    assert math.isclose(learning_rate(config, 6), 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_a_loss_that_is_no_number(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Row, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
+    with pytest.raises(ConfigError, match=r"the loss is nan after 0 steps. Lower learning_rate=0.05"):
+        start()
+
+
+def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Row, "action_dim", 7)
+    with pytest.raises(ConfigError, match="the policy gives actions of 7 numbers, and the data has 2"):
+        start()
+
+
+def test_one_process_trains(start: Callable[..., Any], tmp_path: Path):
+    run, _, _ = start(max_steps=2)
+    with WriterLock(run), pytest.raises(LockedError, match="is being trained already"):
+        start(resume=True)
+
+
+def test_statistics_of_the_data(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    row, asked = Row(), dict[str, Any]()
+    monkeypatch.setattr("hilt.policies.checkpoints.load_policy", lambda folder, **options: (asked.update(options), row)[1])
+    config = Sft(policy=str(tmp_path), data=[str(log)], columns=NAMES, statistics="data", max_steps=1, policy_options={"chunk": 3})
+    train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+    assert asked == {"device": "cpu", "chunk": 3} and row.used[1] == "data"
+    assert row.used[0]["action"]["max"] == [1, 1] and len(row.used[0]["proprio"]["mean"]) == 3
+    monkeypatch.delattr(Row, "use_statistics")
+    with pytest.raises(ConfigError, match="is a Row, which keeps its own; leave statistics out"):
+        train(begin_run(tmp_path / "other", "", config), tmp_path / "other")
+
+
+def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tmp_path: Path):
+    run, _, _ = start(max_steps=2)
+    with pytest.raises(ConfigError, match=r"batch_size was 8 in .* and is 4 now: a resumed run can change checkpoint_period, device"):
+        resume_run(run, "", ["batch_size=4"])
+    with pytest.raises(ConfigError, match="is a run of no recipe, not of sft_debug"):
+        resume_run(run, "sft_debug", [])
+    with pytest.raises(ConfigError, match="has no run of `hilt train sft` to resume"):
+        resume_run(tmp_path / "none", "", [])
+    assert start(resume=True, max_steps=4, patience=9)[1].step == 4 and read_json(run / "run.json")["changed"] == [
+        {"max_steps": 4, "patience": 9}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"batch_size": 0}, ConfigError, "batch_size=0: expected a number from 1 on."),
+        ({"validation": 1.0}, ConfigError, "validation=1: expected a number from 0 to 0.9."),
+        ({"schedule": "linear"}, UnknownNameError, "no schedule named 'linear'"),
+        ({"statistics": "mine"}, UnknownNameError, "no statistics named 'mine'"),
+        ({"data": []}, ConfigError, "there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20."),
+        ({"columns": {}}, ConfigError, "whose names do the observations have? Give suite=NAME"),
+        ({"columns": {}, "suite": "nowhere"}, UnknownNameError, "no suite named 'nowhere'"),
+        ({"suite": "libero"}, ConfigError, "suite=libero would do nothing: it needs no columns beside it"),
+        ({"demonstrations": 3}, ConfigError, "demonstrations=3 would do nothing: it needs tasks=[NAME]"),
+        ({"demonstration_options": {"speed": 1}}, ConfigError, "it needs demonstrations=N"),
+        ({"validation": 0.0, "patience": 2}, ConfigError, "patience=2 would do nothing: it needs validation"),
+        ({"final_learning_rate": 0.1}, ConfigError, "it needs schedule=cosine"),
+        ({"statistics": "data"}, ConfigError, "it needs policy=FOLDER"),
+        ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha and lora.targets would do nothing: they need lora.rank=N"),
+        ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a number from 0 on."),
+    ],
+)
+def test_settings_that_cannot_work_or_would_do_nothing(changes: dict[str, Any], error: type[HiltError], says: str):
+    with pytest.raises(error) as caught:
+        Sft(**{"data": ["x"], "columns": NAMES, **changes}).check()
+    assert says in str(caught.value)
+
+
+def test_a_policy_that_is_neither_new_nor_a_folder(log: Path, tmp_path: Path):
+    config = Sft(policy="gpt", data=[str(log)], columns=NAMES)
+    with pytest.raises(ConfigError, match="policy=gpt: expected the folder of a checkpoint, or small_vla for a new one"):
+        train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+
+
+def test_a_chunk_is_used_up_before_the_policy_looks_again():
+    asked: list[Any] = []
+
+    class Counted(Row):
+        def act(self, observations: Any, **options: Any) -> Any:
+            asked.append((observations[0], options["sample"]))
+            return super().act(observations, **options)
+
+    words = Suite(lambda raw: {"state": raw}, command=lambda actions: actions * 10)
+    agent = ChunkAgent(Counted(), words, "go", execute=2)
+    given = [agent.sample_actions(n, seed=n, argmax=True)[0] for n in range(3)]
+    assert given == [0, 10, 0] and asked == [({"state": 0, "instruction": "go"}, False), ({"state": 2, "instruction": "go"}, False)]
+    agent.begin()
+    assert agent.sample_actions(7, argmax=True)[0] == 0 and len(asked) == 3
+    drawn = [ChunkAgent(Counted(), words, "go").sample_actions(0, seed=seed)[0] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2] and asked[-1][1] is True
+    with pytest.raises(ConfigError, match="execute=4: this policy answers with 3 actions; give 1 to 3, or 0 for all"):
+        ChunkAgent(Row(), words, "go", execute=4)
