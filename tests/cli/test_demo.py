@@ -113,6 +113,26 @@ def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):
     assert "you take over, on the page whose address is below" in run("--human").stdout
 
 
+def test_the_first_part_of_the_exam_goes_on_beside_learning_that_ends_by_a_number(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+    monkeypatch.setattr(demo.Story, "_try", lambda self, name, move: tried.append(name) or self._tried.update({name: TRIED[name]}))
+    by_clock, by_number, broken = (demo.Story(demo.FAST, Hil(max_seconds=seconds), Path("it")) for seconds in (9, 0, 0))
+    by_number.begin_early()
+    assert by_number._early is None, "there is no checkpoint yet"
+    Path("it/checkpoints/0").mkdir(parents=True)
+    for story in (by_clock, by_number, by_number):
+        story.begin_early()
+    by_number.exam()
+    assert tried == ["before", "after"] and by_clock._early is None and not by_number.wrong
+    monkeypatch.setattr(demo.Story, "_try_beside", lambda self: None)  # as if it had failed there
+    broken.begin_early()
+    broken.exam()
+    assert tried == ["before", "after"] * 2
+
+
+TRIED = {"before": tried(4), "after": tried(9)}
+
+
 def stop() -> None:
     raise KeyboardInterrupt
 

@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from hilt.core import errors
-from hilt.core.errors import HiltError, MissingFieldError, MissingPackageError, UnknownNameError, suggest
+from hilt.core.errors import HiltError, MissingFieldError, MissingPackageError, UnknownNameError, require_module, suggest
 from hilt.core.trajectory import Source, Step, ends_from_done_and_mask
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HiltError)]
@@ -61,6 +61,9 @@ def test_texts():
     assert str(UnknownNameError("task", "zzz", [])) == "no task named 'zzz'. Known: none."
     expected = "Sampling to a device needs the package 'torch', which is not installed: pip install 'hilt[torch]'"
     assert str(made(MissingPackageError)) == expected
+    require_module("json", "This", "nothing")
+    with pytest.raises(MissingPackageError, match="This needs the package 'no_such_package', which is not installed"):
+        require_module("no_such_package", "This", "nothing")
     assert str(MissingFieldError("x: absent.")) == "x: absent."
 
 

@@ -6,7 +6,10 @@ Everything is done by the same commands that a user has: a recipe, `hilt train`,
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +20,7 @@ from hilt.cli.demo_store import store
 from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
-from hilt.core.errors import optional_module
+from hilt.core.errors import require_module
 
 if TYPE_CHECKING:
     from hilt.runtime.config import Hil
@@ -29,6 +32,8 @@ app.command("wire")(wire)
 
 VIDEOS = 3
 """Episodes that are shown side by side, before and after"""
+EARLY_S = 120.0
+"""What was begun beside learning has so long to end"""
 LATEST = 20
 """Episodes of which the rate of take-overs is told"""
 
@@ -63,7 +68,7 @@ def demo(
     if context.invoked_subcommand is not None:
         return
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
-        optional_module(package, "hilt demo", extra)
+        require_module(package, "hilt demo", extra)
     from hilt.core.config import build
     from hilt.recipes import recipe
     from hilt.runtime.config import Hil
@@ -91,6 +96,7 @@ class Story:
     wrong: list[str] = field(default_factory=list)
     _tried: dict[str, Evaluation] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
+    _early: threading.Thread | None = None
 
     def learn(self) -> None:
         """`hilt train RECIPE`, with its table."""
@@ -112,36 +118,59 @@ class Story:
         self.config = begin_run(self.run, self.plan.recipe, c)
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
         with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
-            train(self.config, self.run, say=screen.say, look=screen.look, stop=lambda: bool(stopped))
+
+            def look() -> None:
+                screen.look()
+                self.begin_early()
+
+            train(self.config, self.run, say=screen.say, look=look, stop=lambda: bool(stopped))
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {self.run} --resume")
             raise typer.Exit(128 + stopped[0])
 
+    def begin_early(self) -> None:
+        """The policy that only imitates is tried beside learning, on what that leaves of the processors; not where learning ends by the
+        clock, for it would learn less."""
+        from hilt.runtime.checkpoint import numbers
+
+        if self._early is None and not self.config.max_seconds and 0 in numbers(self.run):
+            self._early = threading.Thread(target=self._try_beside, name="hilt-exam", daemon=True)
+            self._early.start()
+
+    def _try_beside(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread alone: actor and learner go first
+        self._try("before", lambda done, total: None)
+
     def exam(self) -> None:
         """The policy that only imitates, and the last one, on the same states."""
+        if self._early is not None:
+            self._early.join(EARLY_S)
+        for name in ("before", "after"):
+            if name not in self._tried:  # also where it went wrong beside learning: now everybody sees why
+                with progress_bar(f"exam, {name}") as move:
+                    self._try(name, move)
+        self.wrong += verdict(self.plan, self._tried["before"], self._tried["after"])
+
+    def _try(self, name: str, move: Callable[[int, int], None]) -> None:
         import torch
 
         from hilt.runtime.evaluate import evaluate, find_checkpoint, make_agent
         from hilt.runtime.workplace import spaces
 
         torch.set_num_threads(1)
-        agent = make_agent(self.config, spaces(self.config))
-        for name, which in (("before", 0), ("after", "last")):
-            found = find_checkpoint(self.run, which)
-            agent.load_state_dict(found.agent)
-            with progress_bar(f"exam, {name}") as move:
-                self._tried[name] = evaluate(
-                    self.config,
-                    agent,
-                    "test",
-                    states=range(self.plan.states),
-                    update=found.update,
-                    workers=self.plan.workers,
-                    folder=self.run / "evaluations",
-                    videos=VIDEOS,
-                    watch=lambda outcome, done, total, move=move: move(done, total),  # type: ignore[misc]
-                )
-        self.wrong += verdict(self.plan, self._tried["before"], self._tried["after"])
+        found, agent = find_checkpoint(self.run, 0 if name == "before" else "last"), make_agent(self.config, spaces(self.config))
+        agent.load_state_dict(found.agent)
+        self._tried[name] = evaluate(
+            self.config,
+            agent,
+            "test",
+            states=range(self.plan.states),
+            update=found.update,
+            workers=self.plan.workers,
+            folder=self.run / "evaluations",
+            videos=VIDEOS,
+            watch=lambda outcome, done, total: move(done, total),
+        )
 
     def show(self) -> None:
         """The table, the curve, and the video."""

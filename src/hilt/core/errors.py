@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
@@ -122,6 +123,12 @@ def optional_module(name: str, purpose: str, extra: str, package: str = "") -> A
         return importlib.import_module(name)
     except ImportError as error:
         raise MissingPackageError(package or name, purpose, extra) from error
+
+
+def require_module(name: str, purpose: str, extra: str) -> None:
+    """Refuses to go on without such a package, and does not import it, which may take seconds."""
+    if importlib.util.find_spec(name) is None:
+        raise MissingPackageError(name, purpose, extra)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
