@@ -263,6 +263,20 @@ def test_checkpointing_changes_memory_only(name: str, monkeypatch: pytest.Monkey
         torch.testing.assert_close(ours, theirs)
 
 
+def test_compiled_layers_share_one_graph_of_each_kind(monkeypatch: pytest.MonkeyPatch):
+    policy = policy_of("tokens")
+    _, record = acted(policy)
+    graphs: list[Any] = []
+    compiled = torch.nn.Module.compile
+    traced = lambda graph, _: graphs.append(graph) or graph.forward  # noqa: E731
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **more: compiled(self, backend=traced, fullgraph=True, **more))
+    torch._dynamo.reset()
+    policy.compile_layers()
+    np.testing.assert_array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
+    torch._dynamo.reset()
+    assert len(graphs) == 3  # a decoder layer's, and one of each vision transformer
+
+
 def test_the_value_can_leave_the_trunk_alone():
     policy = policy_of("tokens", OpenVLAOptions(detach_value=True))
     _, record = acted(policy)
@@ -467,6 +481,8 @@ def test_a_config_goes_through_json():
         OpenVLAConfig.from_json({"hilt": {"chnuk": 3}})
     with pytest.raises(UnknownNameError, match="float16"):
         OpenVLAOptions(compute="float16")
+    with pytest.raises(ConfigError, match="checkpointed=2: expected the share of layers"):
+        OpenVLAOptions(checkpointed=2)
 
 
 def test_full_size_has_upstreams_parameters():

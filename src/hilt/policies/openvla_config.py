@@ -148,3 +148,5 @@ class OpenVLAOptions:
         for name, known in (("compute", ("float32", "bfloat16")), ("support", ("actions", "vocabulary"))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
+        if not 0 <= self.checkpointed <= 1:
+            raise ConfigError(f"checkpointed={self.checkpointed}: expected the share of layers to compute twice, from 0 to 1.")

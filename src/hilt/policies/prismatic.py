@@ -76,6 +76,8 @@ class ProprioProjector(nn.Module):
 
 
 class MlpResNet(nn.Module):
+    """A linear layer, residual blocks, a linear layer; with norms and ReLU. The body of both heads."""
+
     def __init__(self, inputs: int, width: int, outputs: int, blocks: int = 2):
         super().__init__()
         self.layer_norm1, self.fc1 = nn.LayerNorm(inputs), nn.Linear(inputs, width)
