@@ -264,12 +264,16 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
         Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
 
 
-def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path):
+def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     half = learner(template, memory_path / "a", **FROZEN)
     assert half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []  # begins anew
     one = learner(template, memory_path / "a", **FROZEN)
     before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
+    sizes, imitate = [], one.agent.imitate
+    seen = lambda batch, **named: sizes.append(len(batch["masks"])) or imitate(batch, **named)  # noqa: E731
+    monkeypatch.setattr(one.agent, "imitate", seen)
     one.run()
+    assert sizes == [8] * 4, "as pretrain_batch says; the learner's own are of 16"
     first, last = (load(memory_path / "a", update).agent["networks"]["encoder"] for update in (0, 10))
     assert same(first, last) and not same(first, before)  # it moved, and then it was frozen
     assert one.agent.imitations == 4
