@@ -28,7 +28,8 @@ weights and images of `flax_weights`: maps[0, 0, 0, 5], maps[1, 3, 2, 200], mean
 
 @pytest.mark.parametrize("size", FLAX)
 def test_resnet10_gives_the_numbers_of_flax(tmp_path: Path, size: tuple[int, int]) -> None:
-    encoder = Encoder({"front": (*size, 3)}, EncoderConfig("resnet10", weights=str(write(tmp_path)), training="head", features=256), generator(0))
+    config = EncoderConfig("resnet10", weights=str(write(tmp_path)), training="head", features=256)
+    encoder = Encoder({"front": (*size, 3)}, config, generator(0))
     head = {key.removeprefix("head/"): torch.from_numpy(array) for key, array in arrays().items() if key.startswith("head/")}
     with torch.no_grad():
         own = dict(encoder.heads[0].named_parameters())
