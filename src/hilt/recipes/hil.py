@@ -122,11 +122,11 @@ def tabletop_push() -> Hil:
 
 def tabletop_insert() -> Hil:
     """A peg that is in the hand goes into its hole: contact, and millimetres."""
-    return seen_twice(tabletop("insert", XYZ_YAW, 20, noise=0.1), 4_000)
+    return seen_twice(tabletop("insert", XYZ_YAW, 20, noise=0.1), 6_000)
 
 
 def tabletop_peg() -> Hil:
     """The same, and the peg is to be picked up first."""
-    config = seen_twice(tabletop("peg", XYZ_YAW_GRIP, 20, noise=0.1), 6_000, imitation=0.1)
+    config = seen_twice(tabletop("peg", XYZ_YAW_GRIP, 20, noise=0.1), 10_000, imitation=0.1)
     config.agent.encoder.pretrain_updates = 1_500
     return config
