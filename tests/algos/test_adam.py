@@ -1,0 +1,22 @@
+"""Adam and AdamW beside torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hilt.algos.adam import Adam
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_as_torch_has_it(decay: float):
+    draws = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    adam, reference = Adam([ours], 0.1, decay), torch.optim.AdamW([theirs], 0.1, weight_decay=decay)
+    for _ in range(5):
+        gradient = torch.randn(5, generator=draws)
+        adam.step([gradient])
+        theirs.grad = gradient.clone()
+        reference.step()
+    assert torch.allclose(ours, theirs, atol=1e-6)
+    assert decay == 0 or not torch.allclose(ours, torch.randn(5, generator=torch.Generator().manual_seed(1)), atol=0.1)
