@@ -310,6 +310,7 @@ def test_weights_in_bfloat16():
     policy = policy_of("tokens")
     _, record = acted(policy)
     told = policy.to(torch.bfloat16).evaluate(record)
+    assert {buffer.dtype for buffer in policy.buffers()} == {torch.float32}  # frequencies of positions stay exact
     assert told.log_prob.dtype == torch.float32
     assert 0 < np.abs(told.log_prob.detach().numpy() - record["log_prob"]).max() < 0.2
 
@@ -483,6 +484,12 @@ def test_a_config_goes_through_json():
         OpenVLAOptions(compute="float16")
     with pytest.raises(ConfigError, match="checkpointed=2: expected the share of layers"):
         OpenVLAOptions(checkpointed=2)
+
+
+def test_one_vision_transformer():
+    policy = tiny(vit=[{"patch_size": 14, "embed_dim": 24, "depth": 3, "num_heads": 2, "class_token": False}])
+    assert policy.pixel_mean.flatten().tolist() == [0.5] * 3 and policy.projector.fc3 is None
+    assert policy.act(seen(1))[0].shape == (1, 3, 7)
 
 
 def test_full_size_has_upstreams_parameters():

@@ -57,9 +57,9 @@ class OpenVLAConfig:
     """Pixels at a side"""
     vit: list[dict[str, Any]] | None = None
     """timm's keyword arguments of the vision transformers, where they have no name there"""
-    means: list[list[float]] = field(default_factory=lambda: [list(IMAGENET[0]), list(SIGLIP[0])])
-    """Of the pixels' channels, for each vision transformer; the folder's preprocessor_config.json says them"""
-    stds: list[list[float]] = field(default_factory=lambda: [list(IMAGENET[1]), list(SIGLIP[1])])
+    means: list[list[float]] = field(default_factory=list)
+    """Of the pixels' channels, for each vision transformer; the folder's preprocessor_config.json says them. Empty: those of its kind"""
+    stds: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, known in (("variant", VARIANTS), ("head", HEADS), ("normalization", NORMALIZATIONS)):
@@ -69,6 +69,9 @@ class OpenVLAConfig:
             raise ConfigError("OpenVLA answers a token at a time from one image: other heads, images, FiLM and proprio are variant=oft.")
         if self.chunk < 1 or self.num_images < 1 or (self.use_proprio and self.proprio_dim < 1):
             raise ConfigError(f"chunk {self.chunk}, num_images {self.num_images}, proprio_dim {self.proprio_dim}: expected at least 1.")
+        kinds = [IMAGENET if vit.class_token else SIGLIP for vit in self.vits()]
+        self.means = self.means or [list(mean) for mean, _ in kinds]
+        self.stds = self.stds or [list(std) for _, std in kinds]
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], **changes: Any) -> OpenVLAConfig:

@@ -141,6 +141,11 @@ class OpenVLAPolicy(Policy):
                 setattr(self, f"pixel_{name}", torch.tensor(values).view(1, 1, -1, 1, 1))
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves and casts as any module does, but for those numbers: positions in bfloat16 would be off by some."""
+        super()._apply(fn, recurse)
+        return self if self.device.type == "meta" else self.reset_buffers(self.device)
+
     def compile_layers(self) -> None:
         """Compiles the layers of all three transformers, each kind once. The first pass then takes a minute."""
         vision = self.vision_backbone.vision_backbone if self.config.film else self.vision_backbone
