@@ -23,6 +23,7 @@ from hilt.core.errors import ConfigError, FormatError, UnknownNameError
 from hilt.policies.flow import Flow
 from hilt.policies.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfig
 from hilt.policies.gemma import RMSNorm
+from hilt.policies.lora import merged
 from hilt.policies.memory import weights_fit
 from hilt.policies.weights import Tensors, load_into, new_folder, read_json, write_tensors
 
@@ -56,12 +57,11 @@ def load(kind: type[Chosen], folder: Path, device: torch.device, dtype: torch.dt
         policy = kind(config, _tokenizer(tokenizer, folder), statistics)
     policy.source = folder
     weights_fit(policy, device, dtype)
-    for name, module in policy.named_children():
-        if name != policy.big:
-            module.to_empty(device=device)
+    stacks = set(policy.get_submodule(policy.big).modules())
     for module in policy.modules():
-        if isinstance(module, RMSNorm) and hasattr(module, "weight"):
-            module.weight = torch.nn.Parameter(torch.empty_like(module.weight, device=device), module.weight.requires_grad)
+        if module not in stacks or isinstance(module, RMSNorm):
+            for name, weight in list(module.named_parameters(recurse=False)):
+                setattr(module, name, torch.nn.Parameter(torch.empty(weight.shape, device=device), weight.requires_grad))
     policy.add_heads(device)
     _read_weights(policy, tensors, device, dtype)
     return policy
@@ -74,11 +74,13 @@ def save(policy: FlowPolicy, folder: Path) -> None:
         if policy.source:
             _copy_others(policy.source, beside)
         one = policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1])
-        state = {name: value for name, value in policy.state_dict().items() if not one or name != policy.tied[1]}
-        heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
-        write_tensors(beside, {policy.stored_prefix + name: value for name, value in state.items() if name not in heads})
+        state, value = merged(policy)  # adapters, if there are any, become part of what is written
+        heads = {name: tensor for name, tensor in state.items() if name.startswith(HEADS)}
+        prefix = policy.stored_prefix
+        rest = {prefix + name: each for name, each in state.items() if name not in heads and not (one and name == policy.tied[1])}
+        write_tensors(beside, rest, value=lambda name: value(name.removeprefix(prefix)))
         if heads:
-            write_tensors(beside, heads, name=HEADS_FILE)
+            write_tensors(beside, heads, value=value, name=HEADS_FILE)
         (beside / "config.json").write_text(json.dumps(config.to_published(), indent=2) + "\n")
         ours = {"config": asdict(config), "statistics": policy.statistics}
         (beside / OURS).write_text(json.dumps(ours, indent=2) + "\n")
