@@ -88,6 +88,7 @@ PANELS = [
     Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
     Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
     Panel("Loss of actor and temperature", "", "update", {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")}),
+    Panel("Loss of supervised fine-tuning", "", "update", {"training": _get("loss"), "held out": _get("validation_loss")}),
     Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
     Panel("TD error, by whose steps they are", "", "update", _per_source("td_error")),
     Panel("Whose steps move the critic", "of its gradient", "update", _per_source("gradient_share"), percent=True),
