@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, FormatError
-from hilt.policies.tokens import EMPTY, ActionTokenizer, ByteTokenizer, load_tokenizer, openvla_ids, openvla_prompt, padded
+from hilt.policies.tokens import EMPTY, ActionTokenizer, ByteTokenizer, load_tokenizer, openvla_ids, openvla_prompt, padded, save_tokenizer
 
 
 def test_openvlas_bins():
@@ -98,3 +98,14 @@ def test_a_folder_without_one_or_with_a_broken_one(folder: Path, tmp_path_factor
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(FormatError, match=r"tokenizer.json: this is no tokenizer that can be opened"):
         load_tokenizer(folder)
+
+
+def test_a_tokenizer_goes_with_the_policy(folder: Path, tmp_path_factory: Any):
+    there = tmp_path_factory.mktemp("there")
+    save_tokenizer(load_tokenizer(folder), there)
+    assert load_tokenizer(there).encode("a b a") == [0, 2, 3, 2]
+    save_tokenizer(ByteTokenizer(), there)
+    assert isinstance(load_tokenizer(there), ByteTokenizer)
+    (there / "tokenizer_config.json").write_text("{")
+    with pytest.raises(FormatError, match=r"tokenizer_config.json: no settings of a tokenizer can be read"):
+        load_tokenizer(there)

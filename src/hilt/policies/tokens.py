@@ -7,6 +7,7 @@ files, for small models and tests; `load_tokenizer` opens the one in a checkpoin
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import torch
 
 from hilt.core.errors import ConfigError, FormatError, MissingPackageError, optional_module
 
+FILES, BYTES = ("tokenizer.json", "tokenizer_config.json"), "hilt.ByteTokenizer"
 EMPTY = 29871
 """Llama's token of a lone space. OpenVLA was trained with it before the first action."""
 
@@ -77,14 +79,15 @@ class FolderTokenizer:
     """A Hugging Face tokenizer: a folder's `tokenizer.json`, and what `tokenizer_config.json` says of first and last tokens."""
 
     def __init__(self, folder: str | Path):
-        file = Path(folder) / "tokenizer.json"
+        self.folder = Path(folder)
+        file = self.folder / FILES[0]
         if not file.is_file():
             cure = "; transformers makes one of the tokenizer.model there" if file.with_suffix(".model").is_file() else ""
             raise FormatError(f"{folder}: a checkpoint's tokenizer is its tokenizer.json, and there is none here{cure}.")
         try:
             self.inner = optional_module("tokenizers", "A checkpoint's tokenizer", "vla").Tokenizer.from_file(str(file))
-            settings = json.loads(beside.read_text()) if (beside := Path(folder) / "tokenizer_config.json").is_file() else {}
-        except MissingPackageError:
+            settings = _settings(self.folder)
+        except (MissingPackageError, FormatError):
             raise
         except Exception as error:  # the package raises plain Exception for a file that it cannot read
             raise FormatError(f"{file}: this is no tokenizer that can be opened: {error}") from error
@@ -107,8 +110,28 @@ class FolderTokenizer:
         return self.inner.token_to_id(text) if text else None
 
 
-def load_tokenizer(folder: str | Path) -> FolderTokenizer:
-    return FolderTokenizer(folder)
+def load_tokenizer(folder: str | Path) -> FolderTokenizer | ByteTokenizer:
+    """The tokenizer of a checkpoint's folder; our own where its settings say so."""
+    return ByteTokenizer() if _settings(Path(folder)).get("tokenizer_class") == BYTES else FolderTokenizer(folder)
+
+
+def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:
+    """Puts into a folder what `load_tokenizer` finds there again. One that comes from no folder is its owner's to save."""
+    if isinstance(tokenizer, ByteTokenizer):
+        (Path(folder) / FILES[1]).write_text(json.dumps({"tokenizer_class": BYTES}) + "\n")
+    elif isinstance(tokenizer, FolderTokenizer):
+        for name in FILES:
+            if (tokenizer.folder / name).is_file():
+                shutil.copyfile(tokenizer.folder / name, Path(folder) / name)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / FILES[1]
+    try:
+        found = json.loads(file.read_text()) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{file}: no settings of a tokenizer can be read from it: {error}") from error
+    return found if isinstance(found, dict) else {}
 
 
 def openvla_prompt(instruction: str) -> str:
