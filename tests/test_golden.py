@@ -148,6 +148,31 @@ def test_one_number_of_a_picture(key: str, levels: int, copied: Any, capsys: pyt
     fails(capsys, path)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("pi0_tiny", "out.sample_actions"),
+        *(
+            ("pi05_tiny", key)
+            for key in ("out.sample_actions", "out.flow_loss", "in.noise", "in.time", "in.tokens", "in.image_mask1", "seed")
+        ),
+        *(("smolvla_tiny", key) for key in ("out.sample_actions", "out.flow_loss", "in.state", "in.token_mask", "in.image0")),
+    ],
+)
+def test_one_number_of_pi0(name: str, key: str, copied: Any, capsys: pytest.CaptureFixture[str]):
+    """The first: an output by 1e-4 of it (less may be rounding), an input by a tenth or by one."""
+    path = copied("pi0") / f"{name}.npz"
+
+    def change(array: Any) -> Any:
+        moved = np.array(array)
+        first = moved.reshape(-1)[:1]
+        first[:] = first * (1.0001 if key.startswith("out.") else 1.1) if moved.dtype.kind == "f" else first ^ 1
+        return moved
+
+    change_npz(path, key, change)
+    fails(capsys, path)
+
+
 def test_a_dataset_of_other_bytes(copied: Any, capsys: pytest.CaptureFixture[str]):
     """What is compared comes from the dataset: one bit of it is noticed, and so is one episode less."""
     folder = copied("rlds")
