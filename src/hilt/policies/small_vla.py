@@ -32,6 +32,7 @@ from hilt.policies.base import Evaluation, Observation, Policy, Record
 from hilt.policies.flow import Flow, embed_times
 from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
+from hilt.policies.lora import merged
 from hilt.policies.tokens import ByteTokenizer, padded
 from hilt.policies.weights import Tensors, load_into, new_folder, read_json, write_tensors
 
@@ -136,8 +137,8 @@ class SmallVLA(Policy):
             self.summary = nn.Sequential(nn.Linear(config.state_dim + self.eyes.places, width), nn.ReLU(), nn.Linear(width, width))
             self.blocks = nn.ModuleList([Block(width, config.heads) for _ in range(config.depth)])
             self.norm = nn.LayerNorm(width)
-            self.head = _head(config)
-            self.critic = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
+            self.action_head = _head(config)
+            self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
         self.to_empty(device="cpu")
         _initialise(self, torch.Generator().manual_seed(seed))
         for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
@@ -157,7 +158,7 @@ class SmallVLA(Policy):
         heat = torch.full((len(observations),), temperature, device=self.device)
         with torch.no_grad():
             features, value = self._features(record)
-            drawn = self.head.draw(features, heat, generator, sample)
+            drawn = self.action_head.draw(features, heat, generator, sample)
             actions = self.action_low + (drawn.actions.clamp(-1, 1) + 1) / 2 * (self.action_high - self.action_low)
         for name, tensor in drawn.memory.items():
             record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
@@ -170,7 +171,7 @@ class SmallVLA(Policy):
         features, value = self._features(record)
         memory = {name: torch.from_numpy(record[name]).to(self.device) for name in MEMORIES if name in record}
         heat = torch.from_numpy(record["temperature"]).to(self.device)
-        log_prob, entropy = self.head.evaluate(features, memory, heat)
+        log_prob, entropy = self.action_head.evaluate(features, memory, heat)
         return Evaluation(log_prob, entropy, value)
 
     def supervised_loss(
@@ -181,7 +182,7 @@ class SmallVLA(Policy):
             record["images"] = _shifted(record["images"], self.config.shift, generator)
         shown = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
         span = (self.action_high - self.action_low).clamp(min=1e-6)
-        losses, figures = self.head.loss(self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator)
+        losses, figures = self.action_head.loss(self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator)
         share = torch.as_tensor(mask, dtype=torch.float32, device=self.device)[..., None].expand_as(losses)
         share = share / share.sum().clamp(min=1)
         loss = (losses * share).sum()
@@ -204,9 +205,10 @@ class SmallVLA(Policy):
             buffer.copy_(torch.from_numpy(found))
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """A folder with the weights and the config, whole or not there at all."""
+        """A folder with the weights, adapters merged, and the config: whole or not there at all."""
+        state, value = merged(self)
         with new_folder(folder) as beside:
-            write_tensors(beside, self.state_dict())
+            write_tensors(beside, state, value=value)
             (beside / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
 
     @classmethod
@@ -233,9 +235,9 @@ class SmallVLA(Policy):
                 x = block(x, x)
             x = self.blocks[-1](x[:, :1], x)  # of the last layer, one token is looked at
         features = self.norm(x[:, 0])
-        if self.critic is None:
+        if self.value_head is None:
             return features, None
-        return features, self.critic(features.detach() if config.value == "detached" else features)[:, 0]
+        return features, self.value_head(features.detach() if config.value == "detached" else features)[:, 0]
 
     def _record(self, observations: Sequence[Observation]) -> Record:
         """The part of a record that is known before anything is answered."""
@@ -319,12 +321,12 @@ class Keypoints(nn.Module):
         maps = self.stem(images)
         h, w = maps.shape[1:3]
         seen = maps.flatten(1, 2)  # [B * cameras, h w, C]
-        queries = self.queries(words).view(rows * self.cameras, self.keypoints, CHANNELS)
+        queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
         found = (queries @ self.keys(seen).transpose(1, 2) * CHANNELS**-0.5).softmax(-1)  # [B * cameras, keypoints, h w]
         y, x = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
         grid = torch.stack([x, y], dim=-1).view(h * w, 2).to(maps)
-        places = (found @ grid).view(rows, -1, 2)
-        tokens = self.out(torch.cat([(found @ seen).view(rows, -1, CHANNELS), places], dim=-1))
+        looked = torch.cat([found @ seen, found @ grid], dim=-1).view(rows, len(self.which), CHANNELS + 2)
+        tokens, places = self.out(looked), looked[..., CHANNELS:]
         return tokens + self.which, places.flatten(1)
 
 
@@ -345,7 +347,7 @@ class Patches(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer layer: the tokens `x` look at the tokens `all_of`."""
+    """A transformer layer: the tokens `x`, which are the first of `all_of`, look at all of them."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -355,17 +357,12 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, all_of: Tensor) -> Tensor:
-        rows, width = len(x), x.shape[-1]
-
-        def split(y: Tensor) -> Tensor:
-            return y.view(rows, -1, self.heads, width // self.heads).transpose(1, 2)
-
         normed = self.norm_1(all_of)
-        key, value = self.key_value(normed).chunk(2, dim=-1)
-        query = split(self.query(normed[:, : x.shape[1]])) * (width // self.heads) ** -0.5
-        # written out: with so few tokens it is twice as fast as torch's fused one to train in bfloat16
-        attended = (query @ split(key).transpose(-1, -2)).softmax(-1) @ split(value)
-        x = x + self.out(attended.transpose(1, 2).reshape(rows, -1, width))
+        made = (self.query(normed[:, : x.shape[1]]), *self.key_value(normed).chunk(2, dim=-1))
+        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made)  # [B, heads, tokens, width / heads]
+        # written out: with so few tokens it trains three times as fast in bfloat16 as torch's fused one
+        attended = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.relu(self.up(self.norm_2(x))))
 
 
@@ -382,7 +379,7 @@ def _initialise(module: nn.Module, generator: Generator) -> None:
         if isinstance(part, nn.LayerNorm):
             nn.init.ones_(part.weight)
         elif isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-            small = 0.2 if name.split(".")[-1] in ("out", "down") and "blocks" in name else 0.1 if name == "head.out" else 1.0
+            small = 0.2 if name.split(".")[-1] in ("out", "down") and "blocks" in name else 0.1 if name == "action_head.out" else 1.0
             nn.init.normal_(part.weight, std=small / math.sqrt(math.prod(part.weight.shape[1:])), generator=generator)
         elif isinstance(part, nn.Embedding):
             nn.init.normal_(part.weight, generator=generator)
