@@ -69,13 +69,13 @@ def demo(
         return
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo", extra)
-    from hilt.core.config import build
     from hilt.recipes import recipe
     from hilt.runtime.config import Hil
+    from hilt.runtime.idle import settings
 
     plan = FAST if fast else WHOLE
     long = {} if minutes is None else {"max_seconds": 60 * minutes, "max_steps": Hil().max_steps}
-    config = build(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
+    config = settings(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
     if human:
         config.operator, config.operator_options = "browser", {}
     story = Story(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
