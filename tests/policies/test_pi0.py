@@ -23,7 +23,7 @@ from hilt.policies.gemma import StackConfig, VisionConfig
 from hilt.policies.normalize import statistics
 from hilt.policies.pi0 import Pi0, Pi0Config
 from hilt.policies.smolvla import SmolVLA, SmolVLAConfig
-from hilt.policies.tokens import ByteTokenizer
+from hilt.policies.tokens import ByteTokenizer, FolderTokenizer
 from hilt.policies.weights import Tensors, write_tensors
 from tests import golden
 from tests.golden.kinds import pi0 as kind
@@ -291,7 +291,7 @@ def test_options_of_training(name: str) -> None:
 def test_a_folder_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     policy = made(name)
     policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy", tokenizer=ByteTokenizer())
+    again = load_policy(tmp_path / "policy")
     assert type(again) is type(policy) and again.config == policy.config and again.statistics == policy.statistics
     for one, other in zip(
         policy.act(seen(), generator=generator())[1].values(), again.act(seen(), generator=generator())[1].values(), strict=True
@@ -360,7 +360,13 @@ def test_folders_of_others(tmp_path: Path) -> None:
     write_tensors(new, numbers, name=step["state_file"])
     other = opened(new, lerobot, prefixed)
     same(other)
+    other.tokenizer = FolderTokenizer.__new__(FolderTokenizer)
+    other.tokenizer.folder = tmp_path / "words"
+    (tmp_path / "words").mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
+        (tmp_path / "words" / name).write_text("{}")
     other.save_pretrained(tmp_path / "saved")
+    assert {file.name for file in (tmp_path / "saved").glob("*token*")} == {"tokenizer.json", "tokenizer_config.json"}
     assert (tmp_path / "saved" / step["state_file"]).is_file() and not list((tmp_path / "saved").rglob("*.py"))
     renamed = {name.replace("vision_tower.vision_model.", "vision_tower."): value for name, value in prefixed.items()}
     buffers = {f"normalize_inputs.buffer_observation_state.{number}": numbers[f"observation.state.{number}"] for number in ("mean", "std")}

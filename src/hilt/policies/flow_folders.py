@@ -25,6 +25,7 @@ from hilt.policies.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfi
 from hilt.policies.gemma import RMSNorm
 from hilt.policies.lora import merged
 from hilt.policies.memory import weights_fit
+from hilt.policies.tokens import ByteTokenizer, FolderTokenizer, load_tokenizer
 from hilt.policies.weights import Tensors, load_into, new_folder, read_json, write_tensors
 
 Chosen = TypeVar("Chosen", bound=FlowPolicy)
@@ -35,6 +36,7 @@ REFUSED = (
     "add_image_special_tokens",
 )
 """What changes the arithmetic of a published policy and is not built here."""
+TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges")
 OLD_STATISTICS = ("normalize_", "unnormalize_")
 """Tensors of older folders of lerobot"""
 TIMES = {"time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_sampling_scale": 0.999, "time_sampling_offset": 0.001}
@@ -73,6 +75,8 @@ def save(policy: FlowPolicy, folder: Path) -> None:
     with new_folder(folder) as beside:
         if policy.source:
             _copy_others(policy.source, beside)
+        if isinstance(policy.tokenizer, FolderTokenizer):
+            _copy_others(policy.tokenizer.folder, beside, TOKENIZER)
         one = policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1])
         state, value = merged(policy)  # adapters, if there are any, become part of what is written
         heads = {name: tensor for name, tensor in state.items() if name.startswith(HEADS)}
@@ -82,7 +86,9 @@ def save(policy: FlowPolicy, folder: Path) -> None:
         if heads:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
         (beside / "config.json").write_text(json.dumps(config.to_published(), indent=2) + "\n")
-        ours = {"config": asdict(config), "statistics": policy.statistics}
+        ours: dict[str, Any] = {"config": asdict(config), "statistics": policy.statistics}
+        if isinstance(policy.tokenizer, ByteTokenizer):
+            ours["tokenizer"] = "bytes"
         (beside / OURS).write_text(json.dumps(ours, indent=2) + "\n")
 
 
@@ -191,12 +197,12 @@ def _grouped(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def _tokenizer(given: Any, folder: Path) -> Any:
-    from hilt.policies.tokens import load_tokenizer
-
     if isinstance(given, (str, Path)):
         return load_tokenizer(given)
     if given is None and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return load_tokenizer(folder)
+    if given is None and (folder / OURS).is_file() and read_json(folder / OURS).get("tokenizer") == "bytes":
+        return ByteTokenizer()
     return given
 
 
@@ -222,9 +228,9 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
                 load_into(getattr(policy, name), found)
 
 
-def _copy_others(source: Path, target: Path) -> None:
-    """Tokenizers, processors and statistics: files of data in the folder itself, and the assets of openpi."""
-    for file in sorted(source.iterdir()):
+def _copy_others(source: Path, target: Path, names: tuple[str, ...] = ("",)) -> None:
+    """Tokenizers, processors and statistics, by how their names begin: files of data in the folder itself, and the assets of openpi."""
+    for file in sorted(file for file in source.iterdir() if file.name.startswith(names)):
         data = file.suffix in (".json", ".model", ".txt") or (file.suffix == ".safetensors" and "processor" in file.name)
         if file.is_file() and data and not file.name.endswith("index.json"):
             shutil.copyfile(file, target / file.name)
