@@ -45,7 +45,12 @@ def peak(call: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("changes", "rows", "how"),
-    [({}, 8, "act"), ({}, 32, "checkpointed"), (WIDE, 8, "train"), (WIDE, 8, "lora")],
+    [
+        ({}, 8, "act"),
+        (WIDE, 8, "train"),
+        pytest.param({}, 32, "checkpointed", marks=pytest.mark.peers),
+        pytest.param(WIDE, 8, "lora", marks=pytest.mark.peers),
+    ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_the_estimate_is_within_15_percent_of_the_peak(changes: dict[str, Any], rows: int, how: str):

@@ -160,7 +160,7 @@ def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
                     new = torch.empty(old.shape, dtype=kind, device="cpu")
                     made[id(old)] = nn.Parameter(new, old.requires_grad) if held is module._parameters else new
                 if old is not None:
-                    held[name] = made[id(old)]  # type: ignore[assignment]
+                    held[name] = made[id(old)]
     return [tensor.nbytes for tensor in made.values()]
 
 

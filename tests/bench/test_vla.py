@@ -1,0 +1,26 @@
+"""The bench of VLA policies at its tiny size: every row is there, says that it ran at another size, and meets nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import vla
+from bench.lab import Lab
+from bench.timing import Rates
+
+pytest.importorskip("transformers")
+
+
+def test_the_tiny_rows(tmp_path: Path):
+    lab = Lab(tmp_path, quick=True)
+    rows = vla.act(lab)
+    bench = vla.Bench(lab)
+    rows.append(vla.one_update(bench, False, Rates([1.0]), vla.FULL))
+    assert [row.name for row in rows] == [*vla.GROUPS["act"].rows, "update_full"]
+    for row in rows:
+        assert row.ours is not None and row.ours > 0 and row.spread is not None, row.name
+        assert row.met is (False if row.targets else None) and "a tiny model on the CPU" in row.notes, row.name
+    assert rows[0].limit and rows[0].peer == vla.PEER and rows[2].unit == "ms"
+    assert set(bench.measured) == {"update_full"} and "bf16 matrix product of 8192" in lab.limits
