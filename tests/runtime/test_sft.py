@@ -136,6 +136,14 @@ def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest
         start()
 
 
+def test_what_does_not_fit_is_refused_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4 - 1)  # four float32, their gradients and two moments
+    with pytest.raises(ConfigError, match=r"gradients and optimiser need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"):
+        start()
+    monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4)
+    assert start("other", max_steps=1)[1].step == 1
+
+
 def test_one_process_trains(start: Callable[..., Any], tmp_path: Path):
     run, _, _ = start(max_steps=2)
     with WriterLock(run), pytest.raises(LockedError, match="is being trained already"):

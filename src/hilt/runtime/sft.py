@@ -29,6 +29,7 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, LockedError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.observe.metrics import Metrics
+from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
 from hilt.policies.suites import Suite, columns, suite
 from hilt.replay.lock import WriterLock
@@ -289,6 +290,7 @@ class Training:
 
             attach(self.policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed)
         self._trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._fits()
         self._adam: Adam | None = None
         self.step, self._elapsed = 0, 0.0
         self._best, self._best_step, self._waited = math.inf, 0, 0
@@ -323,6 +325,15 @@ class Training:
             self._finish()
             write_json(self._run / RESULT, asdict(done))
         return done
+
+    def _fits(self) -> None:
+        """Refuses before the first step what would run out of memory at it; what a pass needs besides is not counted."""
+        need, free = sum(3 * p.numel() * p.element_size() for p in self._trained.values()), free_bytes(self.policy.device)
+        if need > free:
+            raise ConfigError(
+                f"gradients and optimiser need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
+                "adapters (lora.rank=32), or on another device."
+            )
 
     def _over(self) -> str:
         if len(self._held) and self._waited >= self._config.patience:
