@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from hilt.core.errors import SchemaError
-from hilt.policies.base import join, select
+from hilt.policies.base import join, select, widen
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.replay import Log, Schema
 
 
 def record(rows: int, width: int) -> dict[str, np.ndarray]:
@@ -25,3 +30,28 @@ def test_records_of_two_policies_are_refused() -> None:
         join([record(1, 2), {"tokens": np.zeros((1, 7))}])
     with pytest.raises(SchemaError, match="given no record"):
         join([])
+
+
+def test_records_go_through_a_log(tmp_path: Path) -> None:
+    """Of two calls, with words of different length. What is read back evaluates to the same numbers, bit for bit."""
+    sizes = {"image_size": 32, "state_dim": 2, "chunk": 2, "action_dim": 2, "width": 16, "depth": 1, "heads": 2}
+    policy = SmallVLA(SmallVLAConfig(**sizes, head="flow", value="shared"))
+    chance, random = torch.Generator().manual_seed(0), np.random.default_rng(0)
+    acted = [
+        policy.act(
+            [{"full_image": random.integers(0, 256, (32, 32, 3), np.uint8), "state": np.ones(2), "instruction": words}], generator=chance
+        )[1]
+        for words in ("go", "go there, and then home")
+    ]
+    assert acted[0]["prompt"].shape != acted[1]["prompt"].shape
+    steps = [{"record": {name: array[:, None] for name, array in widen(record, prompt=40).items()}} for record in acted]
+    with Log.create(tmp_path / "log", Schema.of(steps[0], leading=2), durability="never") as log:
+        for step in steps:
+            log.add(step)
+        again = log.read(log.all().keys(), ["record"])["record"]
+    found, before = policy.evaluate(again), policy.evaluate(join(acted))
+    assert again["prompt"].shape == (2, 40) and all(torch.equal(*pair) for pair in zip(found, before, strict=True))
+    alone = policy.evaluate(select(again, [0]))
+    assert np.array_equal(alone.log_prob.detach().numpy(), acted[0]["log_prob"])
+    with pytest.raises(SchemaError, match="a prompt of 24 tokens does not go into a column of 23; make a wider one"):
+        widen(acted[1], prompt=23)

@@ -373,6 +373,14 @@ def test_upstreams_face():
     policy.set_num_images_in_input(1)
     one, _ = policy.generate_action_verl(ids, pixels[:, :6], **{**asked, "do_sample": False})
     assert one.shape == (2, 3, 7) and policy.config.cameras() == ("full_image",)
+    with pytest.raises(ConfigError, match=r"num_images 0, .* expected at least 1"):
+        policy.set_num_images_in_input(0)
+    with pytest.raises(ConfigError, match="a token at a time from one image"):
+        policy_of("ar").set_num_images_in_input(2)
+    with pytest.raises(ConfigError, match="given to a policy that has no projector for it; leave it out"):
+        policy_of("tokens").generate_action_verl(ids, pixels[:, :6], proprio=proprio)
+    with pytest.raises(ConfigError, match="a temperature of 0 draws nothing"):
+        policy.generate_action_verl(ids, pixels[:, :6], do_sample=True, temperature=0)
 
 
 def test_statistics_of_other_data():
@@ -418,9 +426,10 @@ def test_imitation(name: str):
     mask = np.ones((2, policy.chunk), bool)
     mask[1] = False
     loss, figures = policy.supervised_loss(seen(2), wanted, mask)
-    masked, _ = policy.supervised_loss(seen(2), np.where(mask[..., None], wanted, 0.3), mask)
+    masked, _ = policy.supervised_loss(seen(2), np.where(mask[..., None], wanted, np.nan), mask)
     assert loss.item() == masked.item() == figures["loss"]
     trained = [p for p in policy.parameters() if p.requires_grad]
+    assert all(g is None or g.isfinite().all() for g in torch.autograd.grad(masked, trained, allow_unused=True))
     for _ in range(4):
         loss = policy.supervised_loss(seen(2), wanted, mask)[0]
         for p, g in zip(trained, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
@@ -509,6 +518,10 @@ def test_observations_that_lack_something():
     for name in ("wrist_image", "state", "instruction"):
         with pytest.raises(MissingFieldError, match=f"observation 1 has no '{name}', which this policy needs; it has"):
             policy.act([row, {key: value for key, value in row.items() if key != name}])
+    with pytest.raises(SchemaError, match=r"the state of observation 1 is \[3\]; expected is \[7\]"):
+        policy.act([row, {**row, "state": np.zeros(3)}])
+    with pytest.raises(SchemaError, match=r"\[1, 4, 7\] with a mask of \[1, 4\] were given; they are \[B, 3, 7\] and \[B, 3\]"):
+        policy.supervised_loss([row], np.zeros((1, 4, 7)), np.ones((1, 4), bool))
     with pytest.raises(SchemaError, match="no observation"):
         policy.act([])
     with pytest.raises(ConfigError, match=r"a temperature of 0 draws nothing"):

@@ -4,11 +4,13 @@
     evaluation = policy.evaluate(record)          # with gradients; evaluation.log_prob equals record["log_prob"] for the same weights
 
 An algorithm sees `Evaluation` only, so every algorithm works with every policy. A *record* is a tree of arrays, one row for each
-observation: all that the policy needs to compute the log-probability of what it did once more. It goes into a log as it is.
+observation: all that the policy needs to compute the log-probability of what it did once more. It goes into a log as it is, once
+`widen` has given its prompts the width of the log's column.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hilt.core.errors import SchemaError
+from hilt.core.errors import ConfigError, SchemaError
 
 Observation = Mapping[str, Any]
 """One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
@@ -93,6 +95,36 @@ def join(records: Sequence[Record]) -> Record:
 def select(record: Record, rows: Any) -> Record:
     """The rows of a record by index, slice or mask."""
     return {name: array[rows] for name, array in record.items()}
+
+
+def widen(record: Record, prompt: int) -> Record:
+    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever is said. Evaluates the same."""
+    more = prompt - record["prompt"].shape[1]
+    if more < 0:
+        raise SchemaError(f"a prompt of {record['prompt'].shape[1]} tokens does not go into a column of {prompt}; make a wider one.")
+    return {**record, "prompt": np.pad(record["prompt"], [(0, 0), (0, more)])}
+
+
+# --- what every policy checks ---
+
+
+def check_temperature(temperature: float, sample: bool = True) -> None:
+    if sample and not 0 < temperature < math.inf:
+        raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+
+
+def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Actions and mask of `supervised_loss`, checked. What the mask leaves out becomes 0: beyond an episode's end there may be NaN.
+
+    `longest`: so many actions may be given, of a policy that predicts more of them than it answers with."""
+    actions, mask, most = np.asarray(actions), np.asarray(mask, bool), longest or policy.chunk
+    if mask.ndim != 2 or not policy.chunk <= mask.shape[1] <= most or actions.shape != (*mask.shape, policy.action_dim):
+        length = f"{policy.chunk}" if most == policy.chunk else f"{policy.chunk}..{most}"
+        raise SchemaError(
+            f"actions of the shape {list(actions.shape)} with a mask of {list(mask.shape)} were given; they are "
+            f"[B, {length}, {policy.action_dim}] and [B, {length}]."
+        )
+    return np.where(mask[..., None], actions, 0), mask
 
 
 def _widened(arrays: list[np.ndarray]) -> list[np.ndarray]:

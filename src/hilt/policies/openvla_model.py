@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import llama
-from hilt.policies.base import Evaluation, Observation, Policy, Record
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_temperature, to_imitate
 from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
@@ -177,7 +177,7 @@ class OpenVLAPolicy(Policy):
         return self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
 
     def set_num_images_in_input(self, number: int) -> None:
-        self.config.num_images = number
+        self.config = replace(self.config, num_images=number)
 
     def generate_action_verl(
         self,
@@ -192,7 +192,8 @@ class OpenVLAPolicy(Policy):
         generator: torch.Generator | None = None,
     ) -> tuple[np.ndarray, Tensor]:
         """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
-        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised."""
+        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised, or left out of the sequence."""
+        check_temperature(temperature, do_sample)
         if attention_mask is None and padding_idx is not None:
             attention_mask = input_ids.ne(padding_idx)
         inputs = self.inputs_of(input_ids, pixel_values, attention_mask, proprio)
@@ -210,6 +211,8 @@ class OpenVLAPolicy(Policy):
         prompt = input_ids.gather(1, order)[:, : int(lengths.max())]
         state = None
         if proprio is not None:
+            if self.proprio_projector is None:
+                raise ConfigError("proprioception was given to a policy that has no projector for it; leave it out.")
             state = torch.as_tensor(proprio, dtype=torch.float32).view(len(input_ids), -1).to(self.device)
         pixels = pixel_values.to(self.device).unflatten(1, (self.config.num_images, -1))
         equal = bool((lengths == prompt.shape[1]).all())
@@ -227,8 +230,7 @@ class OpenVLAPolicy(Policy):
     ) -> tuple[np.ndarray, Record]:
         if not observations:
             raise SchemaError("act() was given no observation; give it at least one.")
-        if sample and not temperature > 0:
-            raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+        check_temperature(temperature, sample)
         with torch.no_grad(), self._precision():
             record, images = self._look(observations)
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
@@ -251,9 +253,10 @@ class OpenVLAPolicy(Policy):
         """Nothing of it is random, and `generator` is not asked."""
         with torch.no_grad():
             record, images = self._look(observations)
-        wanted = np.clip(self.scale_actions.normalize(np.asarray(actions, np.float64)), -1, 1)
+        actions, mask = to_imitate(self, actions, mask)
+        wanted = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
         with self._precision():
-            return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(np.asarray(mask, bool)).to(self.device))
+            return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(mask.copy()).to(self.device))
 
     @property
     def _drawn(self) -> str:
@@ -281,10 +284,14 @@ class OpenVLAPolicy(Policy):
             frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
             images[rows] = openvla_view(frames, size, crop=self.options.center_crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
-        prompt, length = padded([openvla_ids(self.tokenizer, _field(row, "instruction", place)) for place, row in enumerate(observations)])
+        prompt, length = padded([openvla_ids(self.tokenizer, str(_field(row, "instruction", place))) for place, row in enumerate(observations)])
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
-            record["state"] = np.stack([np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)])
+            states = [np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
+            for place, state in enumerate(states):
+                if state.shape != (self.scale_state.size,):
+                    raise SchemaError(f"the state of observation {place} is {list(state.shape)}; expected is [{self.scale_state.size}].")
+            record["state"] = np.stack(states)
         return record, images
 
     def _inputs(self, record: Record, images: Tensor | None = None) -> Inputs:
