@@ -518,6 +518,8 @@ def test_observations_that_lack_something():
     for name in ("wrist_image", "state", "instruction"):
         with pytest.raises(MissingFieldError, match=f"observation 1 has no '{name}', which this policy needs; it has"):
             policy.act([row, {key: value for key, value in row.items() if key != name}])
+    with pytest.raises(SchemaError, match=r"the instruction of observation 0 is b'go'; expected is text"):
+        policy.act([{**row, "instruction": b"go"}])
     with pytest.raises(SchemaError, match=r"the state of observation 1 is \[3\]; expected is \[7\]"):
         policy.act([row, {**row, "state": np.zeros(3)}])
     with pytest.raises(SchemaError, match=r"\[1, 4, 7\] with a mask of \[1, 4\] were given; they are \[B, 3, 7\] and \[B, 3\]"):

@@ -113,6 +113,12 @@ def check_temperature(temperature: float, sample: bool = True) -> None:
         raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
 
 
+def text(instruction: Any, place: int) -> str:
+    if not isinstance(instruction, str):
+        raise SchemaError(f"the instruction of observation {place} is {instruction!r}; expected is text.")
+    return instruction
+
+
 def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Actions and mask of `supervised_loss`, checked. What the mask leaves out becomes 0: beyond an episode's end there may be NaN.
 

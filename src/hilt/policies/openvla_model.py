@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import llama
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_temperature, to_imitate
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_temperature, text, to_imitate
 from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
@@ -284,7 +284,8 @@ class OpenVLAPolicy(Policy):
             frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
             images[rows] = openvla_view(frames, size, crop=self.options.center_crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
-        prompt, length = padded([openvla_ids(self.tokenizer, str(_field(row, "instruction", place))) for place, row in enumerate(observations)])
+        words = [text(_field(row, "instruction", place), place) for place, row in enumerate(observations)]
+        prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
             states = [np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
