@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from bench import vla
 from bench.lab import Lab
 from bench.timing import Rates

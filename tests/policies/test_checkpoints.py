@@ -83,7 +83,7 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
     policy, folder = saved[0], tmp_path / "upstream"
     shutil.copytree(saved[1], folder)
     document = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in document.items() if key != "hilt"}))
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in document.items() if key not in ("hilt", "unnorm_key")}))
     sizes = {"vit": policy.config.vit, "image_size": 28, "allow_untrained": True}
     with pytest.raises(ConfigError, match=r"its files do not say how it decodes\. Give variant='oft'"):
         load_policy(folder, **sizes)
@@ -98,6 +98,12 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
         OpenVLAOFT.from_pretrained(folder, unnorm_key="mystery", **sizes)
     with pytest.raises(UnknownNameError, match=r"'libero_gaol'; did you mean 'libero_goal'\? Known: aloha_pour, libero_goal, mystery"):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_gaol", **sizes)
+    aloha.save_pretrained(tmp_path / "again")
+    assert load_policy(tmp_path / "again", allow_untrained=True, dtype="bfloat16").unnorm_key == "aloha_pour", (
+        "what was chosen is remembered"
+    )
+    with pytest.raises(UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"):
+        OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", centre_crop=False)
     with pytest.raises(ConfigError, match="statistics of 3 datasets; name one as unnorm_key: aloha_pour, libero_goal, mystery"):
         OpenVLAOFT.from_pretrained(folder, **sizes)
     means = json.loads((folder / "preprocessor_config.json").read_text()) | {"means": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}

@@ -103,6 +103,12 @@ def test_refusals(tmp_path: Path):
     with pytest.raises(UnknownNameError, match=r"adapter_model\.safetensors has it, named 'trunk\.2'"):
         load_adapter(bare, tmp_path / "adapter")
     config = tmp_path / "adapter" / "adapter_config.json"
-    config.write_text(config.read_text().replace('"use_dora": false', '"use_dora": true'))
-    with pytest.raises(FormatError, match="its adapter is not plain LoRA"):
-        load_adapter(Net(), tmp_path / "adapter")
+    whole = config.read_text()
+    for old, new in (
+        ('"use_dora": false', '"use_dora": true'),
+        ('"alpha_pattern": {}', '"alpha_pattern": {"trunk": 3}'),
+        ('"bias": "none"', '"bias": "all"'),
+    ):
+        config.write_text(whole.replace(old, new))
+        with pytest.raises(FormatError, match="its adapter is not plain LoRA"):
+            load_adapter(Net(), tmp_path / "adapter")

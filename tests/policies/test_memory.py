@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_half_the_precision_is_half_the_weights():
     assert half.weights == pytest.approx(whole.weights / 2, rel=0.01)
 
 
-def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch):
+def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs = Estimate(
         weights=15 * 10**9, gradients=15 * 10**9, optimiser=60 * 10**9, activations=20 * 10**9, largest=10**9, rows=32, training=True
     )
@@ -103,3 +104,7 @@ def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPat
         needs.check("cuda:0", free=139 * 10**9)
     monkeypatch.undo()
     assert memory.free_bytes("cpu") > 10**6
+    for name, number in (("memory.max", "5000"), ("memory.current", "2000")):
+        (tmp_path / name).write_text(number + "\n")
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    assert memory.free_bytes("cpu") == 3000

@@ -10,7 +10,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from hilt.core.errors import CorruptError, FormatError, MissingFieldError, SchemaError, StorageError, UnsafeError
+from hilt.core.errors import (
+    ConfigError,
+    CorruptError,
+    FormatError,
+    MissingFieldError,
+    SchemaError,
+    StorageError,
+    UnknownNameError,
+    UnsafeError,
+)
 from hilt.policies import weights
 from hilt.policies.weights import INDEX, Tensors, load_into, new_folder, read_pt, write_tensors
 
@@ -101,6 +110,20 @@ def test_names_and_shapes_are_compared_before_anything_is_read(tmp_path: Path):
     ):
         load_into(wrong, Tensors(file))
     assert torch.equal(wrong.first.weight, before["first.weight"])
+
+
+def test_devices_types_and_places_are_checked(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"device 'cuda:7' is not on this machine, which has \d+ CUDA devices"):
+        weights.check_device("cuda:7")
+    assert weights.check_device("cpu") == torch.device("cpu") and weights.check_dtype("bfloat16") == torch.bfloat16
+    with pytest.raises(UnknownNameError, match=r"no type of weights named 'float23'; did you mean 'float32'\?"):
+        weights.check_dtype("float23")
+    file = write_tensors(tmp_path, filled().state_dict())[0]
+    for shape in ((7, 4), (5, 4)):
+        with pytest.raises(
+            SchemaError, match=r"model\.safetensors: the tensor second\.weight has the shape \[6, 4\], and \[\d, 4\] was asked for"
+        ):
+            Tensors(file).read("second.weight", torch.empty(shape))
 
 
 def test_an_index_that_is_not_true(tmp_path: Path):

@@ -31,8 +31,8 @@ from hilt.policies.base import Policy
 from hilt.policies.lora import merged
 from hilt.policies.memory import weights_fit
 from hilt.policies.normalize import read_statistics, resolve_key
-from hilt.policies.tokens import ByteTokenizer, load_tokenizer
-from hilt.policies.weights import Tensors, load_into, new_folder, read_json, read_pt, write_tensors
+from hilt.policies.tokens import load_tokenizer, save_tokenizer
+from hilt.policies.weights import Tensors, check_device, check_dtype, load_into, new_folder, read_json, read_pt, write_tensors
 
 KINDS = {
     "hilt_small_vla": "hilt.policies.small_vla:SmallVLA",
@@ -71,7 +71,7 @@ def load_openvla(
     folder: str | os.PathLike[str],
     kind: Any = None,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     unnorm_key: str | None = None,
     tokenizer: Any = None,
     allow_untrained: bool = False,
@@ -79,19 +79,24 @@ def load_openvla(
 ) -> Any:
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
-    `kind` is the class, or None to take what the folder says. `dtype` is that of the weights, the files' unless given. `options` are
-    fields of `OpenVLAOptions`, or of `OpenVLAConfig` where the folder does not say them: variant, chunk, num_images, head, value_head.
+    `kind` is the class, or None to take what the folder says. `dtype` is that of the weights ("float32", ...), the files' unless given.
+    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` where the folder does not say them: variant, chunk, num_images, head, value_head.
     `allow_untrained` lets through a policy that has not learned to answer in tokens: to fine-tune it, or for a test.
     """
     from hilt.policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
 
-    folder, device = Path(folder), torch.device(device)
+    folder, device, dtype = Path(folder), check_device(device), check_dtype(dtype)
     document, tensors, apart = read_json(folder / "config.json"), Tensors(folder), _apart(folder)
     if document.get("model_type") != "openvla":
         raise FormatError(f"{folder / 'config.json'}: its model_type is {document.get('model_type')!r}, not 'openvla'. Use load_policy().")
     stats = read_statistics(folder / WRITTEN[1]) if (folder / WRITTEN[1]).exists() else document.get("norm_stats") or {}
     changes = {"norm_stats": stats}
-    running = {name: options.pop(name) for name in [field.name for field in fields(OpenVLAOptions)] if name in options}
+    unnorm_key = unnorm_key or document.get("unnorm_key")
+    known = [[field.name for field in fields(each)] for each in (OpenVLAOptions, OpenVLAConfig)]
+    for name in options:
+        if name not in known[0] + known[1]:
+            raise UnknownNameError("option of an OpenVLA", name, known[0] + known[1])
+    running = {name: options.pop(name) for name in known[0] if name in options}
     if kind is not None:
         changes["variant"] = "ar" if kind is OpenVLA else "oft"
     changes |= _found(document, apart, tensors, {**options, **changes}, resolve_key(stats, unnorm_key), folder)
@@ -100,7 +105,7 @@ def load_openvla(
         changes |= {name: [list(row) for row in about[name]] for name in ("means", "stds") if about.get(name)}
     config = OpenVLAConfig.from_json(document, **{**changes, **options})
     kind = kind or (OpenVLA if config.variant == "ar" else OpenVLAOFT)
-    tokenizer = _tokenizer(folder) if tokenizer is None else tokenizer
+    tokenizer = load_tokenizer(folder) if tokenizer is None else tokenizer
     policy = kind(config, stats, tokenizer, unnorm_key, OpenVLAOptions(**running))
     policy.source = folder
     dtype = dtype or next(iter(tensors.entries.values())).dtype
@@ -139,6 +144,7 @@ def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
         "norm_stats": policy.norm_stats,
     }
     document["torch_dtype"] = str(policy.projector.fc1.weight.dtype).removeprefix("torch.")
+    document["unnorm_key"] = policy.unnorm_key
     document["use_proprio"] = config.use_proprio and whole
     if not document["use_proprio"]:
         document.pop("proprio_dim", None)
@@ -150,8 +156,7 @@ def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
             document.pop("auto_map", None)  # it would send upstream's loader to files that are not there
         if not (beside / "preprocessor_config.json").exists():
             _write_json(beside / "preprocessor_config.json", _processor(config))
-        if isinstance(policy.tokenizer, ByteTokenizer):
-            _write_json(beside / "tokenizer_config.json", {"tokenizer_class": "hilt.ByteTokenizer"})
+        save_tokenizer(policy.tokenizer, beside)
         for part in apart:
             names = [name for name in state if name.startswith(f"{part}.")]
             if names:
@@ -236,13 +241,6 @@ def _unfilmed(name: str) -> str:
     if inner == name:
         return name
     return "" if ".scale." in inner or ".shift." in inner else "vision_backbone." + inner.replace(".block.", ".")
-
-
-def _tokenizer(folder: Path) -> Any:
-    settings = folder / "tokenizer_config.json"
-    if settings.exists() and read_json(settings).get("tokenizer_class") == "hilt.ByteTokenizer":
-        return ByteTokenizer()
-    return load_tokenizer(folder)
 
 
 def _processor(config: Any) -> dict[str, Any]:

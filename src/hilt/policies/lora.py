@@ -25,7 +25,7 @@ ADAPTER = "default"
 PREFIX = "base_model.model."
 """Before each name in a file of peft"""
 FILE, FULL_FILE = "adapter_model.safetensors", "trained_in_full.safetensors"
-HEADS = ("action_head", "scale_head", "value_head", "proprio_projector")
+HEADS = ("action_head", "scale_head", "value_head", "noise_head", "critic", "proprio_projector")
 """Small parts that begin untrained or nearly so: adapters would be too narrow for them, they are trained in full"""
 NOT_ADAPTED = (*HEADS, "lm_head")
 
@@ -113,10 +113,10 @@ def load_adapter(policy: nn.Module, folder: str | os.PathLike[str], dtype: torch
     """Puts the adapters of a folder on a policy without any, also such as peft itself wrote. Gives the parameters that are trained."""
     folder = Path(folder)
     config = read_json(folder / "adapter_config.json")
-    if config.get("peft_type") != "LORA" or config.get("use_dora") or config.get("use_rslora") or config.get("modules_to_save"):
-        raise FormatError(
-            f"{folder}: its adapter is not plain LoRA (peft_type LORA without DoRA, RSLoRA, modules_to_save). Merge it with peft first."
-        )
+    others = ("use_dora", "use_rslora", "modules_to_save", "alpha_pattern", "rank_pattern", "lora_bias", "fan_in_fan_out")
+    unlike = [name for name in others if config.get(name)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unlike:
+        raise FormatError(f"{folder}: its adapter is not plain LoRA ({', '.join(unlike) or 'peft_type, bias'}). Merge it with peft first.")
     tensors = Tensors(folder / FILE)
     names = sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors})
     known = dict(policy.named_modules())

@@ -9,6 +9,8 @@ counted. So it holds for every policy, and for its options: checkpointing, adapt
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Policy, Record
 
+CONTAINER = Path("/sys/fs/cgroup")
 ADAM_BYTES = 8
 """Of an optimiser's state for each number that is trained: two float32"""
 
@@ -100,7 +103,7 @@ def estimate(
         optimiser=optimiser_bytes * sum(gradient.numel() for gradient in trained),
         activations=max(0, alive.most - gradients),
         largest=max(held, default=0),
-        rows=len(record["log_prob"]),
+        rows=len(next(iter(record.values()))),
         training=training,
     )
 
@@ -116,8 +119,14 @@ def free_bytes(device: torch.device | str) -> int:
     place = torch.device(device)
     if place.type == "cuda":
         return int(torch.cuda.mem_get_info(place)[0])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    found = [sys.maxsize]  # where nobody can be asked, nothing is refused
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than its host
+        most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        found.append(max(0, most - used))
+    return min(found)
 
 
 class _Alive(TorchDispatchMode):

@@ -26,7 +26,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hilt.core.errors import CorruptError, DiskFullError, FormatError, MissingFieldError, SchemaError, StorageError, UnsafeError
+from hilt.core.errors import (
+    ConfigError,
+    CorruptError,
+    DiskFullError,
+    FormatError,
+    MissingFieldError,
+    SchemaError,
+    StorageError,
+    UnknownNameError,
+    UnsafeError,
+)
 from hilt.core.unpickle import PickleError
 
 INDEX = "model.safetensors.index.json"
@@ -93,6 +103,8 @@ class Tensors(Mapping[str, Tensor]):
     def read(self, name: str, out: Tensor) -> None:
         """One tensor into memory that is there: of the same shape, on any device, of any type of number."""
         entry = self.entries[name]
+        if entry.shape != tuple(out.shape):
+            raise SchemaError(f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for.")
         direct = out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous()
         buffer = out.detach() if direct else torch.empty(entry.shape, dtype=entry.dtype)
         view = _bytes_of(buffer)
@@ -177,6 +189,24 @@ def _fill(owners: Mapping[str, tuple[nn.Module, str]], tensors: Mapping[str, Ten
             old.data.copy_(new)
 
 
+def check_device(device: torch.device | str) -> torch.device:
+    """A device that is on this machine."""
+    place = torch.device(device)
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; use 'cpu'.")
+    return place
+
+
+def check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The type of weights, also by its name: "float32", "bfloat16" or "float16"."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if isinstance(dtype, str):
+        if dtype not in known:
+            raise UnknownNameError("type of weights", dtype, known)
+        return known[dtype]
+    return dtype
+
+
 def write_tensors(
     folder: str | os.PathLike[str],
     state: Mapping[str, Tensor],
@@ -250,6 +280,8 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         with replacing(path) as beside:
             beside.mkdir()
             yield beside
+            for file in beside.rglob("*"):
+                _sync(file)
 
 
 @contextlib.contextmanager
