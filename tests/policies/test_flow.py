@@ -159,7 +159,7 @@ def test_times() -> None:
 
 
 def test_the_learned_deviation_stays_within_its_bounds() -> None:
-    found = flow.bounded_std(torch.tensor([-50.0, 0.0, 50.0]), Flow(std_range=(0.1, 0.4)))
+    found = flow.bounded_std(torch.tensor([-50.0, 0.0, 50.0]), Flow("noise", std_range=(0.1, 0.4)))
     torch.testing.assert_close(found, torch.tensor([0.1, 0.2, 0.4]))
 
 
@@ -170,7 +170,13 @@ def test_what_cannot_work_is_said() -> None:
         Flow(steps=1)
     with pytest.raises(ConfigError, match=r"level of cps is 1\.5; it is above 0 and at most 1"):
         Flow("cps", level=1.5)
+    with pytest.raises(ConfigError, match=r"level of sde is 0; it is above 0"):
+        Flow(level=0)
     with pytest.raises(ConfigError, match=r"std_range is \(0.2, 0.1\)"):
-        Flow(std_range=(0.2, 0.1))
+        Flow("noise", std_range=(0.2, 0.1))
+    with pytest.raises(ConfigError, match=r"std_range=\(0.1, 0.4\) would do nothing: it needs kind \"noise\""):
+        Flow(std_range=(0.1, 0.4))
+    with pytest.raises(ConfigError, match=r"level=0\.7 would do nothing"):
+        Flow("noise", level=0.7)
     with pytest.raises(ConfigError, match="needs a field that also says a standard deviation"):
         flow.draw(field_of(WEIGHTS, noisy=False), SHAPE, Flow("noise"), torch.ones(ROWS), generator())

@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 HEADS: dict[str, dict[str, Any]] = {
     "tokens": {"head": "tokens", "bins": 5, "value": "shared"},
-    "patches": {"head": "tokens", "vision": "patches"},
+    "patches": {"head": "tokens", "vision": "patches", "keypoints": 8},
     "gaussian": {"head": "gaussian", "value": "detached"},
     "sde": {"head": "flow", "flow": Flow(steps=3)},
     "noise": {"head": "flow", "flow": Flow("noise", steps=3), "value": "shared"},
@@ -164,7 +164,7 @@ def test_what_is_masked_is_not_imitated() -> None:
     policy, actions, mask = made("tokens"), np.zeros((4, 2, 2), np.float32), np.ones((4, 2), bool)
     mask[:, 1] = False
     loss, _ = policy.supervised_loss(seen(4), actions, mask)
-    actions[:, 1] = 1
+    actions[:, 1] = np.nan  # beyond an episode's end there may be anything
     assert torch.equal(policy.supervised_loss(seen(4), actions, mask)[0], loss)
     actions[:, 0] = 1
     assert not torch.equal(policy.supervised_loss(seen(4), actions, mask)[0], loss)
@@ -271,7 +271,9 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert config["model_type"] == "hilt_small_vla"
     with pytest.raises(ConfigError, match=r"has no setting 'stepz'; did you mean 'steps'\?"):
         SmallVLAConfig.from_json(config | {"flow": {"stepz": 3}})
-    assert SmallVLAConfig.from_json(config) == made("tokens").config
+    assert SmallVLAConfig.from_json(config) == made("tokens").config and SmallVLAConfig.from_json({}) == SmallVLAConfig()
+    made("sde").save_pretrained(tmp_path / "flow")
+    assert SmallVLA.from_pretrained(tmp_path / "flow", flow=Flow(steps=2)).config.flow.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -309,19 +311,34 @@ def test_what_cannot_work_is_said() -> None:
         ({"cameras": ()}, "give at least one"),
         ({"width": 30}, "width is 30; it is a multiple of heads, which is 4"),
         ({"std": 0.0}, "std is 0.0; it is above 0"),
+        ({"bins": 99, "head": "gaussian"}, "bins=99 would do nothing: it needs head=tokens. Give that, or leave bins out"),
+        ({"std": 0.1}, "std=0.1 would do nothing: it needs head=gaussian"),
+        ({"flow": Flow(steps=3)}, "would do nothing: it needs head=flow"),
+        ({"keypoints": 9, "vision": "patches"}, "keypoints=9 would do nothing: it needs vision=keypoints"),
     ):
         with pytest.raises(ConfigError, match=text):
             SmallVLAConfig(**setting)
     with pytest.raises(SchemaError, match="no observation was given"):
         made("tokens").act([])
-    with pytest.raises(SchemaError, match=r"states are \[1, 4\]; by the config each has 3 numbers"):
-        made("tokens").act([seen(1)[0] | {"state": np.zeros(4)}], sample=False)
+    for wrong, text in (
+        ({"state": np.zeros(4)}, r"the state of observation 0 is \[4\]; expected is \[3\]"),
+        ({"full_image": np.zeros((32, 32, 3))}, r"full_image of observation 0 is float64 \[32, 32, 3\]; expected is uint8 \[H, W, 3\]"),
+        ({"wrist_image": np.zeros((32, 32), np.uint8)}, r"wrist_image of observation 0 is uint8 \[32, 32\]"),
+        ({"instruction": b"go"}, "the instruction of observation 0 is b'go'; expected is text"),
+    ):
+        with pytest.raises(SchemaError, match=text):
+            made("tokens").act([seen(1)[0] | wrong], sample=False)
+    for temperature in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="draws nothing; give one above 0"):
+            made("gaussian").act(seen(1), temperature=temperature, generator=generator())
+    with pytest.raises(SchemaError, match=r"\[1, 3, 2\] with a mask of \[1, 3\] were given; they are \[B, 2, 2\] and \[B, 2\]"):
+        made("tokens").supervised_loss(seen(1), np.zeros((1, 3, 2)), np.ones((1, 3), bool), generator())
 
 
 def test_sizes_are_as_documented() -> None:
     for millions, change in ((1, {}), (5, {"width": 256, "depth": 6}), (20, {"width": 512, "depth": 6})):
         with torch.device("meta"):
-            policy = SmallVLA(SmallVLAConfig(**dataclasses.asdict(SmallVLAConfig()) | {"flow": Flow()} | change))
+            policy = SmallVLA(dataclasses.replace(SmallVLAConfig(), **change))
         assert 0.85 < sum(p.numel() for p in policy.parameters()) / 1e6 / millions < 1.15
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +112,16 @@ def widen(record: Record, prompt: int) -> Record:
 def check_temperature(temperature: float, sample: bool = True) -> None:
     if sample and not 0 < temperature < math.inf:
         raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+
+
+def check_effect(config: Any, needs: Mapping[str, tuple[str, Any]]) -> None:
+    """Raises for a field of a dataclass that is not its default and would do nothing. `needs`: what each needs, and whether it is there."""
+    for each in fields(config):
+        needed, there = needs.get(each.name, ("", True))
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if not there and getattr(config, each.name) != usual:
+            value = getattr(config, each.name)
+            raise ConfigError(f"{each.name}={value} would do nothing: it needs {needed}. Give that, or leave {each.name} out.")
 
 
 def text(instruction: Any, place: int) -> str:

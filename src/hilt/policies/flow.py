@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.policies.base import check_effect
 
 KINDS = ("sde", "cps", "noise")
 
@@ -49,11 +50,13 @@ class Flow:
             raise UnknownNameError("kind of flow", self.kind, KINDS)
         if self.steps < 2:
             raise ConfigError(f"a flow has {self.steps} steps; give it at least 2.")
-        if self.kind == "cps" and not 0 < self.level <= 1:
-            raise ConfigError(f"the noise level of cps is {self.level}; it is above 0 and at most 1.")
+        if not 0 < self.level <= (1 if self.kind == "cps" else math.inf):
+            raise ConfigError(f"the noise level of {self.kind} is {self.level}; it is above 0" + " and at most 1." * (self.kind == "cps"))
         low, high = self.std_range
         if not 0 < low <= high:
             raise ConfigError(f"std_range is {self.std_range}; give a least above 0 and a largest that is not less.")
+        learned = self.kind == "noise"
+        check_effect(self, {"level": ('kind "sde" or "cps"', not learned), "std_range": ('kind "noise"', learned)})
 
     @property
     def drawn(self) -> int:

@@ -28,7 +28,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
-from hilt.policies.base import Evaluation, Observation, Policy, Record
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
 from hilt.policies.flow import Flow, embed_times
 from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
@@ -106,13 +106,17 @@ class SmallVLAConfig:
             raise ConfigError(f"width is {self.width}; it is a multiple of heads, which is {self.heads}.")
         if self.std <= 0:
             raise ConfigError(f"std is {self.std}; it is above 0.")
+        needs = {name: ("head=tokens", self.head == "tokens") for name in ("bins", "decode", "smoothing")}
+        needs |= {name: (f"head={head}", self.head == head) for name, head in (("std", "gaussian"), ("flow", "flow"))}
+        check_effect(self, needs | {"keypoints": ("vision=keypoints", self.vision == "keypoints")})
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
         """From what `to_json` gave. A key that is not known is refused."""
-        return _made(
-            cls, {key: value for key, value in found.items() if key != "model_type"} | {"flow": _made(Flow, found.get("flow", {}))}
-        )
+        settings = {key: value for key, value in found.items() if key != "model_type"}
+        if isinstance(flow := settings.get("flow"), Mapping):
+            settings["flow"] = _made(Flow, flow)
+        return _made(cls, settings)
 
     def to_json(self) -> dict[str, Any]:
         return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
@@ -154,6 +158,7 @@ class SmallVLA(Policy):
         temperature: float = 1.0,
         generator: Generator | None = None,
     ) -> tuple[np.ndarray, Record]:
+        check_temperature(temperature, sample)
         record = self._record(observations)
         heat = torch.full((len(observations),), temperature, device=self.device)
         with torch.no_grad():
@@ -177,6 +182,7 @@ class SmallVLA(Policy):
     def supervised_loss(
         self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: Generator | None = None
     ) -> tuple[Tensor, dict[str, float]]:
+        actions, mask = to_imitate(self, actions, mask)
         record = self._record(observations)
         if self.config.shift:
             record["images"] = _shifted(record["images"], self.config.shift, generator)
@@ -248,18 +254,21 @@ class SmallVLA(Policy):
             for name in (*self.config.cameras, "instruction", *(["state"] if self.config.state_dim else [])):
                 if name not in seen:
                     raise MissingFieldError(f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}.")
-            pictures = [np.asarray(seen[name]) for name in self.config.cameras]
-            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures])
-            states.append(seen.get("state", ()))
-            if (text := seen["instruction"]) not in self._ids:
-                self._ids[text] = ByteTokenizer().encode(text)
-            ids.append(self._ids[text])
+            pictures = {name: np.asarray(seen[name]) for name in self.config.cameras}
+            for name, each in pictures.items():
+                if each.dtype != np.uint8 or each.ndim != 3 or each.shape[2] != 3:
+                    raise SchemaError(f"{name} of observation {row} is {each.dtype} {list(each.shape)}; expected is uint8 [H, W, 3].")
+            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures.values()])
+            states.append(np.asarray(seen.get("state", ()), np.float32))
+            if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
+                raise SchemaError(f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}].")
+            if (words := text(seen["instruction"], row)) not in self._ids:
+                self._ids[words] = ByteTokenizer().encode(words)
+            ids.append(self._ids[words])
         prompt, length = padded(ids)
         record = {"images": np.array(pixels), "prompt": prompt, "prompt_length": length}
         if self.config.state_dim:
-            record["state"] = np.array(states, np.float32)
-            if record["state"].shape != (len(states), self.config.state_dim):
-                raise SchemaError(f"states are {list(record['state'].shape)}; by the config each has {self.config.state_dim} numbers.")
+            record["state"] = np.stack(states)
         return record
 
 
