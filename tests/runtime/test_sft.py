@@ -79,9 +79,11 @@ def test_without_validation_it_learns_from_all_and_keeps_the_last(start: Callabl
     assert not [record for record in read_metrics(run, ["update"]) if "validation_loss" in record]
 
 
-def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any]):
-    whole, done, _ = start("whole", max_steps=17, patience=50, warmup_steps=5, schedule="cosine", weight_decay=0.1)
-    parts, first, _ = start("parts", stop_at=7, max_steps=17, patience=50, warmup_steps=5, schedule="cosine", weight_decay=0.1)
+def test_on_from_where_it_was_stopped_bit_for_bit(start: Callable[..., Any], tmp_path: Path):
+    options: dict[str, Any] = {"max_steps": 17, "patience": 50, "warmup_steps": 5, "schedule": "cosine", "weight_decay": 0.1}
+    options["data"] = [str(write_log(tmp_path / "different", [(4, "go", True)] * 9))]  # so that it matters which rows come when
+    whole, done, _ = start("whole", **options)
+    parts, first, _ = start("parts", stop_at=7, **options)
     assert (first.reason, first.step) == ("stopped", 7) and (parts / "policy").is_dir()
     _, second, _ = start("parts", resume=True)
     assert (second.step, second.best_step, second.loss) == (done.step, done.best_step, done.loss)
