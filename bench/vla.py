@@ -38,6 +38,8 @@ class Bench:
         self.device = torch.device("cpu" if self.tiny else "cuda")
         self.dtype = torch.float32 if self.tiny else torch.bfloat16
         why = "" if lab.quick else ", for there is no CUDA device"
+        if not self.tiny:
+            lab.limits["GPU"] = torch.cuda.get_device_name()
         self.size = f"a tiny model on the CPU instead of 7.5 billion parameters on a GPU{why}" if self.tiny else ""
         self.started = time.perf_counter()
         self.measured: dict[str, int] = {}
@@ -191,8 +193,7 @@ def update(lab: Lab) -> list[Row]:
     with Side("bench.vla_sides", "memory") as lora_side, Side("bench.vla_sides", "memory") as full_side:
         for side, adapters, (micro, share) in ((lora_side, True, LORA), (full_side, False, FULL)):
             side.tell("estimate", tiny=bench.tiny, rows=micro, lora=adapters, share=share)
-        beside = peer_update(bench)
-        rows = [one_update(bench, True, beside, LORA), one_update(bench, False, beside, FULL)]
+        rows = [one_update(bench, adapters, peer_update(bench, how[0]), how) for adapters, how in ((True, LORA), (False, FULL))]
         for row, side in zip(list(rows), (lora_side, full_side), strict=True):
             estimated, measured = side.answer(300)["bytes"], bench.measured[row.name]
             name = row.name.replace("update", "memory")
@@ -286,20 +287,20 @@ def words(policy: Any, trunk: Any, batch: int) -> Callable[[], Any]:
     return lambda: trunk(inputs_embeds=x, use_cache=False).last_hidden_state
 
 
-def peer_update(bench: Bench) -> Rates:
-    """Gradients of all weights of the trunk, checkpointed; samples per second."""
+def peer_update(bench: Bench, rows: int) -> Rates:
+    """Gradients of all weights of the trunk, checkpointed, of as many samples at a time as ours; samples per second."""
     bench.clear()
     policy = bench.policy()
     trunk = peer(policy).train().requires_grad_()
     trunk.gradient_checkpointing_enable()
-    batch = 2 if bench.tiny else 16
+    batch = 2 if bench.tiny else rows
     call = words(policy, trunk, batch)
 
     def gradient() -> None:
         call().float().square().mean().backward()
 
     found = bench.rates({"peer": gradient}, rounds=3)["peer"]
-    bench.tell(f"update: peer {batch * found.median:.1f} samples/s")
+    bench.tell(f"update: peer {batch * found.median:.1f} samples/s, {batch} at a time")
     return Rates([batch * rate for rate in found.rounds])
 
 

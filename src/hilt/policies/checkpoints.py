@@ -80,7 +80,7 @@ def load_openvla(
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
     `kind` is the class, or None to take what the folder says. `dtype` is that of the weights ("float32", ...), the files' unless given.
-    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` where the folder does not say them: variant, chunk, num_images, head, value_head.
+    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` where the folder does not say them: variant, chunk, head, num_images.
     `allow_untrained` lets through a policy that has not learned to answer in tokens: to fine-tune it, or for a test.
     """
     from hilt.policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
