@@ -196,11 +196,17 @@ def test_what_else_is_refused() -> None:
         policy.supervised_loss(seen(1), np.zeros((1, 4, 2)), np.ones((1, 4)))
     with pytest.raises(SchemaError, match=r"actions of the shape \[1, 2, 2\] .* they are \[B, 3..4, 2\]"):
         policy.supervised_loss(seen(1), np.zeros((1, 2, 2)), np.ones((1, 2)), generator())
+    with pytest.raises(ConfigError, match="a temperature of 0 draws nothing"):
+        policy.act(seen(1), temperature=0, generator=generator())
+    with pytest.raises(SchemaError, match="the instruction of observation 0 is b'go'; expected is text"):
+        policy.act([seen(1)[0] | {"instruction": b"go"}], sample=False)
     policy.tokenizer = None
     with pytest.raises(ConfigError, match="no tokenizer: give from_pretrained"):
         policy.act(seen(1))
     with pytest.raises(ConfigError, match="value is 'both'; it is one of '', 'actions', 'prefix'"):
         made("sde", value="both")
+    with pytest.raises(ConfigError, match="detach_value=True would do nothing: it needs a value head"):
+        made("sde", detach_value=True)
     with pytest.raises(ConfigError, match="n_action_steps is 9 and chunk_size is 4: it is from 1 to that"):
         made("sde", n_action_steps=9)
 
@@ -309,6 +315,9 @@ def test_a_folder_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     assert other.act(seen(), generator=generator())[0].shape == (3, 2, 2) and not hasattr(other, "value_head")
     with pytest.raises(UnknownNameError, match="valeu"):
         load_policy(tmp_path / "policy", valeu="actions")
+    assert load_policy(tmp_path / "policy", dtype="bfloat16").get_parameter(policy.tied[0]).dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match="device 'cuda:77' is not on this machine"):
+        load_policy(tmp_path / "policy", device="cuda:77")
 
 
 def test_folders_of_others(tmp_path: Path) -> None:
@@ -365,7 +374,11 @@ def test_folders_of_others(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
         (tmp_path / "words" / name).write_text("{}")
+    other.use_statistics({"state": statistics(ROWS + 1), "action": STATISTICS["action"]})
     other.save_pretrained(tmp_path / "saved")
+    assert Tensors(tmp_path / "saved" / step["state_file"])["observation.state.mean"].tolist() == pytest.approx(
+        (ROWS + 1).mean(0), rel=1e-6
+    )
     assert {file.name for file in (tmp_path / "saved").glob("*token*")} == {"tokenizer.json", "tokenizer_config.json"}
     assert (tmp_path / "saved" / step["state_file"]).is_file() and not list((tmp_path / "saved").rglob("*.py"))
     renamed = {name.replace("vision_tower.vision_model.", "vision_tower."): value for name, value in prefixed.items()}

@@ -25,8 +25,8 @@ from hilt.policies.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfi
 from hilt.policies.gemma import RMSNorm
 from hilt.policies.lora import merged
 from hilt.policies.memory import weights_fit
-from hilt.policies.tokens import ByteTokenizer, FolderTokenizer, load_tokenizer
-from hilt.policies.weights import Tensors, load_into, new_folder, read_json, write_tensors
+from hilt.policies.tokens import load_tokenizer, save_tokenizer
+from hilt.policies.weights import Tensors, check_device, check_dtype, load_into, new_folder, read_json, write_tensors
 
 Chosen = TypeVar("Chosen", bound=FlowPolicy)
 OURS, HEADS_FILE = "hilt.json", "heads.safetensors"
@@ -36,18 +36,22 @@ REFUSED = (
     "add_image_special_tokens",
 )
 """What changes the arithmetic of a published policy and is not built here."""
-TOKENIZER = ("tokenizer", "special_tokens_map", "added_tokens", "vocab", "merges")
+LEROBOT, OPENPI = {"observation.state": "state", "action": "action"}, {"state": "state", "action": "actions"}
+"""What their statistics are called, to ours and the other way round"""
 OLD_STATISTICS = ("normalize_", "unnormalize_")
 """Tensors of older folders of lerobot"""
 TIMES = {"time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_sampling_scale": 0.999, "time_sampling_offset": 0.001}
 
 
-def load(kind: type[Chosen], folder: Path, device: torch.device, dtype: torch.dtype, tokenizer: Any, options: Mapping[str, Any]) -> Chosen:
+def load(
+    kind: type[Chosen], folder: Path, device: torch.device | str, dtype: torch.dtype | str, tokenizer: Any, options: Mapping[str, Any]
+) -> Chosen:
     """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of openpi.
 
     With `dtype` bfloat16 the stacks of layers have it; projections, heads and norms stay in float32. `tokenizer` is one, or the folder of
     one; it may be left out if the policy's folder has one, or if no observation will be read.
     """
+    device, dtype = check_device(device), check_dtype(dtype) or torch.float32
     tensors = Tensors(folder)
     options = dict(options)
     asset = options.pop("asset", None)
@@ -75,8 +79,8 @@ def save(policy: FlowPolicy, folder: Path) -> None:
     with new_folder(folder) as beside:
         if policy.source:
             _copy_others(policy.source, beside)
-        if isinstance(policy.tokenizer, FolderTokenizer):
-            _copy_others(policy.tokenizer.folder, beside, TOKENIZER)
+            _write_statistics(policy.statistics, beside)
+        save_tokenizer(policy.tokenizer, beside)
         one = policy.get_parameter(policy.tied[0]) is policy.get_parameter(policy.tied[1])
         state, value = merged(policy)  # adapters, if there are any, become part of what is written
         heads = {name: tensor for name, tensor in state.items() if name.startswith(HEADS)}
@@ -86,9 +90,7 @@ def save(policy: FlowPolicy, folder: Path) -> None:
         if heads:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
         (beside / "config.json").write_text(json.dumps(config.to_published(), indent=2) + "\n")
-        ours: dict[str, Any] = {"config": asdict(config), "statistics": policy.statistics}
-        if isinstance(policy.tokenizer, ByteTokenizer):
-            ours["tokenizer"] = "bytes"
+        ours = {"config": asdict(config), "statistics": policy.statistics}
         (beside / OURS).write_text(json.dumps(ours, indent=2) + "\n")
 
 
@@ -175,7 +177,7 @@ def _statistics(folder: Path, tensors: Tensors, asset: str | None) -> dict[str, 
         raise ConfigError(f"{folder} has the statistics of {', '.join(found)}. Say which: asset=NAME.")
     if found:
         stats = read_json(found[asset or next(iter(found))]).get("norm_stats", {})
-        return {ours: {**stats[theirs], "epsilon": 1e-6} for ours, theirs in (("state", "state"), ("action", "actions")) if theirs in stats}
+        return {ours: {**stats[theirs], "epsilon": 1e-6} for ours, theirs in OPENPI.items() if theirs in stats}
     if (folder / "policy_preprocessor.json").is_file():
         for step in read_json(folder / "policy_preprocessor.json").get("steps", []):
             if step.get("registry_name") == "normalizer_processor" and step.get("state_file"):
@@ -191,7 +193,7 @@ def _grouped(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     grouped: dict[str, Any] = {}
     for name, value in flat.items():
         feature, _, number = name.rpartition(".")
-        if (ours := {"observation.state": "state", "action": "action"}.get(feature)) and value.isfinite().all():
+        if (ours := LEROBOT.get(feature)) and value.isfinite().all():
             grouped.setdefault(ours, {})[number] = value.double().tolist()
     return grouped
 
@@ -199,10 +201,8 @@ def _grouped(flat: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 def _tokenizer(given: Any, folder: Path) -> Any:
     if isinstance(given, (str, Path)):
         return load_tokenizer(given)
-    if given is None and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+    if given is None and any((folder / f"tokenizer{rest}").is_file() for rest in (".json", ".model", "_config.json")):
         return load_tokenizer(folder)
-    if given is None and (folder / OURS).is_file() and read_json(folder / OURS).get("tokenizer") == "bytes":
-        return ByteTokenizer()
     return given
 
 
@@ -228,12 +228,32 @@ def _read_weights(policy: FlowPolicy, tensors: Tensors, device: torch.device, dt
                 load_into(getattr(policy, name), found)
 
 
-def _copy_others(source: Path, target: Path, names: tuple[str, ...] = ("",)) -> None:
-    """Tokenizers, processors and statistics, by how their names begin: files of data in the folder itself, and the assets of openpi."""
-    for file in sorted(file for file in source.iterdir() if file.name.startswith(names)):
+def _copy_others(source: Path, target: Path) -> None:
+    """Tokenizers, processors and statistics: files of data in the folder itself, and the assets of openpi."""
+    for file in sorted(source.iterdir()):
         data = file.suffix in (".json", ".model", ".txt") or (file.suffix == ".safetensors" and "processor" in file.name)
         if file.is_file() and data and not file.name.endswith("index.json"):
             shutil.copyfile(file, target / file.name)
     for file in sorted((source / "assets").rglob("norm_stats.json")):
         (target / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target / file.relative_to(source))
+
+
+def _write_statistics(statistics: Mapping[str, Any], folder: Path) -> None:
+    """Into the copied files of lerobot and openpi: the policy may have been fine-tuned by others than those that came with it."""
+    for file in (folder / "assets").rglob("norm_stats.json"):
+        about = read_json(file)
+        about["norm_stats"] = about.get("norm_stats", {}) | {
+            theirs: {name: numbers for name, numbers in statistics[ours].items() if name in ("mean", "std", "q01", "q99")}
+            for ours, theirs in OPENPI.items()
+            if ours in statistics
+        }
+        file.write_text(json.dumps(about, indent=2) + "\n")
+    new = {
+        f"{theirs}.{name}": torch.tensor(numbers, dtype=torch.float32)
+        for theirs, ours in LEROBOT.items()
+        for name, numbers in statistics.get(ours, {}).items()
+        if name not in ("mask", "epsilon")
+    }
+    for file in folder.glob("policy_*processor*normalizer_processor.safetensors"):
+        write_tensors(folder, {**Tensors(file), **new}, name=file.name)

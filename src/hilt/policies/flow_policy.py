@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import flow as flows
-from hilt.policies.base import Evaluation, Observation, Policy, Record
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
 from hilt.policies.gemma import KeysValues, at_least_float32
 from hilt.policies.images import resize_with_pad, to_float
 from hilt.policies.normalize import KINDS, Normalizer
@@ -85,6 +85,7 @@ class FlowPolicyConfig:
         for less, more in (("n_action_steps", "chunk_size"), ("action_dim", "max_action_dim"), ("state_dim", "max_state_dim")):
             if not 1 <= getattr(self, less) <= getattr(self, more):
                 raise ConfigError(f"{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that.")
+        check_effect(self, {"detach_value": ("a value head, value=actions or value=prefix", self.value)})
 
     @classmethod
     def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Self:
@@ -204,6 +205,7 @@ class FlowPolicy(Policy):
         temperature: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> tuple[np.ndarray, Record]:
+        check_temperature(temperature, sample)
         record = self._read(observations)
         record["temperature"] = np.full(len(observations), temperature, np.float32)
         shape = (len(observations), self.horizon, self.config.max_action_dim)
@@ -230,15 +232,8 @@ class FlowPolicy(Policy):
         """The flow's mean square error. `actions` may be `chunk` to `horizon` long; what is missing is masked. See `Policy`."""
         if generator is None:
             raise ConfigError("the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU.")
-        rows, length, dim = np.shape(actions)
-        if dim != self.action_dim or not self.chunk <= length <= self.horizon or np.shape(mask) != (rows, length):
-            raise SchemaError(
-                f"actions of the shape {list(np.shape(actions))} with a mask of {list(np.shape(mask))} were given; they are "
-                f"[B, {self.chunk}..{self.horizon}, {self.action_dim}] and [B, {self.chunk}..{self.horizon}]."
-            )
-        known = np.where(
-            np.asarray(mask, bool)[..., None], actions, np.nan_to_num(actions)
-        )  # beyond an episode's end there may be anything
+        known, mask = to_imitate(self, actions, mask, self.horizon)
+        rows, length, dim = known.shape
         wanted = self._normalize("action", known.astype(np.float32))
         wanted = np.pad(wanted, [(0, 0), (0, self.horizon - length), (0, 0)], mode="edge")
         wanted = np.pad(wanted, [(0, 0), (0, 0), (0, self.config.max_action_dim - dim)])
@@ -294,8 +289,8 @@ class FlowPolicy(Policy):
         states = np.stack([self._state(row, observation) for row, observation in enumerate(observations)])
         states = self._normalize("state", states)
         ids = [
-            self.tokenizer.encode(self.prompt(str(observation["instruction"]), state))[: self.config.tokenizer_max_length]
-            for observation, state in zip(observations, states, strict=True)
+            self.tokenizer.encode(self.prompt(text(observation["instruction"], row), state))[: self.config.tokenizer_max_length]
+            for row, (observation, state) in enumerate(zip(observations, states, strict=True))
         ]
         prompt, lengths = padded(ids)
         images, present = self._pictures(observations)
@@ -345,14 +340,14 @@ class FlowPolicy(Policy):
         cls,
         folder: str | Path,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
         tokenizer: Any = None,
         **options: Any,
     ) -> Self:
         """The policy in a folder of openpi, lerobot or ours, read as files. See `hilt.policies.flow_folders.load`."""
         from hilt.policies import flow_folders
 
-        return flow_folders.load(cls, Path(folder), torch.device(device), dtype, tokenizer, options)
+        return flow_folders.load(cls, Path(folder), device, dtype, tokenizer, options)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """A complete folder, which from_pretrained and the policy's own library open."""

@@ -34,7 +34,7 @@ from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
 from hilt.policies.lora import merged
 from hilt.policies.tokens import ByteTokenizer, padded
-from hilt.policies.weights import Tensors, load_into, new_folder, read_json, write_tensors
+from hilt.policies.weights import Tensors, check_device, load_into, new_folder, read_json, write_tensors
 
 MODEL_TYPE = "hilt_small_vla"
 CHOICES = {
@@ -224,7 +224,7 @@ class SmallVLA(Policy):
         config = SmallVLAConfig.from_json(read_json(tensors.path / "config.json") | changes)
         policy = cls(config)
         load_into(policy, tensors)
-        return policy.to(device)
+        return policy.to(check_device(device))
 
     def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:
         """What the head sees [B, width], and the value [B]."""
