@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,6 +93,10 @@ def test_refusals(tmp_path: Path):
         attach(Net(), targets="most")
     with pytest.raises(UnknownNameError, match="no linear layer named 'q_proj'"):
         attach(Net(), targets=["q_proj"])
+    bare = Net()
+    bare.config = SimpleNamespace(trained="expert")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="trained=expert would do nothing beside adapters"):
+        attach(bare)
     with pytest.raises(ConfigError, match="no adapters to save"):
         save_adapter(Net(), tmp_path / "x")
     net = trained(Net())

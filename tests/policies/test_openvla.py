@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies import base, llama, openvla, vit
+from hilt.policies.heads import pick
 from hilt.policies.openvla import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.openvla_model import draw
 from tests import golden
 from tests.golden.kinds import openvla as kind
 from tests.policies.tiny_openvla import observations, statistics, tiny
@@ -177,7 +177,7 @@ def test_draws_are_the_callers():
 def test_draw_inverts_the_distribution(weights: list[float], place: int):
     chances = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     uniform = torch.tensor(place / 2**16, dtype=torch.float64)
-    index = int(draw(chances.log(), uniform))
+    index = int(pick(chances.log(), uniform))
     reached = chances.cumsum(0) / chances.sum()
     assert chances[index] > 0
     assert (reached[index - 1] if index else 0) <= uniform + 1e-9 and uniform < reached[index] + 1e-9
@@ -510,6 +510,19 @@ def test_full_size_has_upstreams_parameters():
     assert count(policy.vision_backbone.fused_featurizer) == 427_680_704
     assert count(policy.projector) == 71_385_600
     assert count(policy) == 7_541_237_184
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "says"),
+    [
+        ({"head": "l1"}, {"support": "vocabulary"}, "support=vocabulary would do nothing: it needs head=tokens"),
+        ({}, {"log_scale_range": (-2, 0.5)}, r"log_scale_range=\(-2, 0\.5\) would do nothing: it needs head=laplace"),
+        ({}, {"detach_value": True}, "detach_value=True would do nothing: it needs value_head=True"),
+    ],
+)
+def test_options_without_effect(changes: dict[str, Any], options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        tiny(options=OpenVLAOptions(**options), **changes)
 
 
 def test_observations_that_lack_something():

@@ -61,9 +61,7 @@ class TokensHead(nn.Module):
         logs = self._logs(features, temperature)
         if sample:
             uniform = torch.rand(logs.shape[:-1], generator=_given(generator)).to(logs.device)
-            rising = logs.exp().cumsum(-1)
-            # the last sum may be a little off 1; bins that nothing falls into are never hit from below
-            tokens = (rising < uniform[..., None] * rising[..., -1:]).sum(-1)
+            tokens = pick(logs, uniform)
         else:
             tokens = logs.argmax(-1)
         values = self._values(logs)
@@ -157,6 +155,12 @@ class FlowHead(nn.Module):
             return Step(self.out(hidden).view_as(x), std)
 
         return field
+
+
+def pick(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """The index [...] that each of `uniform` [...] in [0, 1) points to in the cumulated probabilities of [..., choices]."""
+    reached = log_probs.double().exp().cumsum(-1)
+    return (reached <= uniform[..., None].to(reached) * reached[..., -1:]).sum(-1)
 
 
 def _given(generator: Generator | None) -> Generator:

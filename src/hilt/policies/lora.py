@@ -25,7 +25,7 @@ ADAPTER = "default"
 PREFIX = "base_model.model."
 """Before each name in a file of peft"""
 FILE, FULL_FILE = "adapter_model.safetensors", "trained_in_full.safetensors"
-HEADS = ("action_head", "scale_head", "value_head", "noise_head", "critic", "proprio_projector")
+HEADS = ("action_head", "scale_head", "value_head", "noise_head", "proprio_projector")
 """Small parts that begin untrained or nearly so: adapters would be too narrow for them, they are trained in full"""
 NOT_ADAPTED = (*HEADS, "lm_head")
 
@@ -48,6 +48,8 @@ def attach(
         raise ConfigError(f"rank is {rank} and alpha {alpha}; give a rank of at least 1 and an alpha above 0.")
     if adapted(policy):
         raise ConfigError("this policy has adapters already; merge them first, or go on with those that it has.")
+    if (trained := getattr(getattr(policy, "config", None), "trained", "all")) != "all":
+        raise ConfigError(f"trained={trained} would do nothing beside adapters; leave it out, and name the layers to adapt in targets.")
     names = _linear_layers(policy, targets)
     for number, (_, layer) in enumerate(_inject(policy, names, rank, alpha)):
         generator = torch.Generator().manual_seed(seed + number)

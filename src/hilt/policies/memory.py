@@ -125,7 +125,8 @@ def free_bytes(device: torch.device | str) -> int:
         found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
     with contextlib.suppress(OSError, ValueError):  # a container may have less than its host
         most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
-        found.append(max(0, most - used))
+        kept = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        found.append(max(0, most - used + int(kept.get("inactive_file", 0))))  # files that were read make room when it is needed
     return min(found)
 
 

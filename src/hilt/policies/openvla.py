@@ -16,9 +16,10 @@ from torch import Tensor
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Evaluation
+from hilt.policies.heads import pick
 from hilt.policies.llama import Layout
 from hilt.policies.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy, draw, wide
+from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy, wide
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
 
@@ -60,7 +61,7 @@ class OpenVLAOFT(OpenVLAPolicy):
         uniform = torch.rand(shape, generator=generator).to(slots.device) if sample else None
         if self.config.head == "tokens":
             log_probs = self._distribution(slots, temperature)
-            place = log_probs.argmax(-1) if uniform is None else draw(log_probs, uniform.flatten(1))
+            place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform.flatten(1))
             tokens = (place + self._first).view(shape)
             return Dealt(tokens, self._weigh(log_probs, tokens, self._value(slots[:, 0])))
         mean, log_scale = self._laplace(slots, temperature)
@@ -134,7 +135,7 @@ class OpenVLA(OpenVLAPolicy):
         last, past, tokens = _at(hidden, end), prefix, torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
         while True:
             log_probs = self._distribution(last, temperature)[:, 0]
-            place = log_probs.argmax(-1) if uniform is None else draw(log_probs, uniform[:, tokens.shape[1]])
+            place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform[:, tokens.shape[1]])
             tokens = torch.cat([tokens, (place + self._first)[:, None]], dim=1)
             if tokens.shape[1] == self.slots:
                 break

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import llama
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_temperature, text, to_imitate
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
 from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
@@ -74,6 +74,8 @@ class OpenVLAPolicy(Policy):
         super().__init__()
         self.config, self.options, self.tokenizer = config, options or OpenVLAOptions(), tokenizer
         self.norm_stats = dict(norm_stats or config.norm_stats)
+        needs = {name: (f"head={head}", config.head == head) for name, head in (("support", "tokens"), ("log_scale_range", "laplace"))}
+        check_effect(self.options, needs | {"detach_value": ("value_head=True", config.value_head)})
         self.chunk, self.action_dim = config.chunk, config.action_dim
         self._scale_by(resolve_key(self.norm_stats, unnorm_key))
         self.slots = self.chunk * self.action_dim
@@ -448,9 +450,3 @@ def _field(row: Observation, name: str, place: int) -> Any:
 def wide(x: Tensor) -> Tensor:
     """In float32 at least: nothing is summed in less."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """The index [...] that each of `uniform` [...] in [0, 1) points to in the cumulated probabilities of [..., choices]."""
-    reached = log_probs.double().exp().cumsum(-1)
-    return (reached <= uniform[..., None].to(reached) * reached[..., -1:]).sum(-1)
