@@ -35,6 +35,12 @@ def test_epsilon_mask_and_clip():
     assert Normalizer(STATS, epsilon=0).normalize(np.array([9.0, -9.0])).tolist() == [4.5, -2.8]
 
 
+def test_a_number_that_never_moved():
+    still = Normalizer({"q01": [3.0], "q99": [3.0]}, epsilon=0)
+    for x in (np.array([3.0]), torch.tensor([3.0])):
+        assert still.normalize(x).item() == -1.0 and still.unnormalize(still.normalize(x)).item() == 3.0
+
+
 @given(st.sampled_from(["q99", "minmax", "mean_std"]), st.lists(st.floats(-100, 100), min_size=2, max_size=2))
 def test_there_and_back_and_tensors_alike(kind: str, numbers: list[float]):
     made, x = Normalizer(STATS, kind), np.array(numbers)

@@ -70,6 +70,19 @@ def test_another_format_becomes_a_log_once(tmp_path: Path):
     assert len(said) == 1 and "were read from" in said[0] and (tmp_path / "data/0-1.0.0/log.json").is_file()
 
 
+def test_states_are_looked_at_in_part_and_all_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.runtime.demonstrations.MOST_STATES", 4)
+    lessons = opened(tmp_path, write_log(tmp_path / "a", [(9, "x", True)]))
+    states, actions = lessons.numbers([0])
+    assert np.array_equal(states, made(9, 0).columns["observations"]["state"][::3]) and len(actions) == 9
+
+
+def test_an_action_that_is_no_number(tmp_path: Path):
+    log = write_log(tmp_path / "a", [(3, "x", True)], action=lambda n: np.nan)
+    with pytest.raises(SchemaError, match="step 0 of an episode has an action that is no finite number"):
+        opened(tmp_path, log)
+
+
 def test_robots_are_not_mixed(tmp_path: Path):
     logs = write_log(tmp_path / "a", [(2, "x", True)]), write_log(tmp_path / "b", [(2, "x", True)])
 

@@ -16,7 +16,7 @@ from hilt.core.files import read_json
 from hilt.observe.metrics import read_metrics
 from hilt.policies.suites import Suite
 from hilt.replay.lock import WriterLock
-from hilt.runtime import sft
+from hilt.runtime import checkpoint, sft
 from hilt.runtime.chunks import ChunkAgent
 from hilt.runtime.sft import Lora, Sft, begin_run, learning_rate, resume_run, train
 from tests.runtime.taught import NAMES, Row, kept, write_log
@@ -206,6 +206,52 @@ def test_settings_that_cannot_work_or_would_do_nothing(changes: dict[str, Any], 
 def test_a_policy_that_is_neither_new_nor_a_folder(log: Path, tmp_path: Path):
     config = Sft(policy="gpt", data=[str(log)], columns=NAMES)
     with pytest.raises(ConfigError, match="policy=gpt: expected the folder of a checkpoint, or small_vla for a new one"):
+        train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+
+
+def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
+    config = Sft(data=[str(log)], columns={"state": "state"})
+    with pytest.raises(ConfigError, match="the observations have state, instruction, and no picture: a small_vla looks at one at least"):
+        train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("openvla", {"statistics": "data"}),
+        ("openvla", {"lora": Lora(rank=2), "policy_options": {"dtype": "bfloat16", "allow_untrained": True}}),
+        ("l1", {"policy_options": {}}),
+        ("sde", {"policy_options": {}, "lora": Lora(rank=2, targets=["q_proj"])}),
+        ("smolvla", {"policy_options": {}}),
+    ],
+)
+def test_every_policy_is_taught(kind: str, changes: dict[str, Any], log: Path, tmp_path: Path):
+    """From a folder with weights in bfloat16 to a folder that opens again; what is trained is float32."""
+    pytest.importorskip("transformers")
+    from hilt.policies.checkpoints import load_policy
+    from tests.policies import test_pi0, tiny_openvla
+
+    if kind in ("openvla", "l1"):
+        stats = {"norm_stats": {"libero_spatial_no_noops": tiny_openvla.statistics(2)}}
+        policy = tiny_openvla.tiny(**stats, head="tokens" if kind == "openvla" else "l1").to(torch.bfloat16)
+    else:
+        policy = test_pi0.made(kind)
+    policy.save_pretrained(tmp_path / "policy")
+    base = {"policy": str(tmp_path / "policy"), "policy_options": {"allow_untrained": True}, "data": [str(log)], "columns": NAMES}
+    config = Sft(**{**base, "max_steps": 4, "validation_period": 2, "batch_size": 4, "learning_rate": 0.002, **changes})
+    train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+    saved = checkpoint.latest(tmp_path / "run")
+    assert saved is not None and {tensor.dtype for tensor in saved.agent["adam"].values()} == {torch.float32}
+    losses = [record["validation_loss"] for record in read_metrics(tmp_path / "run", ["update"]) if "validation_loss" in record]
+    assert losses[1] < losses[0]
+    opened = load_policy(tmp_path / "run/policy", **config.policy_options)
+    assert (opened.chunk, opened.action_dim) == (policy.chunk, 2)
+
+
+def test_all_weights_are_trained_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.policies.checkpoints.load_policy", lambda *_, **__: Row().to(torch.bfloat16))
+    config = Sft(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}, data=[str(log)], columns=NAMES)
+    with pytest.raises(ConfigError, match=r"policy_options.dtype=bfloat16: weights that are trained are float32. Leave it out"):
         train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
 
 

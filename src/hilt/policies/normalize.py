@@ -51,6 +51,7 @@ class Normalizer:
 
     def normalize(self, numbers: Any) -> Any:
         x, offset, scale, mask = self._with(numbers)
+        scale = scale + (scale == 0) * 1e-8  # of a number that never moved, and an epsilon of 0
         normal = (x - offset) / scale if self.kind == "mean_std" else 2 * (x - offset) / scale - 1
         return self._kept(normal.clip(-1, 1) if self.clip else normal, x, mask)
 

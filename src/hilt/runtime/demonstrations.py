@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
 from hilt.policies.suites import Suite
 
-AT_ONCE = 256
-"""Steps that are looked at together when all are"""
+AT_ONCE, MOST_STATES = 256, 4096
+"""Steps that are looked at together, and at most, to know what states are like"""
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,9 @@ class Demonstrations:
         return self._observations(rows), actions, mask
 
     def numbers(self, episodes: Sequence[int]) -> tuple[Array, Array]:
-        """All states [N, P] and actions [N, D] of these episodes, as they are."""
+        """States [N, P], of some thousand steps at most since they are read with their pictures, and all actions [M, D] of episodes."""
         rows, states = self.rows(episodes), []
+        rows = rows[:: math.ceil(len(rows) / MOST_STATES)]
         for first in range(0, len(rows), AT_ONCE):
             states += [row.get("state", np.zeros(0, np.float32)) for row in self._observations(rows[first : first + AT_ONCE])]
         return np.stack(states), np.concatenate([self.lessons[e].actions for e in episodes])
@@ -173,4 +175,8 @@ def _taught(suite: Suite, columns: Any, path: Path) -> Array:
     actions = np.asarray(columns["actions"])
     if actions.ndim != 2 or actions.dtype.kind != "f":
         raise SchemaError(f"{path}: its actions are {actions.dtype} {list(actions.shape[1:])}; expected rows of real numbers.")
+    if not np.isfinite(actions).all():
+        raise SchemaError(
+            f"{path}: step {int(np.argwhere(~np.isfinite(actions))[0, 0])} of an episode has an action that is no finite number."
+        )
     return suite.taught(actions).astype(np.float32)

@@ -288,7 +288,8 @@ class Training:
         if config.lora.rank:
             from hilt.policies.lora import attach
 
-            attach(self.policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed)
+            targets = config.lora.targets or "all-linear"
+            attach(self.policy, config.lora.rank, config.lora.alpha, targets, seed=config.seed, dtype=torch.float32)
         self._trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
         self._fits()
         self._adam: Adam | None = None
@@ -300,7 +301,7 @@ class Training:
 
     def run(self, stop: Callable[[], bool]) -> Summary:
         config, began = self._config, time.monotonic() - self._elapsed
-        drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self.step)
+        drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self._samples())
         reason = self._over()
         while not reason and not stop():
             values = self._learn(next(drawn))
@@ -308,8 +309,8 @@ class Training:
             reason = self._over()
             if self.step % config.log_period == 0 or reason:
                 now = time.monotonic()
-                values["samples_per_second"] = (self.step - measured[1]) * min(config.batch_size, len(self._rows)) / (now - measured[0])
-                measured = now, self.step
+                values["samples_per_second"] = (self._samples() - measured[1]) / (now - measured[0])
+                measured = now, self._samples()
                 self._tell(values)
             if len(self._held) and (self.step % config.validation_period == 0 or reason):
                 self._tell(self._validate())
@@ -390,9 +391,12 @@ class Training:
         return {**values, "best_step": self._best_step}
 
     def _tell(self, values: Mapping[str, float]) -> None:
-        samples = self.step * min(self._config.batch_size, len(self._rows))
-        self._metrics.write("update", dict(values), update=self.step, step=samples)
+        self._metrics.write("update", dict(values), update=self.step, step=self._samples())
         self._watch(self.step, dict(values))
+
+    def _samples(self) -> int:
+        """That it has learned from so far."""
+        return self.step * min(self._config.batch_size, len(self._rows))
 
     # What is kept
 
@@ -431,7 +435,7 @@ class Training:
         self._best_step, self._waited, self._elapsed = int(state["best_step"]), int(state["waited"]), float(state["elapsed"])
         self._best, self._last = (math.inf if state[name] is None else float(state[name]) for name in ("best", "last"))
         unpack(self._draws, state["draws"])
-        self._metrics.resumed(self.step, self.step * self._config.batch_size)
+        self._metrics.resumed(self.step, self._samples())
 
     def _finish(self) -> None:
         """The policy as it was at its best becomes a whole checkpoint. It is of no use for training after that."""
@@ -462,6 +466,13 @@ def make_policy(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -
     from hilt.policies.checkpoints import load_policy
 
     policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
+    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
+        policy.float()
+    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+        raise ConfigError(
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
+            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+        )
     if config.statistics == "data":
         if not hasattr(policy, "use_statistics"):
             raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
@@ -475,6 +486,10 @@ def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
 
     row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
     pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
+    if not pictures:
+        raise ConfigError(
+            f"the observations have {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=."
+        )
     sizes = {"cameras": list(pictures), "image_size": max(16 * math.ceil(max(shape[:2]) / 16) for shape in pictures.values())}
     sizes |= {"state_dim": states.shape[1], "action_dim": lessons.action_dim}
     policy = SmallVLA(SmallVLAConfig.from_json({**sizes, **config.policy_options}), seed=config.seed)
