@@ -322,6 +322,9 @@ def test_support():
     policy = policy_of("tokens", OpenVLAOptions(support="vocabulary"))
     _, record = policy.act(seen(2), temperature=4.0, generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
+    assert policy.evaluate(base.select(record, [])).log_prob.shape == (0, 3, 7)
+    with pytest.raises(MissingFieldError, match="this record has no 'tokens', but images"):
+        policy.evaluate({name: array for name, array in record.items() if name != "tokens"})
     assert record["tokens"].min() < policy.token.first
     policy.options.support = "actions"
     assert acted(policy)[1]["tokens"].min() >= policy.token.first

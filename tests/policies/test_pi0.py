@@ -92,6 +92,7 @@ def test_the_log_probability_of_what_was_done_is_that_of_its_record(name: str, s
     longer = policy.act([seen(1)[0] | {"instruction": "a longer one than these"}], sample, 0.8, generator())[1]
     other = policy.evaluate(join([select(record, [1]), longer]))
     np.testing.assert_allclose(other.log_prob[0].detach().numpy(), record["log_prob"][1], rtol=0, atol=1e-5)
+    assert policy.evaluate(select(record, [])).log_prob.shape == (0, 3, 2)
     alone = policy.evaluate(select(record, [1]))  # now its second slot is left out
     np.testing.assert_allclose(alone.log_prob[0].detach().numpy(), record["log_prob"][1], rtol=0, atol=1e-5)
 

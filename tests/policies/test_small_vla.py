@@ -328,6 +328,8 @@ def test_what_cannot_work_is_said() -> None:
     ):
         with pytest.raises(SchemaError, match=text):
             made("tokens").act([seen(1)[0] | wrong], sample=False)
+    with pytest.raises(MissingFieldError, match=r"this record has no 'actions', but images, .*: it is of another policy"):
+        made("gaussian").evaluate(made("tokens").act(seen(1), sample=False)[1])
     for temperature in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="draws nothing; give one above 0"):
             made("gaussian").act(seen(1), temperature=temperature, generator=generator())
@@ -342,8 +344,11 @@ def test_sizes_are_as_documented() -> None:
         assert 0.85 < sum(p.numel() for p in policy.parameters()) / 1e6 / millions < 1.15
 
 
-def test_it_needs_nothing_that_a_gpu_machine_lacks() -> None:
-    code = "import hilt.policies.small_vla, sys; print(*{name.split('.')[0] for name in sys.modules})"
+def test_no_policy_needs_what_a_gpu_machine_lacks() -> None:
+    parts = ("small_vla", "openvla", "pi0", "smolvla", "checkpoints", "lora", "memory", "suites")
+    names = ", ".join(f"hilt.policies.{name}" for name in parts)
+    code = f"import {names}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.split())
     assert "torch" in loaded
-    assert not loaded & {"transformers", "peft", "PIL", "simplejpeg", "crc32c", "omegaconf", "msgpack", "zmq", "yaml", "rich", "typer"}
+    absent = {"transformers", "peft", "PIL", "simplejpeg", "crc32c", "omegaconf", "msgpack", "zmq", "yaml", "rich", "typer", "ml_dtypes"}
+    assert not loaded & absent

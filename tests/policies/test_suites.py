@@ -106,6 +106,9 @@ def test_a_dataset_of_ones_own():
     assert seen["state"].tolist() == [1, 1, 1, 0] and seen["full_image"].dtype == np.uint8
     with pytest.raises(MissingFieldError, match="this observation has no 'top'; it has: side"):
         mine.observe({"images": {"side": image()}}, "go")
+    for name in ("aloha", "tabletop", "bridge", "libero"):
+        with pytest.raises(MissingFieldError, match=r"this observation has no '.*'; it has: nothing"):
+            suite(name).observe({}, "go")
 
 
 def test_an_unknown_suite():

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 
 Observation = Mapping[str, Any]
 """One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
@@ -112,6 +112,12 @@ def widen(record: Record, prompt: int) -> Record:
 def check_temperature(temperature: float, sample: bool = True) -> None:
     if sample and not 0 < temperature < math.inf:
         raise ConfigError(f"a temperature of {temperature} draws nothing; give one above 0, or sample=False for the likeliest.")
+
+
+def check_record(record: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if name not in record:
+            raise MissingFieldError(f"this record has no {name!r}, but {', '.join(record)}: it is of another policy, or of another head.")
 
 
 def check_effect(config: Any, needs: Mapping[str, tuple[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import flow as flows
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
 from hilt.policies.gemma import KeysValues, at_least_float32
 from hilt.policies.images import resize_with_pad, to_float
 from hilt.policies.normalize import KINDS, Normalizer
@@ -220,6 +220,7 @@ class FlowPolicy(Policy):
         return self._normalize("action", _array(self._answered(drawn.actions)), back=True), record
 
     def evaluate(self, record: Record) -> Evaluation:
+        check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "chain", "step", "temperature")
         prefix = self._prefix(record)
         chain, step, temperature = (self._tensor(record[name]) for name in ("chain", "step", "temperature"))
         found = flows.evaluate(self._field(prefix), chain, step.long(), self.config.flow, temperature)
@@ -272,8 +273,8 @@ class FlowPolicy(Policy):
 
     def _prefix(self, record: Record) -> Prefix:
         """Slots and words that no row has are left out: they would be masked, and cost as much as others."""
-        slots = record["image_mask"].any(0)
-        length = int(record["prompt_length"].max())
+        slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
+        length = int(record["prompt_length"].max(initial=1))
         worded = np.arange(length) < record["prompt_length"][:, None]
         pixels = to_float(self._tensor(np.ascontiguousarray(record["images"][:, slots])))
         prompt = self._tensor(record["prompt"][:, :length]).long()

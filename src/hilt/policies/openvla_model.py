@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import llama
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
 from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
@@ -245,7 +245,11 @@ class OpenVLAPolicy(Policy):
         return self.scale_actions.unnormalize(self._plain(dealt.drawn)).astype(np.float32), record
 
     def evaluate(self, record: Record) -> Evaluation:
+        check_record(record, "images", "prompt", "prompt_length", "temperature", self._drawn, *(["state"] if self.scale_state else []))
         drawn = torch.from_numpy(record[self._drawn]).to(self.device)
+        if not len(drawn):
+            none = torch.zeros(drawn.shape, device=self.device)
+            return Evaluation(none, none, None if self.value_head is None else none[:, 0, 0])
         with self._precision():
             return self._judge(self._inputs(record), drawn, torch.from_numpy(record["temperature"]).to(self.device))
 

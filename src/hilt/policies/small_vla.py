@@ -28,7 +28,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_temperature, text, to_imitate
+from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
 from hilt.policies.flow import Flow, embed_times
 from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
@@ -45,8 +45,8 @@ CHOICES = {
 }
 CHANNELS, TEXT_WIDTH = 32, 64
 MOST_DEVIATIONS, LEAST_DEVIATION = 5.0, 1e-3
-MEMORIES = ("tokens", "actions", "chain", "step")
-"""What the heads remember, by its name in a record"""
+MEMORIES = {"tokens": ("tokens",), "gaussian": ("actions",), "flow": ("chain", "step")}
+"""What each head remembers, by its name in a record"""
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,10 @@ class SmallVLA(Policy):
         return actions.cpu().numpy(), record
 
     def evaluate(self, record: Record) -> Evaluation:
+        names = MEMORIES[self.config.head]
+        check_record(record, "images", "prompt", "temperature", *names, *(["state"] if self.config.state_dim else []))
         features, value = self._features(record)
-        memory = {name: torch.from_numpy(record[name]).to(self.device) for name in MEMORIES if name in record}
+        memory = {name: torch.from_numpy(record[name]).to(self.device) for name in names}
         heat = torch.from_numpy(record["temperature"]).to(self.device)
         log_prob, entropy = self.action_head.evaluate(features, memory, heat)
         return Evaluation(log_prob, entropy, value)

@@ -79,7 +79,7 @@ def _libero_taught(actions: np.ndarray) -> np.ndarray:
 
 def _aloha(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Two arms of seven numbers, of which the last of each is the gripper, 0 to 1."""
-    pictures = {name: _at(raw, f"observation/{camera}/rgb") for name, camera in ARM_CAMERAS.items() if camera in raw["observation"]}
+    pictures = {name: _at(raw, f"observation/{camera}/rgb") for name, camera in ARM_CAMERAS.items() if camera in _at(raw, "observation")}
     return {**pictures, "state": _joined(_at(raw, "joint_action/vector"))}
 
 
@@ -103,7 +103,7 @@ def _bridge_command(actions: np.ndarray) -> np.ndarray:
 
 def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Of each arm its place, two columns of its rotation (which neither wrap nor change their sign), and its gripper."""
-    state = raw["state"]
+    state = _at(raw, "state")
     arms = [arm for arm in ("", "left/", "right/") if _has(state, f"{arm}tcp_pose")]
     parts = []
     for arm in arms:
