@@ -201,6 +201,8 @@ def test_adapters_are_merged_into_the_folder(saved: tuple[Any, Path], tmp_path: 
 def test_adapters_that_openvla_oft_leaves_in_its_vision_are_merged(tmp_path: Path):
     policy = tiny(film=True, head="l1")
     policy.save_pretrained(tmp_path / "a")
+    with pytest.raises(MissingFieldError, match=r"\d+ unknown \(vision_backbone\.vision_backbone\.featurizer"):
+        OpenVLAOFT.from_pretrained(tmp_path / "a", film=False)
     file = tmp_path / "a" / "vision_backbone--0_checkpoint.pt"
     state = torch.load(file, weights_only=True)
     name = "vision_backbone.featurizer.blocks.0.block.attn.qkv"

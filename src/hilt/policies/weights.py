@@ -144,10 +144,11 @@ def load_into(
     begins with one of `optional`. `also` are tensors from elsewhere, by their name in the module; they come before those of the files.
     """
     owners, also = _places(module), also or {}
+    strange = [name for name in also if name not in owners and not name.startswith(optional)]
     _fill({name: owners.pop(name) for name in also if name in owners}, also, device, dtype)
     wanted = {name: rename(name) if rename else name for name in owners}
     missing = sorted(name for name in wanted.values() if name not in tensors.entries and not name.startswith(optional))
-    unused = sorted(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))
+    unused = sorted([*strange, *(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))])
     if strict and (missing or unused):
         said = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
         raise MissingFieldError(
