@@ -28,10 +28,9 @@ def sft_tabletop() -> Sft:
         demonstrations=40,
         demonstration_options={"speed": 0.7, "noise": 0.1},
         policy_options={"shift": 2},
-        learning_rate=1e-3,
-        validation_period=100,
+        validation_period=150,
         patience=4,
-        max_steps=1_000,
+        max_steps=1_500,
         warmup_steps=50,
         schedule="cosine",
     )
