@@ -104,6 +104,8 @@ def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPat
         needs.check("cuda:0", free=139 * 10**9)
     monkeypatch.undo()
     assert memory.free_bytes("cpu") > 10**6
+    with pytest.raises(ConfigError, match="is not on this machine"):
+        memory.free_bytes("cuda:99")
     for name, number in (("memory.max", "5000"), ("memory.current", "2000"), ("memory.stat", "anon 5\ninactive_file 700")):
         (tmp_path / name).write_text(number + "\n")
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)

@@ -56,6 +56,8 @@ LEAST_MASS = 0.05
 def load_policy(folder: str | os.PathLike[str], **options: Any) -> Policy:
     """The policy in a folder, by its config.json. `options` are those of the policy's `from_pretrained`."""
     folder = Path(folder)
+    if not (folder / "config.json").exists():
+        raise ConfigError(f"{folder}: there is no config.json in it. Nothing is downloaded; give a folder on this machine.")
     config = read_json(folder / "config.json")
     kind = config.get("model_type") or config.get("type") or ("pi0" if "paligemma_variant" in config else None)
     if kind not in KINDS:

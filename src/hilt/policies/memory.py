@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Policy, Record
+from hilt.policies.weights import check_device
 
 CONTAINER = Path("/sys/fs/cgroup")
 ADAM_BYTES = 8
@@ -116,7 +117,7 @@ def weights_fit(policy: nn.Module, device: torch.device | str, dtype: torch.dtyp
 
 def free_bytes(device: torch.device | str) -> int:
     """What a device has free now."""
-    place = torch.device(device)
+    place = check_device(device)
     if place.type == "cuda":
         return int(torch.cuda.mem_get_info(place)[0])
     found = [sys.maxsize]  # where nobody can be asked, nothing is refused
