@@ -218,7 +218,10 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
-        ("openvla", {"statistics": "data"}),
+        (
+            "openvla",
+            {"statistics": "data", "policy_options": {"allow_untrained": True, "unnorm_key": "libero_spatial", "center_crop": False}},
+        ),
         ("openvla", {"lora": Lora(rank=2), "policy_options": {"dtype": "bfloat16", "allow_untrained": True}}),
         ("l1", {"policy_options": {}}),
         ("sde", {"policy_options": {}, "lora": Lora(rank=2, targets=["q_proj"])}),
@@ -228,7 +231,6 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
 def test_every_policy_is_taught(kind: str, changes: dict[str, Any], log: Path, tmp_path: Path):
     """From a folder with weights in bfloat16 to a folder that opens again; what is trained is float32."""
     pytest.importorskip("transformers")
-    from hilt.policies.checkpoints import load_policy
     from tests.policies import test_pi0, tiny_openvla
 
     if kind in ("openvla", "l1"):
@@ -244,8 +246,10 @@ def test_every_policy_is_taught(kind: str, changes: dict[str, Any], log: Path, t
     assert saved is not None and {tensor.dtype for tensor in saved.agent["adam"].values()} == {torch.float32}
     losses = [record["validation_loss"] for record in read_metrics(tmp_path / "run", ["update"]) if "validation_loss" in record]
     assert losses[1] < losses[0]
-    opened = load_policy(tmp_path / "run/policy", **config.policy_options)
+    opened = sft.open_policy(tmp_path / "run", config)
     assert (opened.chunk, opened.action_dim) == (policy.chunk, 2)
+    if config.statistics == "data":
+        assert opened.unnorm_key == "data" and not opened.options.center_crop
 
 
 def test_all_weights_are_trained_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -29,6 +29,7 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, LockedError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.observe.metrics import Metrics
+from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
 from hilt.policies.suites import Suite, columns, suite
@@ -143,7 +144,6 @@ class Sft:
             raise UnknownNameError("statistics", self.statistics, ["checkpoint", "data"])
         if not self.data and not self.demonstrations:
             raise ConfigError("there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.")
-        plain = Sft()
         needs = {
             "demonstrations": ("tasks=[NAME]", self.tasks), "task_options": ("tasks=[NAME]", self.tasks),
             "demonstration_options": ("demonstrations=N", self.demonstrations), "patience": ("validation", self.validation),
@@ -151,10 +151,8 @@ class Sft:
             "final_learning_rate": ("schedule=cosine", self.schedule == "cosine"),
             "statistics": ("policy=FOLDER: a new policy has none but those of the data", self.policy != "small_vla"),
         }  # fmt: skip
-        for name, (needed, there) in needs.items():
-            if getattr(self, name) != getattr(plain, name) and not there:
-                raise ConfigError(f"{name}={getattr(self, name)} would do nothing: it needs {needed}. Give that, or leave {name} out.")
-        if not self.lora.rank and self.lora != plain.lora:
+        check_effect(self, needs)
+        if not self.lora.rank and self.lora != Lora():
             raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
         words(self)
 
@@ -225,7 +223,6 @@ class Summary:
 
 def agents(run: Path) -> Iterator[tuple[Hil, ChunkAgent, int]]:
     """For each task of a run: its settings, the policy that was made, as it acts there, and how many steps it had learned."""
-    from hilt.policies.checkpoints import load_policy
     from hilt.runtime.workplace import task as made
 
     config = thaw(Sft, run / CONFIG)
@@ -235,12 +232,20 @@ def agents(run: Path) -> Iterator[tuple[Hil, ChunkAgent, int]]:
         )
     if not config.tasks:
         raise ConfigError(f"{run} names no task to try its policy on: it was given data, and no tasks=[NAME].")
-    policy = load_policy(run / POLICY, device=config.device).eval()
+    policy = open_policy(run, config).eval()
     for name in config.tasks:
         settings = settings_of(config, name)
         with contextlib.closing(made(settings)) as env:
             instruction = config.instruction or str(env.get_wrapper_attr("instruction"))
         yield settings, ChunkAgent(policy, words(config), instruction), int(read_json(run / RESULT)["best_step"])
+
+
+def open_policy(run: Path, config: Sft) -> Any:
+    """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
+    from hilt.policies.checkpoints import load_policy
+
+    again = {} if config.policy == "small_vla" else {name: value for name, value in config.policy_options.items() if name != "unnorm_key"}
+    return load_policy(run / POLICY, device=config.device, **again)
 
 
 Watch = Callable[[int, dict[str, float]], None]
