@@ -228,7 +228,7 @@ def test_the_loss_of_imitation() -> None:
     noise, times = torch.randn(2, 4, 5, generator=chance), torch.rand(2, generator=chance) ** (1 / 1.5) * 0.999 + 0.001
     each = policy.flow_loss(policy._prefix(policy._read(rows)), wanted, noise, times)[..., :2]
     assert loss.item() == pytest.approx(each[torch.from_numpy(mask)].mean().item(), rel=1e-6)
-    broken = np.where(mask[..., None], actions, np.nan)
+    broken = np.where(mask[..., None], actions, [np.nan, np.inf])
     assert policy.supervised_loss(rows, broken, mask, generator())[0].isfinite()
     short = policy.supervised_loss(rows, actions[:, :3], mask[:, :3], generator())[0]
     assert short.isfinite() and short != loss

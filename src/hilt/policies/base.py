@@ -137,7 +137,7 @@ def text(instruction: Any, place: int) -> str:
 
 
 def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Actions and mask of `supervised_loss`, checked. NaN that the mask leaves out becomes 0: beyond an episode's end there may be any.
+    """Actions and mask of `supervised_loss`, checked. Under the mask NaN and infinity become 0: after an episode there may be any.
 
     `longest`: so many actions may be given, of a policy that predicts more of them than it answers with."""
     actions, mask, most = np.asarray(actions), np.asarray(mask, bool), longest or policy.chunk
@@ -147,7 +147,7 @@ def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tup
             f"actions of the shape {list(actions.shape)} with a mask of {list(mask.shape)} were given; they are "
             f"[B, {length}, {policy.action_dim}] and [B, {length}]."
         )
-    return np.where(mask[..., None], actions, np.nan_to_num(actions)), mask
+    return np.where(mask[..., None], actions, np.nan_to_num(actions, posinf=0.0, neginf=0.0)), mask
 
 
 def _widened(arrays: list[np.ndarray]) -> list[np.ndarray]:
