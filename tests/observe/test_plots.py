@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, EmptyError
+from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import Chart, Line, axes, short, ticks
 from hilt.observe.metrics import GOES_ON
@@ -119,6 +120,31 @@ def test_the_table_has_how_a_run_ended(tmp_path: Path):
     assert {**numbers, **wanted} == numbers
     assert (numbers["online steps"], numbers["updates"], numbers["evaluation"]) == ("200", "20", "–")
     assert final_numbers(Run.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
+
+
+def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: Path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("tasks: [tabletop/pick, tabletop/drawer]\n")
+    with Metrics(tmp_path / "run") as metrics:
+        for update, loss in ((10, 3.0), (20, 2.0), (30, 1.0)):
+            rates = {"learning_rate": 1e-3, "gradient_norm": 1.0, "samples_per_second": 5.0}
+            metrics.write("update", {"loss": loss, **rates}, update=update, step=16 * update)
+            metrics.write("update", {"validation_loss": loss}, update=update, step=16 * update)
+    for task in ("pick", "drawer"):
+        card = {"task": f"tabletop/{task}", "split": "test", "update": 20, "episodes": 4, "success": 0.5, "low": 0.1, "high": 0.9}
+        (tmp_path / "run/evaluations" / task).mkdir(parents=True)
+        write_json(tmp_path / "run/evaluations" / task / "evaluation.json", card)
+    charts = all_charts(grouped([Run.load(tmp_path / "run")]), "step", 20)
+    losses = lines_of(charts, "Loss (in training: mean of 20 records)")
+    assert losses["held out"].y.tolist() == [3, 2, 1] and losses["training"].y.tolist() == [3, 2.5, 2]
+    assert {chart.x_label for chart in charts} == {"samples"}
+    assert set(lines_of(charts, "Success in evaluations")) == {"pick, test", "drawer, test"}
+    page, steps, _ = plot([tmp_path / "run"], tmp_path / "out")
+    text = page.read_text()
+    assert "tabletop/pick, tabletop/drawer: run" in text and "480 samples, 30 updates" in text and "online steps" not in text
+    assert "tabletop/drawer: 50% [10, 90] of 4 test; tabletop/pick: 50%" in text and "nobody took over" not in text
+    assert image.open(steps).size[0] == 2160, "five charts in two rows"
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())

@@ -18,7 +18,7 @@ def draw(
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the files go.", show_default="RUN/plots, or plots")] = None,
     smooth: Annotated[int, typer.Option(metavar="N", help="Each point is the mean of so many episodes, or records.", min=1)] = SMOOTH,
 ) -> None:
-    """Draw success, interventions, losses and rates over online steps and minutes. Runs that differ only by their seed become one curve
-    with a band; others are named after the settings in which they differ."""
+    """Draw success, interventions, losses and rates over online steps (of sft: samples) and minutes. Runs that differ only by their seed
+    become one curve with a band; others are named after the settings in which they differ."""
     for path in plot(runs, out or (runs[0] / "plots" if len(runs) == 1 else Path("plots")), smooth):
         typer.echo(str(path))

@@ -1,4 +1,4 @@
-"""Curves of runs: success, interventions, losses and rates over online steps and over minutes, as PNG files and as one page.
+"""Curves of runs: success, interventions, losses and rates over online steps (or samples) and minutes, as PNG files and as one page.
 
 Runs whose settings differ only by the seed become one curve, their mean, in a band from the lowest to the highest of them. Others have
 a curve each, named after the settings in which they differ, or after their folders where these are more than three.
@@ -28,7 +28,7 @@ SMOOTH = 20
 MOST_POINTS = 200
 """Of a curve; more would not be seen"""
 COLUMNS, HEAD = 4, 74.0
-"""Of a PNG: charts beside each other, and the height of its title"""
+"""Of a PNG: charts beside each other at most, and the height of its title"""
 SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")
 """Settings that do not make two runs different ones: they begin so"""
 DARK = ["6ea0ff", "ff9c5b", "43c79b", "b594f5", "f07a8a", "3dc0d4", "d3a940", "9aa1ad"]
@@ -52,8 +52,8 @@ class Panel:
     percent: bool = False
     weight: str = ""
     """A mean over episodes is weighted by this: a share of all steps, not the mean of shares"""
-    raw: bool = False
-    """Not smoothed: a number that only grows"""
+    raw: Sequence[str] = ()
+    """Curves that are not smoothed: numbers that only grow, and those that are no sample of anything"""
 
 
 def _get(name: str) -> Value:
@@ -88,7 +88,12 @@ PANELS = [
     Panel("Return of an episode", "sum of rewards", "episode", {"": _get("return")}),
     Panel("Loss of the critic", "", "update", {"": _get("critic_loss")}),
     Panel("Loss of actor and temperature", "", "update", {"actor": _get("actor_loss"), "temperature": _get("temperature_loss")}),
-    Panel("Loss of supervised fine-tuning", "", "update", {"training": _get("loss"), "held out": _get("validation_loss")}),
+    Panel(
+        "Loss (in training: mean of {n} records)", "", "update",
+        {"training": _get("loss"), "held out": _get("validation_loss")}, raw=["held out"],
+    ),
+    Panel("Learning rate", "", "update", {"": _get("learning_rate")}, raw=[""]),
+    Panel("Length of the gradient", "before it is clipped", "update", {"": _get("gradient_norm")}),
     Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
     Panel("TD error, by whose steps they are", "", "update", _per_source("td_error")),
     Panel("Whose steps move the critic", "of its gradient", "update", _per_source("gradient_share"), percent=True),
@@ -96,7 +101,8 @@ PANELS = [
     Panel("Entropy of the policy", "nats", "update", {"": _get("entropy")}),
     Panel("Temperature", "", "update", {"": _get("temperature")}),
     Panel(
-        "How fast it goes", "per second", "update", {"updates": _get("updates_per_second"), "online steps": _get("env_steps_per_second")}
+        "How fast it goes", "per second", "update",
+        {name: _get(f"{key}_per_second") for name, key in (("updates",) * 2, ("online steps", "env_steps"), ("samples",) * 2)},
     ),
     Panel("How late control is", "ms, 99th percentile", "actor", {"": _get("lateness_p99_ms")}),
     Panel("How old the acting weights are", "updates", "update", {"": _get("staleness")}),
@@ -112,9 +118,9 @@ PANELS = [
         "steps",
         "update",
         {name: _get(f"{key}_steps") for name, key in zip(SOURCES, ("log", "demo", "human"), strict=True)},
-        raw=True,
+        raw=SOURCES,
     ),
-]
+]  # fmt: skip
 
 
 @dataclass
@@ -137,6 +143,16 @@ class Run:
             record["minutes"] = seconds / 60
         found = [read_json(file) for file in sorted(path.glob("evaluations/*/evaluation.json"))]
         return cls(path, records, _flat(config_of(path)), sorted(found, key=lambda one: one["update"]))
+
+    @property
+    def tried(self) -> list[str]:
+        """The tasks of its evaluations."""
+        return sorted({one.get("task", "") for one in self.evaluations})
+
+    @property
+    def counted(self) -> str:
+        """What the `step` of its records is."""
+        return "samples" if any("samples_per_second" in record for record in self.records) else "online steps"
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["kind"] == kind]
@@ -189,8 +205,8 @@ def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
     for panel in PANELS:
         lines = []
         for place, group in enumerate(groups):
-            for number, (name, value) in enumerate(panel.curves.items()):
-                made = [one for run in group.runs if (one := curve(run, panel, value, axis, smooth)) is not None]
+            for number, name in enumerate(panel.curves):
+                made = [one for run in group.runs if (one := curve(run, panel, name, axis, smooth)) is not None]
                 colour, dash = (place, number) if len(groups) > 1 else (COLOURS.get(name, number), 0)
                 whose = group.name if len(groups) > 1 else ""
                 if made:
@@ -199,18 +215,20 @@ def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
                 whose = group.name if len(groups) > 1 else ""
                 lines += [dots for run in group.runs for dots in evaluation_dots(run, axis, place if whose else None, whose)]
         if lines:
-            titles = {"step": "online steps", "minutes": "minutes"}
-            charts.append(Chart(panel.title.format(n=smooth), panel.unit, titles[axis], lines, panel.percent))
+            titles = {"step": _counted(groups), "minutes": "minutes"}
+            title = "Success in evaluations" if all(line.dots for line in lines) else panel.title.format(n=smooth)
+            charts.append(Chart(title, panel.unit, titles[axis], lines, panel.percent))
     return charts
 
 
-def curve(run: Run, panel: Panel, value: Value, axis: str, smooth: int) -> tuple[Array, Array] | None:
+def curve(run: Run, panel: Panel, name: str, axis: str, smooth: int) -> tuple[Array, Array] | None:
     """(x, y) of one run: the means over the last `smooth` values, or over as many as there are."""
-    found = [(record[axis], got, record.get(panel.weight) or 1.0) for record in run.of(panel.kind) if (got := value(record)) is not None]
+    value, records = panel.curves[name], run.of(panel.kind)
+    found = [(record[axis], got, record.get(panel.weight) or 1.0) for record in records if (got := value(record)) is not None]
     if not found:
         return None
     x, y, weight = np.array(found, np.float64).T
-    if not panel.raw:
+    if name not in panel.raw:
         y = _rolling(y * weight, smooth) / _rolling(weight, smooth)
     shown = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).round().astype(int))
     return x[shown], y[shown]
@@ -227,14 +245,16 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
 
 
 def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list[Line]:
-    """Success on the numbered states of each split with its interval, where the learner was when it made those weights."""
-    updates, lines = run.of("update"), []
+    """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights."""
+    updates, lines, several = run.of("update"), [], len(run.tried) > 1
     known = [one for one in run.evaluations if one["success"] is not None]
-    for number, split in enumerate(sorted({one["split"] for one in known}, reverse=True) if updates else ()):
-        found = [one for one in known if one["split"] == split]
+    kinds = sorted({(one["split"], one.get("task", "")) for one in known}, reverse=True)
+    for number, (split, task) in enumerate(kinds if updates else ()):
+        found = [one for one in known if (one["split"], one.get("task", "")) == (split, task)]
         x = np.interp([one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates])
         y, low, high = (np.array([one[name] for one in found], np.float64) for name in ("success", "low", "high"))
-        lines.append(Line(f"on {split} states", x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
+        name = f"{task.rpartition('/')[2]}, {split}" if several else f"on {split} states"
+        lines.append(Line(name, x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
     return lines
 
 
@@ -247,33 +267,40 @@ def final_numbers(run: Run, smooth: int) -> dict[str, str]:
     lengths = [one["length"] for one in run.of("episode") if _length_of_success(one)][-smooth:]
     rates = [
         _mean([one[name] for one in updates[-smooth:] if one.get(name) is not None])
-        for name in ("updates_per_second", "env_steps_per_second")
+        for name in ("updates_per_second", "env_steps_per_second", "samples_per_second")
     ]
-    last = max(run.evaluations, key=lambda one: (one["split"] == "test", one["update"]), default=None)
-    known = last is not None and last["success"] is not None
-    interval = f" [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}" if last and known else ""
     return {
-        "evaluation": _percent(last["success"] if last else None) + interval,
+        "evaluation": "; ".join(_last_evaluation(run, task) for task in run.tried) or "–",
         f"last {smooth} episodes": _percent(_mean(success)),
         "nobody took over": _percent(_mean(alone)),
         "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),
         "steps per success": _number(_mean(lengths)),
         "return": _number(_mean([one["return"] for one in episodes if one.get("return") is not None])),
-        "online steps": f"{max(one['step'] for one in run.records):,}",
+        run.counted: f"{max(one['step'] for one in run.records):,}",
         "updates": f"{max(one['update'] for one in run.records):,}",
         "minutes": f"{run.records[-1]['minutes']:.1f}",
         "updates/s": _number(rates[0]),
         "steps/s": _number(rates[1]),
+        "samples/s": _number(rates[2]),
     }
+
+
+def _last_evaluation(run: Run, task: str) -> str:
+    last = max((one for one in run.evaluations if one.get("task", "") == task), key=lambda one: (one["split"] == "test", one["update"]))
+    if last["success"] is None:
+        return "–"
+    whose = f"{task}: " if len(run.tried) > 1 else ""
+    return f"{whose}{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}"
 
 
 def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
     """Everything on one page that needs nothing else."""
     rows = [(number, run.path.resolve().name, final_numbers(run, smooth)) for number, group in enumerate(groups) for run in group.runs]
-    heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("run", *rows[0][2]))
+    known = [name for name in dict.fromkeys(name for row in rows for name in row[2]) if any(row[2].get(name, "–") != "–" for row in rows)]
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in ("run", *known))
     table = [f"<tr>{heads}</tr>"]
     for number, name, numbers in rows:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in numbers.values())
+        cells = "".join(f"<td>{html.escape(numbers.get(name, '–'))}</td>" for name in known)
         table.append(f'<tr><td><i style="background:var(--c{number % len(PALETTE)})"></i>{html.escape(name)}</td>{cells}</tr>')
     legend = [
         f'<span><i style="background:var(--c{n % len(PALETTE)})"></i>{html.escape(group.name)}</span>' for n, group in enumerate(groups)
@@ -281,6 +308,7 @@ def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth:
     return Template((files("hilt.observe") / "page.html").read_text()).substitute(
         title=html.escape(_title(groups)),
         subtitle=html.escape(_subtitle(groups)),
+        counted=_counted(groups),
         legend="".join(legend) if len(groups) > 1 else "",
         light=" ".join(f"--c{n}: #{code};" for n, code in enumerate(PALETTE)),
         dark=" ".join(f"--c{n}: #{code};" for n, code in enumerate(DARK)),
@@ -294,7 +322,9 @@ def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth:
 def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
     """The same as a PNG."""
     head = HEAD + 20 * (len(groups) > 1)
-    on = Pixels(COLUMNS, -(-len(charts) // COLUMNS), head)
+    rows = -(-len(charts) // COLUMNS)
+    columns = -(-len(charts) // rows)  # as many in each row as leave the least of the last one empty
+    on = Pixels(columns, rows, head)
     on.text(LEFT - 44, 34, _title(groups), 22, bold=True)
     on.text(LEFT - 44, 56, _subtitle(groups), 13, colour="faint")
     right = LEFT - 44
@@ -302,14 +332,14 @@ def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
         on.line(np.array([[right, 76.0], [right + 22, 76.0]]), number, 3)
         right += 30 + on.text(right + 30, 80, group.name, 13) + 24
     for number, chart in enumerate(charts):
-        on.corner = (number % COLUMNS * WIDTH, head + number // COLUMNS * HEIGHT)
+        on.corner = (number % columns * WIDTH, head + number // columns * HEIGHT)
         draw(chart, on)
     return on.png()
 
 
 def _title(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
-    tasks = list(dict.fromkeys(str(run.config["task"]) for run in runs if "task" in run.config))
+    tasks = dict.fromkeys(str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task)
     return f"{', '.join(tasks) or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
 
 
@@ -317,9 +347,13 @@ def _subtitle(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     steps, updates = (max(record[name] for run in runs for record in run.records) for name in ("step", "update"))
     most = "" if len(runs) == 1 else "at most "
-    text = f"{most}{steps:,} online steps, {updates:,} updates, {max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
+    text = f"{most}{steps:,} {_counted(groups)}, {updates:,} updates, {max(run.records[-1]['minutes'] for run in runs):.1f} minutes"
     several = any(len(group.runs) > 1 for group in groups)
     return text + ". A curve is the mean of runs that differ by their seed, its band reaches from the lowest to the highest" * several
+
+
+def _counted(groups: Sequence[Group]) -> str:
+    return " or ".join(sorted({run.counted for group in groups for run in group.runs}))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
