@@ -195,6 +195,12 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         ({"statistics": "data"}, ConfigError, "it needs policy=FOLDER"),
         ({"lora": Lora(alpha=3)}, ConfigError, "lora.alpha and lora.targets would do nothing: they need lora.rank=N"),
         ({"lora": Lora(rank=-1)}, ConfigError, "lora.rank=-1: expected a number from 0 on."),
+        ({"device": "gpu"}, ConfigError, "device 'gpu': expected the name of one, such as 'cpu'"),
+        (
+            {"policy": "openvla/openvla-7b"},
+            ConfigError,
+            "expected the folder of a checkpoint, or small_vla for a new one. Nothing is downl",
+        ),
     ],
 )
 def test_settings_that_cannot_work_or_would_do_nothing(changes: dict[str, Any], error: type[HiltError], says: str):
@@ -203,10 +209,22 @@ def test_settings_that_cannot_work_or_would_do_nothing(changes: dict[str, Any], 
     assert says in str(caught.value)
 
 
-def test_a_policy_that_is_neither_new_nor_a_folder(log: Path, tmp_path: Path):
-    config = Sft(policy="gpt", data=[str(log)], columns=NAMES)
-    with pytest.raises(ConfigError, match="policy=gpt: expected the folder of a checkpoint, or small_vla for a new one"):
-        train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
+def test_a_start_that_is_refused_is_no_run(log: Path, tmp_path: Path):
+    """What is wrong with a policy is told before anything is recorded, and the folder is free again."""
+    run, empty = tmp_path / "run", tmp_path / "empty"
+    empty.mkdir()
+    config = Sft(policy=str(empty), tasks=["tabletop/reach"], demonstrations=2)
+    with pytest.raises(ConfigError, match=r"there is no config\.json in it"):
+        train(begin_run(run, "", config), run)
+    assert not list(run.iterdir())
+    (run / "tasks").mkdir(parents=True)  # as if they had been recorded, before another thing was refused
+    sft.freeze(config, run / "config.yaml")
+    sft.write_json(run / "run.json", {"kind": "sft", "recipe": "", "changed": []})
+    with pytest.raises(ConfigError, match=r"there is no config\.json in it"):
+        train(config, run)
+    assert resume_run(run, "", ["policy=small_vla", "lora.rank=3"]).lora.rank == 3, "nothing was learned yet"
+    with pytest.raises(ConfigError, match=r"demonstrations was 2 in .* and is 3 now"):
+        resume_run(run, "", ["demonstrations=3"])
 
 
 def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):

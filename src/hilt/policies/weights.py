@@ -192,7 +192,10 @@ def _fill(owners: Mapping[str, tuple[nn.Module, str]], tensors: Mapping[str, Ten
 
 def check_device(device: torch.device | str) -> torch.device:
     """A device that is on this machine."""
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"device {device!r}: expected the name of one, such as 'cpu', 'cuda' or 'cuda:1'.") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {str(place)!r} is not on this machine, which has {torch.cuda.device_count()} CUDA devices; use 'cpu'.")
     return place

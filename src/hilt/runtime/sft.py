@@ -26,13 +26,15 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.config import build, freeze, thaw
-from hilt.core.errors import ConfigError, LockedError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
-from hilt.observe.metrics import Metrics
+from hilt.observe.metrics import FILE, Metrics
 from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite, columns, suite
+from hilt.policies.weights import check_device
 from hilt.replay.lock import WriterLock
 from hilt.replay.torch import generator
 from hilt.runtime import checkpoint
@@ -45,6 +47,8 @@ from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences
 KIND, POLICY, RESULT = "sft", "policy", "result.json"
 CHANGEABLE = {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once"}
 """What may be another when a run is resumed"""
+RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_options", "seed"}
+"""What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
 
 
 @dataclass
@@ -155,6 +159,14 @@ class Sft:
         if not self.lora.rank and self.lora != Lora():
             raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
         words(self)
+        check_device(self.device)
+        if self.policy == "small_vla":
+            SmallVLAConfig.from_json(self.policy_options)
+        elif not Path(self.policy).is_dir():
+            raise ConfigError(
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Nothing is downloaded: give a "
+                "folder on this machine."
+            )
 
 
 def words(config: Sft) -> Suite:
@@ -179,7 +191,7 @@ def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
 
 
 def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Sft:
-    """The settings of a run that is there; those of `CHANGEABLE` may be others now."""
+    """The settings of a run that is there; those of `CHANGEABLE` may be others now, and nearly all until it has learned something."""
     if not is_run(run):
         raise ConfigError(f"{run} has no run of `hilt train sft` to resume: leave out --resume to begin one, or name it with --run.")
     frozen, card = thaw(Sft, run / CONFIG), read_json(run / CARD)
@@ -187,8 +199,9 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Sft:
         raise ConfigError(f"{run} is a run of {card['recipe'] or 'no recipe'}, not of {recipe}: leave the recipe out.")
     config = build(frozen, *overrides)
     changed = differences(frozen, config)
+    learned = bool(checkpoint.numbers(run))
     for key, (was, given) in changed.items():
-        if key not in CHANGEABLE:
+        if key not in CHANGEABLE and (learned or key.partition(".")[0] in RECORDED):
             raise ConfigError(f"{key} was {was!r} in {run} and is {given!r} now: a resumed run can change {', '.join(sorted(CHANGEABLE))}.")
     config.check()
     if changed:
@@ -263,7 +276,9 @@ def train(
     """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_taken_back(run))
         stack.enter_context(_lock(run))
+        policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
         paths = [Path(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
             folder = run / "tasks" / task.replace("/", "-")
@@ -274,18 +289,27 @@ def train(
         lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say)
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        return Training(config, run, lessons, metrics, say, watch).run(stop)
+        return Training(config, run, policy, lessons, metrics, say, watch).run(stop)
 
 
 class Training:
     """One policy, its optimiser, and where they stand."""
 
-    def __init__(self, config: Sft, run: Path, lessons: Demonstrations, metrics: Metrics, say: Callable[[str], None], watch: Watch):
+    def __init__(
+        self,
+        config: Sft,
+        run: Path,
+        policy: Any,
+        lessons: Demonstrations,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        watch: Watch,
+    ):
         self._config, self._run, self._lessons, self._metrics, self._say, self._watch = config, run, lessons, metrics, say, watch
         learned, held = lessons.split(config.validation, config.seed)
         self._rows, self._held = lessons.rows(learned), lessons.rows(held)
         say(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
-        self.policy = make_policy(config, lessons, learned)
+        self.policy = make_policy(config, policy, lessons, learned)
         if self.policy.action_dim != lessons.action_dim:
             raise ConfigError(f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}.")
         self._draws = generator(config.seed)
@@ -462,12 +486,8 @@ class Training:
         DISK.rename(made, self._run / POLICY)
 
 
-def make_policy(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
-    """The policy that a run begins with."""
-    if config.policy == "small_vla":
-        return _new(config, lessons, episodes).to(config.device)
-    if not Path(config.policy).is_dir():
-        raise ConfigError(f"policy={config.policy}: expected the folder of a checkpoint, or small_vla for a new one.")
+def open_first(config: Sft) -> Any:
+    """The policy of a folder, as a run begins with it, but for the statistics of its data."""
     from hilt.policies.checkpoints import load_policy
 
     policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
@@ -478,17 +498,22 @@ def make_policy(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -
             f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
             "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
         )
+    if config.statistics == "data" and not hasattr(policy, "use_statistics"):
+        raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
+    return policy
+
+
+def make_policy(config: Sft, policy: Any, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+    """The policy that learns: the one that was opened, with the statistics of the data if it is to have them; or a new one."""
+    if policy is None:
+        return _new(config, lessons, episodes).to(config.device)
     if config.statistics == "data":
-        if not hasattr(policy, "use_statistics"):
-            raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
         states, actions = lessons.numbers(episodes)
         policy.use_statistics({"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data")
     return policy
 
 
 def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
-    from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
-
     row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
     pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
     if not pictures:
@@ -511,6 +536,21 @@ def learning_rate(config: Sft, step: int) -> float:
     passed = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
+
+
+@contextlib.contextmanager
+def _taken_back(run: Path) -> Iterator[None]:
+    """A start that is refused before anything was recorded, converted or learned is no run: the folder is left empty."""
+    try:
+        yield
+    except LockedError:
+        raise
+    except HiltError:
+        metrics, made = run / FILE, [run / name for name in ("tasks", "data", "best", "checkpoints")]
+        if not any(path.exists() for path in made) and not (metrics.exists() and metrics.stat().st_size):
+            for path in run.iterdir():
+                DISK.remove(path)
+        raise
 
 
 @contextlib.contextmanager
