@@ -36,9 +36,10 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path):
     folder = tmp_path / "run"
     said = run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder)
     for words in ("recorded 3 of 3 demonstrations", "steps of 2 episodes to learn from", "1 held out", "step 10 of 12: validation loss",
-                  "max_steps is reached: 12 steps", f"hilt eval {folder}"):  # fmt: skip
+                  "max_steps is reached: 12 steps", f"hilt eval {folder} --episodes 10 "):  # fmt: skip
         assert words in said
     said = run("eval", folder, "--split", "eval", "--episodes", 2, "--json", tmp_path / "card.json")
+    assert "tabletop/reach: 1 of 2 eval states tried\n" in said, "no bar is seen in a pipe"
     assert "tabletop/reach, 2 episodes from the states of eval" in said and '"episodes": 2' in (tmp_path / "card.json").read_text()
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
     assert run("plot", folder).count("curves") == 3
@@ -75,6 +76,7 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(tmp_path: 
     assert "batch_size: 7" in said and f"{log}: log" in said and not (tmp_path / "new").exists()
     said = run("train", "sft", "--settings")
     assert "lora.rank" in said and "Gradient steps at most" in said
+    assert "hilt train sft" in run("train", "--help") and "hilt train classifier" in run("train", "--help")
     for words, expected in (
         (["sft_debag"], "sft_debag is no recipe (sft_debug, sft_tabletop), no setting (KEY=VALUE), and there is no such file"),
         (["sft_debug", "sft_tabletop"], "two recipes were given, sft_debug and sft_tabletop: give one."),

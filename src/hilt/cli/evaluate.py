@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ def _option(metavar: str, help: str, default: str | bool = True, **rest: Any) ->
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder that `hilt train` made.", show_default=False)],
     checkpoint: Annotated[
-        str, _option("WHICH", "last, best (by an evaluation on the split eval), or its number of learner steps.")
+        str, _option("WHICH", "last, best (by an evaluation on the split eval), or its number of learner steps. Of sft: leave it out.")
     ] = "last",
     split: Annotated[str, _option("NAME", "Whose initial states are tried.")] = "test",
     episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
@@ -40,7 +41,8 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
     ] = None,
 ) -> None:
-    """Try a policy on all evaluation states, each episode counted. Nobody can take over."""
+    """Try a policy on all evaluation states, each episode counted. Nobody can take over. Of a run of `hilt train sft`, RUN/policy is tried
+    on each of its tasks: the policy as it was at its lowest held-out loss."""
     optional_module("gymnasium", "hilt eval", "sim")
     torch = optional_module("torch", "hilt eval", "torch")
     from hilt.runtime.evaluate import evaluate as tried
@@ -51,8 +53,10 @@ def evaluate(
     for config, agent, update in _tried(run, checkpoint, workers):
         with progress_bar(f"{config.task}, {split} states") as move:
 
-            def watch(outcome: Any, count: int, total: int, move: Any = move) -> None:
+            def watch(outcome: Any, count: int, total: int, move: Any = move, task: str = config.task) -> None:
                 move(count, total)
+                if not sys.stderr.isatty() and (count == 1 or count * 10 // total > (count - 1) * 10 // total):  # where no bar is seen
+                    typer.echo(f"{task}: {count} of {total} {split} states tried", err=True)
 
             done = tried(config, agent, split, update=update, folder=run / "evaluations", watch=watch, **options)
         cards.append(done.card())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 WORDS = "A recipe (sft_debug, sft_tabletop, a run.yaml, module:function); datasets; and settings, such as policy=FOLDER lora.rank=32."
 
+TRY = "\nhilt eval {0} --episodes 10    # a first look; all test states, in minutes: hilt eval {0}"
+
 
 @app.command("train sft")
 def sft(
@@ -58,7 +60,7 @@ def sft(
         typer.echo(
             f"{why}: {done.step:,} steps, {done.seconds:.0f} s; the policy of step {done.best_step:,}, loss {done.loss:.4f}, is kept"
         )
-        typer.echo(f"\n{folder / 'policy'}" + (f"\nhilt eval {folder}" if config.tasks else "") + (f"\n{goes_on}" if stopped else ""))
+        typer.echo(f"\n{folder / 'policy'}" + TRY.format(folder) * bool(config.tasks) + (f"\n{goes_on}" if stopped else ""))
     leave(stopped)
 
 

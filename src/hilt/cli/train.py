@@ -47,7 +47,10 @@ def train_command(
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
 ) -> None:
-    """Train: a learner and actors on this machine. Stopped in any way, --resume goes on; no step is lost."""
+    """Train: a learner and actors on this machine. Stopped in any way, --resume goes on; no step is lost.
+
+    Two others have their own help: `hilt train sft` (a policy imitates demonstrations), `hilt train classifier` (a reward from frames).
+    """
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
     if dry_run:
