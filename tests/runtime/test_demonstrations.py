@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hilt.core.errors import ConfigError, SchemaError
-from hilt.policies.suites import columns
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.policies.suites import Suite, columns, suite
 from hilt.runtime.demonstrations import Demonstrations, batches
 from tests.formats.toy_episodes import made
 from tests.golden import FOLDER
@@ -75,6 +75,19 @@ def test_states_are_looked_at_in_part_and_all_actions(tmp_path: Path, monkeypatc
     lessons = opened(tmp_path, write_log(tmp_path / "a", [(9, "x", True)]))
     states, actions = lessons.numbers([0])
     assert np.array_equal(states, made(9, 0).columns["observations"]["state"][::3]) and len(actions) == 9
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (suite("libero"), r"log: .* has no .ee_pos.; it has: .*suite=libero is of other data: give the right one \(libero, .*tab"),
+        (suite("tabletop/pick"), r"no .tcp_pose., but an array in its place\. suite=tabletop is of other data"),
+        (columns({"full_image": "top"}), r"no 'top'; it has: .* Mend columns={full_image: PATH, state: PATH}"),
+    ],
+)  # fmt: skip
+def test_observations_of_another_suite(names: Suite, says: str, tmp_path: Path):
+    with pytest.raises(MissingFieldError, match=says):
+        Demonstrations([write_log(tmp_path / "log", [(3, "x", True)])], tmp_path, names)
 
 
 def test_an_action_that_is_no_number(tmp_path: Path):

@@ -11,7 +11,7 @@ actions of a demonstration, as a policy is to give them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class Suite:
     """The environment's action, of a policy's"""
     taught: Callable[[np.ndarray], np.ndarray] = np.asarray
     """The policy's action, of an environment's"""
+    name: str = ""
+    """None: the names are given by hand"""
 
     def observe(self, raw: Mapping[str, Any], instruction: str) -> dict[str, Any]:
         return {**self.views(raw), "instruction": instruction}
@@ -40,7 +42,7 @@ def suite(name: str) -> Suite:
     """By the name of a suite or a task of it: ``libero_10``, ``robotwin2_lift_pot``, ``tabletop/pick``; the longest that fits counts."""
     for known in sorted(SUITES, key=len, reverse=True):
         if name.startswith(known):
-            return SUITES[known]
+            return replace(SUITES[known], name=known)
     raise UnknownNameError("suite", name, SUITES)
 
 
@@ -104,7 +106,7 @@ def _bridge_command(actions: np.ndarray) -> np.ndarray:
 def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Of each arm its place, two columns of its rotation (which neither wrap nor change their sign), and its gripper."""
     state = _at(raw, "state")
-    arms = [arm for arm in ("", "left/", "right/") if _has(state, f"{arm}tcp_pose")]
+    arms = [arm for arm in ("", "left/", "right/") if _has(state, f"{arm}tcp_pose")] or [""]
     parts = []
     for arm in arms:
         pose = np.asarray(_at(state, f"{arm}tcp_pose"))
@@ -153,6 +155,8 @@ def _joined(*parts: Any) -> np.ndarray:
 
 
 def _has(tree: Any, path: str) -> bool:
+    if not isinstance(tree, Mapping):
+        return False
     if path in tree:
         return True
     first, _, rest = path.partition("/")
@@ -161,6 +165,8 @@ def _has(tree: Any, path: str) -> bool:
 
 def _at(tree: Any, path: str) -> Any:
     """What is at a path, whether its slashes are part of a name (gymnasium) or go into dictionaries (a log)."""
+    if not isinstance(tree, Mapping):
+        raise MissingFieldError(f"this observation has no {path!r}, but an array in its place.")
     if path in tree:
         return tree[path]
     first, _, rest = path.partition("/")

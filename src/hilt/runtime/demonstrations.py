@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.core.tree import Array
 from hilt.formats import detect
 from hilt.formats.convert import convert
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
-from hilt.policies.suites import Suite
+from hilt.policies.suites import SUITES, Suite
 
 AT_ONCE, MOST_STATES = 256, 4096
 """Steps that are looked at together, and at most, to know what states are like"""
@@ -66,6 +66,8 @@ class Demonstrations:
         self.lessons: list[Lesson] = []
         failed = 0
         for path, dataset in zip(paths, self._datasets, strict=True):
+            if dataset.episodes:
+                _look(suite, dataset, path)
             for keys, job in zip(dataset.episodes, dataset.jobs(images=False), strict=True):
                 episode: Any = job()
                 if successes_only and episode.facts.get("success") is False:
@@ -169,6 +171,15 @@ def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None]) -
             say(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
         path = made
     return LogDataset(path)
+
+
+def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:
+    """At the first step: whether the observations are named as the suite has them."""
+    try:
+        suite.views(dataset.log.read(dataset.episodes[0][:1], ["observations"])["observations"])
+    except MissingFieldError as error:
+        cure = f"suite={suite.name} is of other data: give the right one ({', '.join(SUITES)}), or" if suite.name else "Mend"
+        raise MissingFieldError(f"{path}: {error} {cure} columns={{full_image: PATH, state: PATH}}.") from None
 
 
 def _taught(suite: Suite, columns: Any, path: Path) -> Array:
