@@ -106,6 +106,8 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
         load_policy("openvla/openvla-7b")
     with pytest.raises(UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", centre_crop=False)
+    with pytest.raises(UnknownNameError, match=r"did you mean 'unnorm_key'\?"):
+        load_policy(folder, unorm_key="libero_goal")
     with pytest.raises(ConfigError, match="statistics of 3 datasets; name one as unnorm_key: aloha_pour, libero_goal, mystery"):
         OpenVLAOFT.from_pretrained(folder, **sizes)
     means = json.loads((folder / "preprocessor_config.json").read_text()) | {"means": [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]}

@@ -531,6 +531,8 @@ def test_options_without_effect(changes: dict[str, Any], options: dict[str, Any]
 def test_observations_that_lack_something():
     policy = policy_of("tokens_2img_proprio")
     row = seen(1)[0]
+    with pytest.raises(SchemaError, match=r"wrist_image of observation 1 is float64 \[8, 9, 3\].* Of one from 0 to 1: \(255 \* picture\)"):
+        policy.act([row, {**row, "wrist_image": np.zeros((8, 9, 3))}], sample=False)
     for name in ("wrist_image", "state", "instruction"):
         with pytest.raises(MissingFieldError, match=f"observation 1 has no '{name}', which this policy needs; it has"):
             policy.act([row, {key: value for key, value in row.items() if key != name}])

@@ -179,6 +179,7 @@ def test_pi05_has_the_state_in_its_words() -> None:
     ("change", "error", "says"),
     [
         ({"state": np.zeros(4)}, SchemaError, r"the state of observation 0 has the shape \[4\]; expected is \[3\]"),
+        ({"wrist_image": np.zeros((9, 8, 3))}, SchemaError, r"wrist_image of observation 0 is float64 \[9, 8, 3\]; expected is uint8"),
         ({"full_image": None, "wrist_image": None}, MissingFieldError, "observation 0 has none of the pictures full_image, wrist_image"),
     ],
 )

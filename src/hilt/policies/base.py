@@ -130,6 +130,14 @@ def check_effect(config: Any, needs: Mapping[str, tuple[str, Any]]) -> None:
             raise ConfigError(f"{each.name}={value} would do nothing: it needs {needed}. Give that, or leave {each.name} out.")
 
 
+def picture(given: Any, name: str, place: int) -> np.ndarray:
+    array = np.asarray(given)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        cure = " Of one from 0 to 1: (255 * picture).round().astype(np.uint8)." if array.dtype.kind == "f" else ""
+        raise SchemaError(f"{name} of observation {place} is {array.dtype} {list(array.shape)}; expected is uint8 [H, W, 3].{cure}")
+    return array
+
+
 def text(instruction: Any, place: int) -> str:
     if not isinstance(instruction, str):
         raise SchemaError(f"the instruction of observation {place} is {instruction!r}; expected is text.")

@@ -49,6 +49,9 @@ COPIED = (".json", ".model", ".txt", ".jinja", ".py", ".md")
 WRITTEN = ("config.json", "dataset_statistics.json", "model.safetensors.index.json")
 PLATFORMS = {"libero": (8, "q99"), "bridge": (5, "q99"), "aloha": (25, "minmax"), "robotwin": (25, "minmax")}
 """Chunk and normalisation of OpenVLA-OFT, by a word in the name of its dataset: constants of upstream's code, which its folders lack"""
+OPENED_WITH = {"unnorm_key", "device", "dtype", "tokenizer", "allow_untrained"}
+TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"}
+"""Beside the settings of a policy: what its folder is opened with; and among them, what nobody gives by hand"""
 LEAST_MASS = 0.05
 """Of the probability on action tokens; an untrained head has 0.008 there, a trained one nearly all"""
 
@@ -97,7 +100,7 @@ def load_openvla(
     known = [[field.name for field in fields(each)] for each in (OpenVLAOptions, OpenVLAConfig)]
     for name in options:
         if name not in known[0] + known[1]:
-            raise UnknownNameError("option of an OpenVLA", name, known[0] + known[1])
+            raise UnknownNameError("option of an OpenVLA", name, {*known[0], *known[1], *OPENED_WITH} - TOLD_BY_FILES)
     running = {name: options.pop(name) for name in known[0] if name in options}
     if kind is not None:
         changes["variant"] = "ar" if kind is OpenVLA else "oft"

@@ -56,8 +56,9 @@ def load(
     options = dict(options)
     asset = options.pop("asset", None)
     config, statistics = _settings(kind, folder, tensors, asset)
-    if unknown := sorted(set(options) - {field.name for field in fields(config)}):
-        raise UnknownNameError(f"option of {kind.__name__}.from_pretrained", unknown[0], [field.name for field in fields(config)])
+    known = {field.name for field in fields(config)}
+    if unknown := sorted(set(options) - known):
+        raise UnknownNameError(f"option of {kind.__name__}.from_pretrained", unknown[0], known | {"asset", "device", "dtype", "tokenizer"})
     config = replace(config, **options)
     with torch.device("meta"):
         policy = kind(config, _tokenizer(tokenizer, folder), statistics)

@@ -21,7 +21,18 @@ from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import flow as flows
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
+from hilt.policies.base import (
+    Evaluation,
+    Observation,
+    Policy,
+    Record,
+    check_effect,
+    check_record,
+    check_temperature,
+    picture,
+    text,
+    to_imitate,
+)
 from hilt.policies.gemma import KeysValues, at_least_float32
 from hilt.policies.images import resize_with_pad, to_float
 from hilt.policies.normalize import KINDS, Normalizer
@@ -317,7 +328,7 @@ class FlowPolicy(Policy):
         for row, slot in np.argwhere(present).tolist():
             places.setdefault(np.shape(observations[row][names[slot]]), []).append((row, slot))
         for found in places.values():  # those of one size together
-            stacked = np.stack([np.asarray(observations[row][names[slot]]) for row, slot in found])
+            stacked = np.stack([picture(observations[row][names[slot]], names[slot], row) for row, slot in found])
             rows, slots = zip(*found, strict=True)
             images[rows, slots] = resize_with_pad(stacked, size, anchor=self.anchor)
         return images, present

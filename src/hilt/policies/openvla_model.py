@@ -20,7 +20,18 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.policies import llama
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
+from hilt.policies.base import (
+    Evaluation,
+    Observation,
+    Policy,
+    Record,
+    check_effect,
+    check_record,
+    check_temperature,
+    picture,
+    text,
+    to_imitate,
+)
 from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
@@ -283,7 +294,7 @@ class OpenVLAPolicy(Policy):
     def _look(self, observations: Sequence[Observation]) -> tuple[Record, Tensor]:
         """The part of a record that says what was seen, and its images on the device."""
         cameras, size = self.config.cameras(), self.config.image_size
-        seen = [np.asarray(_field(row, camera, place)) for place, row in enumerate(observations) for camera in cameras]
+        seen = [picture(_field(row, camera, place), camera, place) for place, row in enumerate(observations) for camera in cameras]
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
         for shape in {image.shape for image in seen}:  # rows may have cameras of different size
             rows = [place for place, image in enumerate(seen) if image.shape == shape]

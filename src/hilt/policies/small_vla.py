@@ -28,7 +28,18 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
-from hilt.policies.base import Evaluation, Observation, Policy, Record, check_effect, check_record, check_temperature, text, to_imitate
+from hilt.policies.base import (
+    Evaluation,
+    Observation,
+    Policy,
+    Record,
+    check_effect,
+    check_record,
+    check_temperature,
+    picture,
+    text,
+    to_imitate,
+)
 from hilt.policies.flow import Flow, embed_times
 from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
@@ -256,11 +267,8 @@ class SmallVLA(Policy):
             for name in (*self.config.cameras, "instruction", *(["state"] if self.config.state_dim else [])):
                 if name not in seen:
                     raise MissingFieldError(f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}.")
-            pictures = {name: np.asarray(seen[name]) for name in self.config.cameras}
-            for name, each in pictures.items():
-                if each.dtype != np.uint8 or each.ndim != 3 or each.shape[2] != 3:
-                    raise SchemaError(f"{name} of observation {row} is {each.dtype} {list(each.shape)}; expected is uint8 [H, W, 3].")
-            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures.values()])
+            pictures = [picture(seen[name], name, row) for name in self.config.cameras]
+            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures])
             states.append(np.asarray(seen.get("state", ()), np.float32))
             if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
                 raise SchemaError(f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}].")
