@@ -140,7 +140,8 @@ def test_a_backlog_is_old_when_it_arrives(device: Browser, viewer: Callable[[str
     """States that a stalled network kept for a second do not count as what the driver holds now."""
     driver = viewer("a")
     driver.press("take", 1, 0)
-    until(device, lambda r: r.engaged and not r.lost, each=driver.hold)
+    until(device, lambda r: r.motion.any(), each=lambda: driver.hold([1] * 6))  # the clocks were compared, by a state that was fresh
+    until(device, lambda r: r.engaged and not r.motion.any(), each=driver.hold)
     for _ in range(20):
         driver.hold([1] * 6, sent=time.monotonic() - 1)
         assert not device.read().motion.any()

@@ -420,6 +420,6 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
     for side, place in zip(sides, places, strict=True):
         own = {key.removeprefix(side): cameras.pop(key) for key in list(cameras) if key.startswith(side)}
         where: Any = Path(place) if place.endswith((".yaml", ".yml")) else {"url": place if "://" in place else f"http://{place}"}
-        configs.append(build(RobotConfig(), where, options, {"cameras": own}))
+        configs.append(build(RobotConfig(), where, options, *([{"cameras": own}] if own else [])))  # empty would take a file's away
     shared = build(RobotConfig(), {"cameras": cameras}).cameras
     return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)
