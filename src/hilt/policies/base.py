@@ -138,6 +138,11 @@ def picture(given: Any, name: str, place: int) -> np.ndarray:
     return array
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Nothing is summed in less."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
 def text(instruction: Any, place: int) -> str:
     if not isinstance(instruction, str):
         raise SchemaError(f"the instruction of observation {place} is {instruction!r}; expected is text.")

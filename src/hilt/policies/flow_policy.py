@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from hilt.policies.base import (
     Observation,
     Policy,
     Record,
+    at_least_float32,
     check_effect,
     check_record,
     check_temperature,
@@ -33,7 +34,7 @@ from hilt.policies.base import (
     text,
     to_imitate,
 )
-from hilt.policies.gemma import KeysValues, at_least_float32
+from hilt.policies.gemma import KeysValues
 from hilt.policies.images import resize_with_pad, to_float
 from hilt.policies.normalize import KINDS, Normalizer
 from hilt.policies.tokens import padded
@@ -50,7 +51,7 @@ TRAINED = ("all", "no_vision", "expert")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowPolicyConfig:
+class FlowPolicyConfig(ABC):
     """What all of these policies have."""
 
     action_dim: int = 7
@@ -99,22 +100,23 @@ class FlowPolicyConfig:
         check_effect(self, {"detach_value": ("a value head, value=actions or value=prefix", self.value)})
 
     @classmethod
+    @abstractmethod
     def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Self:
         """From the config.json of openpi or lerobot, and the names of the tensors beside it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_published(self) -> dict[str, Any]:
         """A config.json in lerobot's words."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def image_size(self) -> int:
-        raise NotImplementedError
+        """Of the square pictures that the tower sees."""
 
     @property
+    @abstractmethod
     def widths(self) -> tuple[int, int]:
         """Of the language model and of the expert."""
-        raise NotImplementedError
 
 
 class Prefix(NamedTuple):

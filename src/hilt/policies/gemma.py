@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hilt.policies.base import at_least_float32
+
 KeysValues = list[tuple[Tensor, Tensor]]
 """For each layer: keys with their rotation, and values, [B, key_value_heads, tokens, head_dim]."""
 
@@ -178,10 +180,6 @@ def embedding(rows: int, width: int) -> nn.Embedding:
     """As torch makes one, but on the meta device its numbers are not drawn: that would import torch's compiler, for seconds."""
     weight = torch.empty(rows, width)
     return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype.itemsize < 4 else x
 
 
 def _flat(heads: Tensor) -> Tensor:

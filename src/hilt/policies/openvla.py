@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError
-from hilt.policies.base import Evaluation
+from hilt.policies.base import Evaluation, at_least_float32
 from hilt.policies.heads import pick
 from hilt.policies.llama import Layout
 from hilt.policies.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy, wide
+from hilt.policies.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
 
@@ -98,10 +98,10 @@ class OpenVLAOFT(OpenVLAPolicy):
         """Middle and log-scale of each number, float32 [B, chunk, action_dim]. The temperature widens what is drawn and what is
         judged alike; RIPT-VLA widens the draws only, so that its ratios are of a policy that never acted."""
         assert self.action_head is not None
-        mean = wide(self.action_head(slots))
+        mean = at_least_float32(self.action_head(slots))
         if self.scale_head is None:
             return mean, None
-        log_scale = wide(self.scale_head(slots))
+        log_scale = at_least_float32(self.scale_head(slots))
         if self.options.log_scale_range is not None:
             log_scale = log_scale.clamp(*self.options.log_scale_range)
         return mean, log_scale + temperature.to(log_scale).log()[:, None, None]

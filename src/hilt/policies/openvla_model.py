@@ -25,6 +25,7 @@ from hilt.policies.base import (
     Observation,
     Policy,
     Record,
+    at_least_float32,
     check_effect,
     check_record,
     check_temperature,
@@ -385,11 +386,11 @@ class OpenVLAPolicy(Policy):
         """float32, over the action tokens, or over the whole vocabulary."""
         head = self.language_model.lm_head
         if everything or type(head) is not nn.Linear:  # an adapter on the head is asked as a whole
-            logits = wide(head(hidden))
+            logits = at_least_float32(head(hidden))
             return logits if everything else logits[..., self.token.first : self.token.last + 1]
         rows = head.weight[self.token.first : self.token.last + 1]
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(wide(hidden), wide(rows))
+            return F.linear(at_least_float32(hidden), at_least_float32(rows))
 
     def _distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
         """Log-probabilities of the tokens that may be drawn, at a temperature [B]."""
@@ -423,7 +424,7 @@ class OpenVLAPolicy(Policy):
     def _value(self, hidden: Tensor) -> Tensor | None:
         if self.value_head is None:
             return None
-        return wide(self.value_head(hidden.detach() if self.options.detach_value else hidden))
+        return at_least_float32(self.value_head(hidden.detach() if self.options.detach_value else hidden))
 
     def check_attention(self) -> None:
         """Tries whether an early token sees a later one, as it must in OFT and must not in OpenVLA."""
@@ -460,8 +461,3 @@ def _field(row: Observation, name: str, place: int) -> Any:
     if name not in row:
         raise MissingFieldError(f"observation {place} has no {name!r}, which this policy needs; it has {', '.join(sorted(row))}.")
     return row[name]
-
-
-def wide(x: Tensor) -> Tensor:
-    """In float32 at least: nothing is summed in less."""
-    return x if x.dtype == torch.float64 else x.float()

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import UnknownNameError
+from hilt.policies.base import at_least_float32
 from hilt.policies.flow import embed_times
 from hilt.policies.flow_folders import published, to_published
 from hilt.policies.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
-from hilt.policies.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig, at_least_float32
+from hilt.policies.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),

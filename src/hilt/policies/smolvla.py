@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.policies.base import at_least_float32
 from hilt.policies.flow import embed_times
 from hilt.policies.flow_folders import published, to_published
 from hilt.policies.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
-from hilt.policies.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig, at_least_float32
+from hilt.policies.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig
 
 TEXT = StackConfig(width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5)
 TOWER = VisionConfig(768, 12, 12, 3072, 16, 512)

@@ -10,14 +10,15 @@ import copy
 import io
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, StorageError
+from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, LockedError, StorageError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
 from hilt.formats.hilserl import write_buffers
+from hilt.replay.lock import WriterLock
 from hilt.replay.torch import load_pt, map_tree, save_pt
 
 FOLDER = "checkpoints"
@@ -184,3 +185,17 @@ class Buffers:
 
 def _copied(value: Any, _: str) -> Any:
     return value.detach().clone() if hasattr(value, "detach") else copy.deepcopy(value)
+
+
+@contextlib.contextmanager
+def alone(run: Path, otherwise: str, cure: str = "") -> Iterator[None]:
+    """Nobody else trains in this folder meanwhile; whoever comes second is told `otherwise`."""
+    lock = WriterLock(run)
+    try:
+        lock.__enter__()
+    except LockedError as error:
+        raise LockedError(f"{run} {otherwise}: {error} {cure}".rstrip()) from None
+    try:
+        yield
+    finally:
+        lock.__exit__()

@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, HiltError, LockedError, SchemaError
+from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import Metrics, read_metrics
-from hilt.replay.lock import WriterLock
 from hilt.replay.schema import spec_of_space
-from hilt.runtime.checkpoint import Buffers, Saver, latest, numbers
+from hilt.runtime.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runtime.config import Hil, check
 from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.idle import refuse_idle
@@ -67,7 +66,7 @@ class Learner:
         self.config, self.run_folder = config, run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_lock(run))
+            stack.enter_context(alone(run, "has a learner already", "One run has one learner; give this one another folder."))
             if not resume and (numbers(run) or (run / "log").exists()):
                 raise ConfigError(f"{run} has a run in it already. Go on with it (--resume), or choose another folder.")
             self.metrics = stack.enter_context(Metrics(run, config.sinks))
@@ -439,19 +438,6 @@ class Clock:
         now, before = time.perf_counter(), self._last
         self._last = (counts[0], counts[1], now)
         return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
-
-
-@contextlib.contextmanager
-def _lock(run: Path) -> Iterator[None]:
-    lock = WriterLock(run)
-    try:
-        lock.__enter__()
-    except LockedError as error:
-        raise LockedError(f"{run} has a learner already: {error} One run has one learner; give this one another folder.") from None
-    try:
-        yield
-    finally:
-        lock.__exit__()
 
 
 def _scalars(payload: Any) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from hilt.policies.normalize import statistics
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite, columns, suite
 from hilt.policies.weights import check_device
-from hilt.replay.lock import WriterLock
 from hilt.replay.torch import generator
 from hilt.runtime import checkpoint
 from hilt.runtime.chunks import ChunkAgent
@@ -277,7 +276,7 @@ def train(
     config.check()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_taken_back(run))
-        stack.enter_context(_lock(run))
+        stack.enter_context(checkpoint.alone(run, "is being trained already"))
         policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
         paths = [Path(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
@@ -552,18 +551,6 @@ def _taken_back(run: Path) -> Iterator[None]:
                 DISK.remove(path)
         raise
 
-
-@contextlib.contextmanager
-def _lock(run: Path) -> Iterator[None]:
-    lock = WriterLock(run)
-    try:
-        lock.__enter__()
-    except LockedError as error:
-        raise LockedError(f"{run} is being trained already: {error}") from None
-    try:
-        yield
-    finally:
-        lock.__exit__()
 
 
 __all__ = ["Sft", "Lora", "Summary", "Training", "train", "begin_run", "resume_run", "make_policy"]
