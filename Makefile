@@ -39,12 +39,12 @@ clean:  ## remove .venv, caches and build results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,tensorboard
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,cluster,tensorboard
 	@touch $@
 
 # gym-hil comes alone: what it imports is there, and the rest of its dependencies drives its own joysticks.
 $(VENV)/.installed-peers: $(VENV)/.installed
-	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,tensorboard,bench,learn-bench gym-hil==0.1.14
+	@$(PYTHON) tools/install.py $(VENV) dev,torch,zstd,formats,array-record,sim,robot,teleop,vla,cluster,tensorboard,bench,learn-bench gym-hil==0.1.14
 	@touch $@
 
 # TensorFlow's pins would break the main environment.
