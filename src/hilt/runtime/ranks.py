@@ -1,0 +1,193 @@
+"""The ranks of a run: what one may ask of the others.
+
+A rank is one process that trains. `Alone` is the only one; `Joined` ranks reduce through torch.distributed, with gloo between CPUs and
+NCCL between GPUs. The rule of every caller: **all ranks make the same calls in the same order, whatever each has to do**; one with
+nothing to add, adds zeros. No wait is for ever: it ends at its deadline or as soon as another rank leaves, and the error names that rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hilt.core.errors import ConfigError, DeadlineError, HiltError
+
+LOOPBACK = "127.0.0.1"
+
+
+class LostRankError(HiltError, RuntimeError):
+    """Raised at a rank that waited for another one which is gone: a consequence, never the cause of a failure."""
+
+
+class LateRankError(LostRankError, DeadlineError):
+    """Raised at a rank that waited for another one until the deadline."""
+
+
+class Ranks(Protocol):
+    """One rank among `size`, numbered from 0."""
+
+    rank: int
+    size: int
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Adds the tensors of all ranks, in place; the result has the same bits everywhere."""
+
+    def max(self, value: int) -> int:
+        """The largest of a number that each rank gives."""
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so at any rank."""
+
+    def gather(self, tree: Any) -> list[Any]:
+        """A small tree of JSON from each rank, in their order, at every rank."""
+
+    def barrier(self) -> None:
+        """Returns when all ranks are here."""
+
+
+class Alone:
+    """The only rank: nobody to wait for."""
+
+    rank = 0
+    size = 1
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def max(self, value: int) -> int:
+        return int(value)
+
+    def any(self, value: bool) -> bool:
+        return bool(value)
+
+    def gather(self, tree: Any) -> list[Any]:
+        return [json.loads(json.dumps(tree))]  # as the others would see it
+
+    def barrier(self) -> None:
+        pass
+
+
+class Joined:
+    """A rank of torch.distributed's group of this process. `join` makes it, and `leave` is its end."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_seconds: float):
+        self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
+        self._store, self._calls = store, 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        self._do("sum_", lambda: dist.all_reduce(tensor))
+        return tensor
+
+    def max(self, value: int) -> int:
+        return self._largest("max", value)
+
+    def any(self, value: bool) -> bool:
+        return self._largest("any", value) > 0
+
+    def gather(self, tree: Any) -> list[Any]:
+        text = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
+        self._do("gather", lambda: dist.all_gather(sizes, torch.tensor(text.numel())))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: text.numel()] = text
+        rows = [torch.zeros_like(padded) for _ in range(self.size)]
+        self._do("gather", lambda: dist.all_gather(rows, padded))
+        return [json.loads(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def barrier(self) -> None:
+        self._largest("barrier", 0)
+
+    def leave(self, why: str) -> None:
+        """Leaves for good: the others' waits end now, with `why`. What uses torch.distributed without us (FSDP) ends too."""
+        with contextlib.suppress(RuntimeError):  # the store may be gone, or its host be the one that died
+            self._store.set(f"left/{self.rank}", why)
+        if dist.is_initialized():
+            for backend in {dist.distributed_c10d._get_default_group()._get_backend(torch.device(d)) for d in _devices()}:
+                with contextlib.suppress(RuntimeError):
+                    backend.abort()
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def explain(self, what: str, error: BaseException) -> LostRankError:
+        """The error of one who waited in vain, from what the others have said of themselves."""
+        late = "timeout" in str(error).lower() or "timed out" in str(error).lower()
+        try:
+            stands = {r: self._said(f"at/{r}") for r in range(self.size) if r != self.rank}
+            left = {r: why for r in stands if (why := self._said(f"left/{r}"))}
+        except RuntimeError:
+            return LostRankError(f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone.")
+        behind = [r for r, at in stands.items() if int((at or "0").split()[0]) < self._calls] or list(stands)
+        if left:
+            rank, why = next(iter(left.items()))
+            return LostRankError(f"rank {self.rank} in {what}: rank {rank} left: {why}")
+        names = " and ".join(f"rank {r} (last seen in {(stands[r] or '0 nothing').split(' ', 1)[1]})" for r in behind)
+        if late:
+            return LateRankError(f"rank {self.rank} in {what} waited {self.timeout_seconds:g} s for {names}.")
+        return LostRankError(f"rank {self.rank} in {what}: {names} is gone: the connection closed.")
+
+    def at(self, what: str) -> None:
+        """Tells the others where this rank stands, for their errors."""
+        self._calls += 1
+        self._store.set(f"at/{self.rank}", f"{self._calls} {what}")
+
+    def _largest(self, what: str, value: int) -> int:
+        largest = torch.tensor(int(value))
+        self._do(what, lambda: dist.all_reduce(largest, dist.ReduceOp.MAX))
+        return int(largest)
+
+    def _do(self, what: str, collective: Callable[[], Any]) -> None:
+        try:
+            self.at(what)
+            collective()
+        except RuntimeError as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
+            raise self.explain(what, error) from error
+
+    def _said(self, key: str) -> str:
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+
+def host_meeting(host: str = LOOPBACK) -> tuple[Any, str]:
+    """A place where ranks meet, at a free port of this address and no other: keep the first, give the second (an address) to `join`."""
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    return store, f"{host}:{port}"
+
+
+def join(address: str, rank: int, size: int, *, name: str = "0", timeout_seconds: float = 600.0, device: str = "cpu") -> Joined:
+    """Meets the others at the address. A group that lost a rank meets again under another `name`; every wait has this deadline.
+
+    On a GPU its tensors go through NCCL and small figures still through gloo, which tells who is late.
+    """
+    if not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size}: ranks are numbered from 0; give one below {size}.")
+    host, port = address.rsplit(":", 1)
+    timeout = timedelta(seconds=timeout_seconds)
+    if host == LOOPBACK:  # gloo would listen at this computer's outer address
+        os.environ["GLOO_SOCKET_IFNAME"] = next(n for _, n in socket.if_nameindex() if n.startswith("lo"))
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    try:
+        store = dist.PrefixStore(name, dist.TCPStore(host, int(port), is_master=False, timeout=timeout))
+        joined = Joined(store, rank, size, timeout_seconds)
+        joined.at("join")
+        dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout)
+    except RuntimeError as error:
+        absent = []
+        with contextlib.suppress(RuntimeError, UnboundLocalError):
+            absent = [r for r in range(size) if not store.check([f"at/{r}"])]
+        who = f"rank {', '.join(map(str, absent))} of {size} did not come" if absent else "not all ranks came"
+        raise LateRankError(f"rank {rank} waited {timeout_seconds:g} s at {address}: {who} ({error}).") from error
+    return joined
+
+
+def _devices() -> list[str]:
+    return ["cpu", "cuda"] if "nccl" in str(dist.get_backend_config()) else ["cpu"]
