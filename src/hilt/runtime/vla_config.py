@@ -1,0 +1,200 @@
+"""What a run of post-training is told: a policy rolls out groups of episodes over tasks and learns from how they ended.
+
+Sizes are named with their unit: an *episode* is one rollout, a *group* is `collect.group_size` episodes from one initial state, a *row*
+is one chunk that the policy was asked for. `Vla.arithmetic` says in words what they come to, before anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.policies.base import check_effect
+from hilt.policies.small_vla import SmallVLAConfig
+from hilt.policies.weights import check_device
+from hilt.runtime.sft import Lora, words
+
+CRITICS = ("none", "shared", "detached", "separate")
+
+
+@dataclass
+class Simulators:
+    """The environments of each rank."""
+
+    workers: int = 0
+    """Processes of each rank; 0: in the rank's own process. The results are the same with any number"""
+    slots: int = 8
+    """Environments that are in flight at each rank. While one half of them is simulated, the policy answers the other"""
+    envs_per_worker: int = 0
+    """Environments that a process keeps for later, at most; 0: as many as it has slots"""
+    start_s: float = 120.0
+    """Seconds within which a process must have made its environment"""
+    step_s: float = 60.0
+    """Seconds within which a chunk must have been simulated"""
+    restarts: int = 3
+    """Times that a process that died or hung is started again, in a row"""
+
+
+@dataclass
+class Critic:
+    """Who says what a state is worth: for algorithm.estimator=gae."""
+
+    kind: str = "none"
+    """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
+    own, begun from the same weights; "none" """
+    learning_rate: float = 1e-4
+    """Of a separate one; a head learns at the policy's"""
+    warmup_steps: int = 0
+    """Training steps at the beginning in which a separate critic learns alone"""
+
+
+@dataclass
+class Rewards:
+    """What an episode earns: the sum of these, each times its coefficient, 0 for none."""
+
+    success: float = 1.0
+    """At the last row of an episode that succeeded"""
+    format: float = 0.0
+    """At the last row of one without an ill-formed chunk"""
+    environment: float = 0.0
+    """Of the environment's own reward, at each row"""
+    classifier: str = ""
+    """The folder of a reward classifier (`hilt train classifier`), which judges the last frame"""
+    learned: float = 0.0
+    """At the last row: of the classifier's 0 or 1"""
+
+
+@dataclass
+class Validation:
+    """How good the policy is, on initial states that training never sees. Every episode counts."""
+
+    split: str = "eval"
+    """Whose initial states"""
+    episodes: int = 0
+    """Of each task, from the first state on; 0: every state once"""
+    before: bool = True
+    """Before the first step"""
+    period: int = 10
+    """Training steps between two; 0: none meanwhile"""
+    after: bool = True
+    """After the last step"""
+    sample: bool = False
+    """Actions are drawn as in training, not the likeliest"""
+    videos: int = 0
+    """Of so many episodes each time, one picture for each chunk"""
+
+
+@dataclass
+class Imitation:
+    """A term of the loss that keeps the policy near demonstrations."""
+
+    weight: float = 0.0
+    """Of their loss, beside the policy gradient"""
+    data: list[str] = field(default_factory=list)
+    """Logs or datasets, as `hilt train sft` takes them"""
+    batch_size: int = 32
+    """Samples in each optimiser step at each rank"""
+
+
+@dataclass
+class Vla:
+    """A run of post-training."""
+
+    policy: str = "small_vla"
+    """The folder of a checkpoint; or small_vla: a new one that has learned nothing, whose sizes come from the first task"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
+    device: str = "cpu"
+    """Where it is: cpu, cuda (each rank on a machine has its own), cuda:1"""
+    lora: Lora = field(default_factory=Lora)
+    tasks: list[str] = field(default_factory=list)
+    """By their full names: tabletop/pick_red, libero_spatial/3"""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """What all of them are given"""
+    suite: str = ""
+    """Whose names the observations have; empty: those of the first task"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
+    pool: Simulators = field(default_factory=Simulators)
+    rewards: Rewards = field(default_factory=Rewards)
+    critic: Critic = field(default_factory=Critic)
+    imitation: Imitation = field(default_factory=Imitation)
+    validation: Validation = field(default_factory=Validation)
+    max_steps: int = 100
+    """Training steps: each collects episodes and learns from them"""
+    max_seconds: float = 0.0
+    """It ends after the step in which so many seconds of work have passed; 0: max_steps alone counts"""
+    checkpoint_period: int = 10
+    """Training steps between two checkpoints"""
+    checkpoint_keep: int = 1
+    """The newest so many stay"""
+    sinks: list[str] = field(default_factory=list)
+    """Where metrics go besides: tensorboard, wandb, trackio"""
+    seed: int = 0
+    """Of the first weights, the starts and all that is drawn"""
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
+        least |= {"critic.learning_rate": 0, "critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1}
+        least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0}
+        least |= {
+            "max_steps": 1,
+            "max_seconds": 0,
+            "checkpoint_period": 1,
+            "checkpoint_keep": 1,
+            "lora.rank": 0,
+            "lora.alpha": 1e-6,
+            "seed": 0,
+        }
+        for name, low in least.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if not low <= value < math.inf:
+                raise ConfigError(f"{name}={value:g}: expected a number from {low:g} on.")
+        if self.critic.kind not in CRITICS:
+            raise UnknownNameError("critic", self.critic.kind, CRITICS)
+        if not self.tasks:
+            raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
+        if len(set(self.tasks)) != len(self.tasks):
+            twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
+            raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
+        check_effect(self, {"suite": ("no columns beside it", not self.columns)})
+        check_effect(self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
+        check_effect(self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
+        separate = self.critic.kind == "separate"
+        check_effect(self.critic, dict.fromkeys(("learning_rate", "warmup_steps"), ("critic.kind=separate", separate)))
+        given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
+        check_effect(self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
+        validates = self.validation.before or self.validation.period or self.validation.after
+        some = ("one of validation.before, period and after", validates)
+        check_effect(self.validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        if not any((self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned)):
+            raise ConfigError("all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1.")
+        if not self.lora.rank and self.lora != Lora():
+            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
+        words(self)  # type: ignore[arg-type]
+        check_device(self.device)
+        self._check_there()
+
+    def _check_there(self) -> None:
+        """Folders that are named exist."""
+        if self.policy == "small_vla":
+            SmallVLAConfig.from_json(self.policy_options)
+        elif not Path(self.policy).is_dir():
+            raise ConfigError(
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Nothing is downloaded: give a "
+                "folder on this machine."
+            )
+        if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
+            raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
+        for path in self.imitation.data:
+            if not Path(path).exists():
+                raise ConfigError(f"imitation.data: there is no {path}.")
+
+
+__all__ = ["Critic", "Imitation", "Lora", "Rewards", "Simulators", "Validation", "Vla"]
