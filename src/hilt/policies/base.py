@@ -48,6 +48,8 @@ class Policy(torch.nn.Module, ABC):
     """Actions in one answer."""
     action_dim: int
     """Numbers in one action."""
+    token_range: tuple[int, int] | None = None
+    """The first and the last token that stand for an action, where record["tokens"] may have others too."""
 
     @abstractmethod
     def act(

@@ -96,6 +96,7 @@ class OpenVLAPolicy(Policy):
         self.generator = torch.Generator().manual_seed(seed)
         """Draws for a caller who brings no generator"""
         self.token = ActionTokenizer(config.n_action_bins, config.vocabulary)
+        self.token_range = self.token.first, self.token.last
         with torch.device("meta"):
             self._build()
 

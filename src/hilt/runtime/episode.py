@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from hilt.policies.base import Record
+from hilt.replay.torch import map_tree
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Start:
     seed: int
     """Given to the environment's reset"""
     group: int = 0
-    """Unique within a rank's run"""
+    """Unique within a run"""
     member: int = 0
 
     @property
@@ -58,6 +60,8 @@ class Episode:
     instruction: str = ""
     trajectory: int = -1
     """In the rank's log, once it is there"""
+    last: Mapping[str, Any] | None = None
+    """The environment's own observation at the end, for a learned reward; not logged"""
 
     @property
     def rows(self) -> int:
@@ -96,3 +100,24 @@ def digest(observation: Any) -> bytes:
 
     take("", observation)
     return total.digest()
+
+
+TOLD = ("success", "steps", "truncated", "version", "ill_formed", "instruction", "trajectory")
+"""What is neither an array nor where it began"""
+
+
+def pack(episode: Episode) -> dict[str, Any]:
+    """An episode as arrays and text, for a checkpoint."""
+    told = {"start": asdict(episode.start), **{name: getattr(episode, name) for name in TOLD}}
+    arrays = {"executed": episode.executed, "rewards": episode.rewards, "first": np.frombuffer(episode.first, np.uint8)}
+    last = {} if episode.last is None else {"last": episode.last}
+    return {"told": json.dumps(told), "record": dict(episode.record), **arrays, **last}
+
+
+def unpack(packed: Mapping[str, Any]) -> Episode:
+    """What `pack` was given; arrays may have become tensors meanwhile."""
+    told = json.loads(packed["told"])
+    executed, rewards, first = (np.asarray(packed[name]) for name in ("executed", "rewards", "first"))
+    record = {name: np.asarray(array) for name, array in packed["record"].items()}
+    last = map_tree(lambda array, path: np.asarray(array), packed["last"]) if "last" in packed else None
+    return Episode(Start(**told.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **told)

@@ -1,0 +1,417 @@
+"""Collection: the episodes of one training step of one rank, exactly as many as were asked for, in whole groups.
+
+    collector = Collector(Collecting(group_size=8, data_batch_size=64), ["tabletop/pick"], pool, suite("tabletop"))
+    episodes = collector.collect(policy, version=3).episodes      # 64; each 8 of them began alike
+
+A *group* is `group_size` rollouts from one task and initial state; how its members ended is compared with one another. Groups that teach
+nothing are dropped by filters, and others are rolled out in their place; what is rolled out beyond the need is carried over to the next
+step. The members of a group share task, state and first frame, or `collect` raises: without that, comparing them means nothing.
+
+Ranks do not talk with each other here. One without a task has nothing to collect, and says so in figures of the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.policies.base import Policy, check_effect, check_temperature
+from hilt.policies.suites import Suite
+from hilt.replay.torch import as_tensor, generator
+from hilt.runtime.episode import Episode, Lost, Start, pack, unpack
+from hilt.runtime.rollout import roll_out
+from hilt.runtime.tasks import MODES, Agenda, Solved
+
+REASONS = {
+    "all_succeeded": "all members succeeded",
+    "all_failed": "all members failed",
+    "too_easy": "above accuracy_upper_bound",
+    "too_hard": "below accuracy_lower_bound",
+    "truncated": "a member was truncated",
+    "ill_formed": "a chunk was ill-formed",
+    "lost": "a member was lost with its simulator",
+}
+"""Why a group is dropped"""
+
+
+@dataclass
+class Collecting:
+    """How the episodes of a training step are collected, at each rank."""
+
+    group_size: int = 8
+    """Rollouts from one initial state (rloo_batch_size, n_samples)"""
+    data_batch_size: int = 64
+    """Episodes of a training step at each rank that has work: exactly so many, in whole groups"""
+    temperature: float = 1.0
+    """Of the policy's draws"""
+    execute: int = 0
+    """Actions of each chunk that are carried out; 0: all"""
+    split: str = "train"
+    """Whose initial states; validation has another split"""
+    states_per_task: int = 0
+    """So many initial states of each task, from the first on; 0: all of the split"""
+    init_state_mode: str = "group"
+    """ "group": one initial state for all members; "distinct": the next one for each member, so that they differ in difficulty"""
+    tasks_per_step: int = 0
+    """Tasks of a rank that one training step works on, the next step on the next ones; 0: on all, group by group in turn"""
+    groups_at_once: int = 0
+    """Groups that are drawn at a time, which is one attempt (num_parallel_envs); 0: as many as are missing"""
+    oversample_factor: float = 1.0
+    """Of those that are missing, so many times are drawn, so that filters leave enough"""
+    carry_over: bool = True
+    """Groups beyond the need are learned from in the next step; otherwise they are thrown away"""
+    filter_accuracy: bool = False
+    """Groups are dropped whose share of successes is outside the bounds"""
+    accuracy_lower_bound: float = 0.0
+    """A share that is kept"""
+    accuracy_upper_bound: float = 1.0
+    """A share that is kept"""
+    filter_truncated: bool = False
+    """Groups are dropped of which a member came to the step limit"""
+    filter_format: bool = True
+    """Groups are dropped of which a member has an ill-formed chunk: a number that is not finite, a token outside the action range, or the
+    policy raised. Otherwise such a token is carried out, a number that is not finite is a failure, and what the policy raises is raised"""
+    dynamic_sampling: bool = False
+    """Groups are dropped whose members all succeeded or all failed: they have no advantage"""
+    max_sampling_attempts: int = 10
+    """Draws of a training step, at most. One whose rollouts failed counts too"""
+    when_exhausted: str = "error"
+    """After them: "error", or "continue" with the groups that there are, perhaps none"""
+    idle_ranks: str = "zero"
+    """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
+    skip_solved: bool = False
+    """A state whose last `group_size` rollouts all succeeded is passed over, three times at most (RIPT)"""
+    same_first_frame: bool = True
+    """The members of a group must begin with the same observation, bit for bit. Off: for a simulator that does not render alike twice"""
+    prefetch: bool = False
+    """The next step's first episodes are reset while the policy learns"""
+    rows_at_once: int = 0
+    """Observations that go through the policy together; 0: those of half the slots"""
+    retries: int = 1
+    """Times that an episode is begun again after its simulator failed, before it counts as lost"""
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        least = {"group_size": 1, "data_batch_size": 1, "max_sampling_attempts": 1, "oversample_factor": 1}
+        least |= dict.fromkeys(("execute", "states_per_task", "tasks_per_step", "groups_at_once", "rows_at_once", "retries"), 0)
+        for name, low in least.items():
+            if not low <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}={getattr(self, name):g}: expected a number from {low} on.")
+        if self.data_batch_size % self.group_size:
+            near = max(self.data_batch_size // self.group_size, 1) * self.group_size
+            raise ConfigError(
+                f"data_batch_size={self.data_batch_size} episodes are not whole groups of group_size={self.group_size}: give {near}, or "
+                "another multiple."
+            )
+        if not 0 <= self.accuracy_lower_bound <= self.accuracy_upper_bound <= 1:
+            bounds = f"accuracy from {self.accuracy_lower_bound} to {self.accuracy_upper_bound}"
+            raise ConfigError(f"{bounds}: expected 0 <= lower <= upper <= 1.")
+        known = {"init_state_mode": MODES, "when_exhausted": ("error", "continue"), "idle_ranks": ("zero", "steal")}
+        for name, choices in known.items():
+            if getattr(self, name) not in choices:
+                raise UnknownNameError(name, getattr(self, name), choices)
+        check_temperature(self.temperature)
+        surplus = self.groups_at_once or self.oversample_factor > 1
+        needs = {
+            "accuracy_lower_bound": ("filter_accuracy=true", self.filter_accuracy),
+            "accuracy_upper_bound": ("filter_accuracy=true", self.filter_accuracy),
+            "filter_accuracy": ("a bound", (self.accuracy_lower_bound, self.accuracy_upper_bound) != (0, 1)),
+            "oversample_factor": ("groups_at_once=0", not self.groups_at_once),
+            "carry_over": ("oversample_factor above 1 or groups_at_once, without which there is no surplus", surplus),
+            "dynamic_sampling": ("a group_size of at least 2", self.group_size > 1),
+            "same_first_frame": ("init_state_mode=group", self.init_state_mode == "group"),
+            "init_state_mode": ("a group_size of at least 2", self.group_size > 1),
+        }  # fmt: skip
+        check_effect(self, needs)
+
+
+@dataclass
+class Collected:
+    """What a rank has for one training step."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    """Whole groups, member by member, one group after the other"""
+    greedy: dict[int, Episode] = field(default_factory=dict)
+    """Where it was asked for: by the number of a group, the episode of the likeliest actions from its initial state (ReMax's baseline)"""
+    figures: dict[str, float] = field(default_factory=dict)
+    report: str = ""
+    """The figures in words"""
+    stopped: bool = False
+    """From outside: there are no episodes, and the collector is as it was before"""
+
+
+class Collector:
+    """One rank's part of collection, over the pool that it has."""
+
+    def __init__(
+        self,
+        config: Collecting,
+        tasks: Sequence[str],
+        pool: Any,
+        suite: Suite,
+        *,
+        states: Mapping[str, int] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        seed: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        """`states`: how many initial states each task has in the split; without it, the pool is asked."""
+        config.check()
+        self._config, self._pool, self._suite, self._rank, self._say = config, pool, suite, rank, say
+        solved, steal = (Solved(config.group_size) if config.skip_solved else None), config.idle_ranks == "steal"
+        self.agenda = Agenda(
+            tasks,
+            lambda task: _states(config, pool.describe(task)["initial_states"] if states is None else {config.split: states[task]}, task),
+            rank=rank,
+            ranks=ranks,
+            steal=steal,
+            split=config.split,
+            mode=config.init_state_mode,
+            tasks_at_once=config.tasks_per_step,
+            seed=seed,
+            solved=solved,
+        )
+        self._solved = solved
+        self._draws = generator(int(np.random.SeedSequence([seed, rank, 1]).generate_state(1)[0]))
+        self._surplus: list[list[Episode]] = []
+        self._planned: list[Start] = []
+        """Drawn for the next step already"""
+        self._begun: dict[int, Start] = {}
+        """Slots where these are being reset"""
+
+    def collect(
+        self,
+        policy: Policy,
+        version: int = 0,
+        *,
+        greedy: bool = False,
+        keep: Callable[[Episode], None] = lambda episode: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Collected:
+        """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
+        before, tally = self.state_dict(), _Tally(self._surplus, self._solved)
+        try:
+            groups = self._collected(policy, version, tally, keep, stop) if self.agenda.tasks else []
+            baselines = self._greedy(policy, version, groups, keep, stop) if greedy and groups else {}
+        except BaseException:
+            self.load_state_dict(before)
+            raise
+        if groups is None or baselines is None:
+            self.load_state_dict(before)
+            return Collected(stopped=True)
+        figures = tally.figures(groups, self._surplus, self._solved)
+        return Collected([episode for group in groups for episode in group], baselines, figures, tally.report())
+
+    def _collected(
+        self, policy: Policy, version: int, tally: _Tally, keep: Callable[[Episode], None], stop: Callable[[], bool]
+    ) -> list[list[Episode]] | None:
+        config, wanted = self._config, self._config.data_batch_size // self._config.group_size
+        if not self._planned:
+            self.agenda.begin()
+        accepted, self._surplus = self._surplus, []
+        while len(accepted) < wanted:
+            if tally.attempts >= config.max_sampling_attempts:
+                self._exhausted(len(accepted), wanted, tally)
+                break
+            starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
+            tally.attempts += 1
+            groups = self._rolled(policy, version, starts, tally, keep, stop)
+            if groups is None:
+                return None
+            accepted += [group for group in groups if self._accepts(group, tally)]
+        self.agenda.end()
+        self._surplus = accepted[wanted:] if config.carry_over else []
+        return accepted[:wanted]
+
+    def _drawn(self, missing: int) -> list[Start]:
+        config = self._config
+        return self.agenda.draw(config.groups_at_once or math.ceil(missing * config.oversample_factor), config.group_size)
+
+    def _rolled(
+        self, policy: Policy, version: int, starts: list[Start], tally: _Tally, keep: Callable[[Episode], None], stop: Callable[[], bool]
+    ) -> list[list[Episode]] | None:
+        """The groups of these starts, in their order; those with a lost member are not there. None: stopped."""
+        begun, self._begun = self._begun, {}
+        tally.prefetched += len(begun)
+        ended: dict[Start, Episode | Lost] = {}
+        drawn = {"generator": self._draws, "begun": begun, "strict": self._config.filter_format}
+        for outcome in roll_out(policy, self._pool, starts[len(begun) :], stop=stop, **drawn, **self._options(version)):
+            start = outcome.start
+            ended[start] = outcome
+            if isinstance(outcome, Lost):
+                tally.lost.append(outcome)
+                self._say(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
+                continue
+            keep(outcome)
+            tally.take(outcome, self._say)
+            self.agenda.ended(start, outcome.success)
+        if len(ended) < len(starts):
+            return None
+        size, groups = self._config.group_size, []
+        for low in range(0, len(starts), size):
+            members = [ended[start] for start in starts[low : low + size]]
+            groups.append([member for member in members if isinstance(member, Episode)])
+        tally.dropped["lost"] += sum(len(group) < size for group in groups)
+        return [group for group in groups if len(group) == size]
+
+    def _options(self, version: int) -> dict[str, Any]:
+        names = ("temperature", "execute", "rows_at_once", "retries")
+        return {"suite": self._suite, "version": version, **{name: getattr(self._config, name) for name in names}}
+
+    def _greedy(
+        self, policy: Policy, version: int, groups: list[list[Episode]], keep: Callable[[Episode], None], stop: Callable[[], bool]
+    ) -> dict[int, Episode] | None:
+        """An episode of the likeliest actions for each group, from where its first member began. None: stopped."""
+        found: dict[int, Episode] = {}
+        starts = [replace(group[0].start, member=len(group)) for group in groups]
+        for outcome in roll_out(policy, self._pool, starts, sample=False, stop=stop, **self._options(version)):
+            if isinstance(outcome, Lost):
+                raise EmptyError(
+                    f"rank {self._rank}: group {outcome.start.group} has no greedy episode; its simulator failed:\n{outcome.error}"
+                )
+            keep(outcome)
+            found[outcome.start.group] = outcome
+        return found if len(found) == len(starts) else None
+
+    def _accepts(self, group: list[Episode], tally: _Tally) -> bool:
+        self._assert_alike(group)
+        config, successes = self._config, sum(episode.success for episode in group)
+        share, reason = successes / len(group), ""
+        low, high = (config.accuracy_lower_bound, config.accuracy_upper_bound) if config.filter_accuracy else (0.0, 1.0)
+        if any(episode.ill_formed for episode in group) and (config.filter_format or not all(episode.rows for episode in group)):
+            reason = "ill_formed"
+        elif config.filter_truncated and any(episode.truncated for episode in group):
+            reason = "truncated"
+        elif (config.dynamic_sampling and successes in (0, len(group))) or not low <= share <= high:
+            reason = {0.0: "all_failed", 1.0: "all_succeeded"}.get(share, "too_easy" if share > high else "too_hard")
+        tally.groups += 1
+        tally.dropped[reason] += bool(reason)
+        return not reason
+
+    def _assert_alike(self, group: list[Episode]) -> None:
+        """What the comparison within a group rests on."""
+        if self._config.init_state_mode == "distinct":
+            return
+        first, alike = group[0], "reset() with one state and seed must begin alike"
+        where = f"of group {first.start.group} ({first.start.task}, state {first.start.state})"
+        for other in group[1:]:
+            if other.start.place != first.start.place:
+                raise SchemaError(f"the members {where} began in {first.start.place} and in {other.start.place}: expected is one place.")
+            if self._config.same_first_frame and other.first != first.first:
+                raise SchemaError(
+                    f"members 0 and {other.start.member} {where} did not begin with the same observation: {alike}. Mend the environment, "
+                    "or give same_first_frame=false for one that does not render alike twice."
+                )
+
+    def _exhausted(self, accepted: int, wanted: int, tally: _Tally) -> None:
+        message = (
+            f"rank {self._rank} has {accepted} of {wanted} groups of {', '.join(self.agenda.current)} after "
+            f"max_sampling_attempts={self._config.max_sampling_attempts}: {tally.report()}."
+        )
+        if self._config.when_exhausted == "continue":
+            self._say(f"{message} It goes on with these.")
+            return
+        why = tally.lost[-1].error if tally.lost else tally.fault
+        raise EmptyError(f"{message} {tally.cure()}" + (f"\nThe last failure:\n{why}" if why else ""))
+
+    # --- between two steps ---
+
+    def ahead(self) -> None:
+        """Option `prefetch`: begins to reset the first episodes of the next step. The pool is then in use until `collect` or `settle`."""
+        missing = self._config.data_batch_size // self._config.group_size - len(self._surplus)
+        if not self._config.prefetch or not self.agenda.tasks or missing < 1:
+            return
+        if not self._planned:
+            self.agenda.begin()
+            self._planned = self._drawn(missing)
+        for slot, start in list(enumerate(self._planned))[: 0 if self._begun else self._pool.slots]:
+            self._pool.start(slot, start)
+            self._begun[slot] = start
+
+    def settle(self) -> None:
+        """The pool is free when this returns; what was begun is begun again later, with the same result."""
+        if self._begun:
+            self._pool.collect(sorted(self._begun))
+            self._begun = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Cursors, draws, the surplus and what is planned, as arrays and text."""
+        planned = [asdict(start) for start in self._planned]
+        surplus = {str(i): {str(j): pack(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)}
+        return {
+            "agenda": json.dumps(self.agenda.state_dict()),
+            "planned": json.dumps(planned),
+            "draws": self._draws.get_state().numpy().copy(),
+            "surplus": surplus,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.settle()
+        self.agenda.load_state_dict(json.loads(state["agenda"]))
+        self._planned = [Start(**start) for start in json.loads(state["planned"])]
+        self._draws.set_state(as_tensor(state["draws"], "draws"))
+        self._surplus = [[unpack(episode) for episode in group.values()] for group in state["surplus"].values()]
+
+
+def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:
+    """How many initial states are used."""
+    if config.split not in there:
+        raise UnknownNameError(f"split of {task}", config.split, there)
+    if config.states_per_task > there[config.split]:
+        raise ConfigError(f"states_per_task={config.states_per_task}: {task} has {there[config.split]} in its split {config.split!r}.")
+    return config.states_per_task or there[config.split]
+
+
+class _Tally:
+    """What happened in one step."""
+
+    def __init__(self, carried: list[list[Episode]], solved: Solved | None):
+        self.attempts, self.groups, self.episodes, self.successes, self.steps, self.rows = 0, 0, 0, 0, 0, 0
+        self.carried, self.prefetched, self._skipped = len(carried), 0, solved.total if solved else 0
+        self.dropped: Counter[str] = Counter()
+        self.lost: list[Lost] = []
+        self.fault = ""
+        """The last ill-formed chunk"""
+
+    def take(self, episode: Episode, say: Callable[[str], None]) -> None:
+        self.episodes += 1
+        self.successes += episode.success
+        self.steps += episode.steps
+        self.rows += episode.rows
+        if episode.ill_formed and episode.ill_formed != self.fault:
+            say(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
+            self.fault = episode.ill_formed
+
+    def figures(self, groups: list[list[Episode]], surplus: list[list[Episode]], solved: Solved | None) -> dict[str, float]:
+        """The same names on every rank in every step."""
+        rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
+        used = {"used_groups": len(groups), "used_episodes": sum(map(len, groups)), "surplus_groups": len(surplus)}
+        more = {"attempts": self.attempts, "lost_episodes": len(self.lost), "carried_groups": self.carried, "prefetched": self.prefetched}
+        skipped = {"skipped_states": solved.total - self._skipped if solved else 0}
+        dropped = {f"dropped_{reason}": self.dropped[reason] for reason in REASONS}
+        return {name: float(value) for name, value in (rolled | used | more | skipped | dropped).items()}
+
+    def report(self) -> str:
+        whole = self.groups + self.dropped["lost"]
+        said = [f"{whole} groups in {self.attempts} attempts"] if self.attempts else ["nothing was rolled out"]
+        said += [f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]]
+        said += [f"{len(self.lost)} episodes lost"] if self.lost else []
+        return ", ".join(said)
+
+    def cure(self) -> str:
+        reason = max(REASONS, key=lambda reason: self.dropped[reason])
+        return {
+            "all_succeeded": "The policy solves these states: give others (states_per_task, skip_solved), a wider filter, or end the run.",
+            "all_failed": "The policy solves none of them: begin with a better one (hilt train sft), or give a larger group_size.",
+            "truncated": "Groups have members that came to the step limit: leave filter_truncated out, or raise the task's step_limit.",
+            "ill_formed": "The policy's chunks cannot be carried out: look at its checkpoint and its temperature.",
+            "lost": "The simulator fails.",
+        }.get(reason, "Give a wider filter, more max_sampling_attempts, or when_exhausted=continue.")
