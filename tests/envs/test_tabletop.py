@@ -270,3 +270,56 @@ def test_the_expert_knows_the_environments_rate():
         _, _, terminated, truncated, info = env.step(expert())
         over = terminated or truncated
     assert info["succeed"]
+
+
+def test_a_chunk_is_its_steps_with_one_observation_and_one_environment_carries_on_two_episodes() -> None:
+    """Bit for bit: what single steps show, and what two episodes show that take turns in one world."""
+    single, chunked = TabletopEnv("pick", image_size=16), TabletopEnv("pick", image_size=16)
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (2, 3, 4, 7)).astype(np.float32)  # two episodes, three chunks of four
+    expected = [[episode_start(single, state)] + [stepped(single, chunk) for chunk in actions[state]] for state in (0, 1)]
+    found, saved = [[], []], [None, None]
+    for turn in range(4):
+        for state in (0, 1):
+            if turn:
+                chunked.restore(saved[state])
+                seen = chunked.step_chunk(actions[state][turn - 1])
+                assert seen[1].shape == (4,) and seen[1].dtype == np.float32
+                found[state].append(seen[0])
+            else:
+                found[state].append(episode_start(chunked, state))
+            saved[state] = chunked.snapshot()
+    flat = [[np.concatenate([leaf.ravel() for part in one.values() for leaf in part.values()]) for one in ep] for ep in expected + found]
+    assert np.array_equal(flat[:2], flat[2:])
+
+
+def episode_start(env, state):
+    return env.reset(options={"split": "train", "state": state})[0]
+
+
+def stepped(env, actions):
+    return [env.step(action) for action in actions][-1][0]
+
+
+def test_a_chunk_ends_with_its_episode_and_success_is_that_of_steps() -> None:
+    alone, env = TabletopEnv("pick", image_size=None), TabletopEnv("pick", image_size=None, step_limit=10)
+    alone.reset(options={"split": "train", "state": 3})
+    env.reset(options={"split": "train", "state": 3})
+    expert, actions, done = alone.expert(), [], False
+    while not done:
+        actions.append(expert())
+        _, reward, done, _, _ = alone.step(actions[-1])
+    env.step_limit = len(actions) + 2
+    _, rewards, terminated, truncated, info = env.step_chunk([*actions, *actions])
+    assert (reward, terminated, truncated, info["succeed"]) == (1.0, True, False, True)
+    assert rewards.tolist() == [0.0] * (len(actions) - 1) + [1.0]
+    env.reset(options={"split": "train", "state": 3})
+    env.step_limit = 3
+    assert [len(env.step_chunk(actions)[1]), env.step_chunk(actions[:1])[3]] == [3, True]
+
+
+def test_the_cameras_of_an_observation_are_chosen() -> None:
+    env = TabletopEnv("pick", image_size=16, cameras=["wrist"])
+    assert list(env.reset()[0]["images"]) == list(env.observation_space["images"]) == ["wrist"]
+    with pytest.raises(UnknownNameError, match="no camera named 'back'"):
+        TabletopEnv("pick", cameras=["back"])

@@ -14,7 +14,7 @@ Two arms share one world and one episode: the reward is 1 when both have done th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -38,8 +38,9 @@ SETTLE_SECONDS = 0.2
 class TabletopEnv(gymnasium.Env[Any, Any]):
     """One task of the suite.
 
-    ``image_size`` is in pixels, None for no images. ``action_scale`` is metres and radians for each control step, and ``step_limit``
-    counts those; None takes the suite's, which are made for 10 steps a second, in proportion to ``control_hz``.
+    ``image_size`` is in pixels, None for no images; ``cameras`` are those that an observation shows, None for all. ``action_scale`` is
+    metres and radians for each control step, and ``step_limit`` counts those; None takes the suite's, which are made for 10 steps a
+    second, in proportion to ``control_hz``.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium has it so
@@ -49,6 +50,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         task: str | TabletopTask = "pick",
         *,
         image_size: int | None = 64,
+        cameras: Sequence[str] | None = None,
         control_hz: float = 10.0,
         step_limit: int | None = None,
         action_scale: tuple[float, float] | None = None,
@@ -73,6 +75,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self.step_limit = round(task.step_limit / slower) if step_limit is None else step_limit
         self._scale = (ACTION_SCALE[0] * slower, ACTION_SCALE[1] * slower) if action_scale is None else action_scale
         self.world = World(task.objects, arms=task.arms)
+        self._cameras = self.world.cameras if cameras is None else tuple(cameras)
+        if unknown := set(self._cameras) - set(self.world.cameras):
+            raise UnknownNameError("camera", min(unknown), self.world.cameras)
         self._render_size, self._steps = render_size, 0
         prefixes = self.world.prefixes
         self.action_space = spaces.Box(-1.0, 1.0, (7 * task.arms,), np.float32)
@@ -80,7 +85,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         parts: dict[str, spaces.Space[Any]] = {"state": spaces.Dict(state)}
         if image_size is not None:
             image = (image_size, image_size, 3)
-            parts["images"] = spaces.Dict({camera: spaces.Box(0, 255, image, np.uint8) for camera in self.world.cameras})
+            parts["images"] = spaces.Dict({camera: spaces.Box(0, 255, image, np.uint8) for camera in self._cameras})
         self.observation_space = spaces.Dict(parts)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -97,6 +102,28 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         return self.observation(), {"succeed": self.succeeded(), "split": split, "state": state}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, rewards, terminated, truncated, info = self.step_chunk([action])
+        return observation, float(rewards[0]), terminated, truncated, info
+
+    def step_chunk(self, actions: Any) -> tuple[Any, Array, bool, bool, dict[str, Any]]:
+        """As ``step`` with each of these until the episode ends; what is observed, and rendered, is what there is to be seen then."""
+        rewards: list[float] = []
+        for action in actions:
+            rewards.append(float(succeed := self._act(action)))
+            if succeed or self._steps >= self.step_limit:
+                break
+        return self.observation(), np.array(rewards, np.float32), succeed, self._steps >= self.step_limit, {"succeed": succeed}
+
+    def snapshot(self) -> tuple[int, Array]:
+        """All that the rest of the episode depends on; ``restore`` continues from it bit for bit."""
+        return self._steps, self.world.snapshot()
+
+    def restore(self, snapshot: tuple[int, Array]) -> None:
+        self._steps = snapshot[0]
+        self.world.restore(snapshot[1])
+
+    def _act(self, action: Any) -> bool:
+        """One control step; whether the task is done."""
         action = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
             raise ConfigError(f"an action here is {self.action_space.shape} finite numbers; given {action.tolist()}.")
@@ -108,8 +135,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         before, after = (round(n / self.control_hz / TIMESTEP) for n in (self._steps, self._steps + 1))
         self.world.advance((after - before) * TIMESTEP)
         self._steps += 1
-        succeed = self.succeeded()
-        return self.observation(), float(succeed), succeed, self._steps >= self.step_limit, {"succeed": succeed}
+        return self.succeeded()
 
     def expert(self) -> Callable[[], Array]:
         """A scripted expert for this episode: each call gives the next action, from the state as it is now."""
@@ -128,7 +154,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             state |= {f"{prefix}{key}": np.array(value, np.float32).reshape(-1) for key, value in zip(STATE, values, strict=True)}
         found: dict[str, Any] = {"state": state}
         if (size := self.image_size) is not None:
-            found["images"] = {camera: self.world.render(camera, size, size) for camera in self.world.cameras}
+            found["images"] = {camera: self.world.render(camera, size, size) for camera in self._cameras}
         return found
 
     def render(self) -> Any:

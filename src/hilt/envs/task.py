@@ -8,8 +8,9 @@ A task is a ``gymnasium.Env`` that also has, itself or in one of its wrappers,
   ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without options in a random state of the first split;
 - success in ``info`` of every reset and step: see `success_of`.
 
-It may have ``control_hz``; ``expert()``, which gives a function without arguments that gives the next action; and ``views()``, pictures by
-name that are larger than a policy's, for a person who drives.
+It may have ``control_hz``; ``expert()``, which gives a function without arguments that gives the next action; ``views()``, pictures by
+name that are larger than a policy's, for a person who drives; ``step_chunk(actions)``, see the function of that name; and ``snapshot()``
+and ``restore(snapshot)``, with which one environment carries on many episodes in turns, each as if it were alone.
 
 Plain gymnasium environments work as they are (`as_task`), `check_task` tells an author what is missing, and `make` knows tasks by name.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -87,6 +89,35 @@ def register(prefix: str, factory: Callable[..., Any] | str) -> None:
     if not prefix or "/" in prefix or ":" in prefix:
         raise ConfigError(f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks.")
     _FACTORIES[prefix] = factory
+
+
+def factory_names() -> dict[str, str | None]:
+    """What was registered, as ``module:attribute`` for another process; None for what has no name there, such as a lambda."""
+    names: dict[str, str | None] = {}
+    for prefix, factory in _FACTORIES.items():
+        if not isinstance(factory, str):
+            module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
+            known = module != "__main__" and getattr(sys.modules.get(module), name, None) is factory
+            factory = f"{module}:{name}" if known else ""
+        names[prefix] = factory or None
+    return names
+
+
+def step_chunk(env: Any, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """Carry out ``[n, ...]`` actions one after the other until the episode ends, and observe at the end of them.
+
+    As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on pictures that nobody asked for: one that
+    has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
+    """
+    if hasattr(env, "step_chunk"):
+        return env.step_chunk(actions)  # type: ignore[no-any-return]
+    rewards = []
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            break
+    return observation, np.array(rewards, np.float32), bool(terminated), bool(truncated), info
 
 
 def as_task(
