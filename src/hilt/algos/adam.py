@@ -1,6 +1,6 @@
 """Adam (Kingma and Ba, 2015), on gradients that it is given; with a decay, AdamW (Loshchilov and Hutter, 2019).
 
-    m <- 0.9 m + 0.1 g,  v <- 0.999 v + 0.001 g^2,  p <- p (1 - rate * decay) - rate * m / (1 - 0.9^n) / (sqrt(v / (1 - 0.999^n)) + 1e-8)
+    m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p (1 - rate * decay) - rate * m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + 1e-8)
 
 ``torch.optim`` does the same with the same kernel, but its first use imports torch's compiler: as long again as torch itself.
 """
@@ -8,34 +8,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
 class Adam:
-    """Moves its parameters, and nothing else, when `step` is called."""
+    """Moves its parameters, and nothing else, when `step` is called. `apart`: each counts its own steps, so that some may be left out."""
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0):
-        self.parameters, self.learning_rate, self._decay = list(parameters), learning_rate, weight_decay
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        betas: Sequence[float] = (0.9, 0.999),
+        apart: bool = False,
+    ):
+        self.parameters, self.learning_rate, self._decay, self._betas = list(parameters), learning_rate, weight_decay, betas
         self._first = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
         self._second = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
-        self._steps = torch.zeros((), device=self.parameters[0].device)
+        self._steps = torch.zeros(len(self.parameters) if apart else (), device=self.parameters[0].device)
+        self._step_of = list(self._steps.unbind()) if apart else [self._steps] * len(self.parameters)
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One step down these gradients, which are in the order of the parameters."""
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One step down these gradients, which are in the order of the parameters. One without a gradient is left as it is."""
+        parts: tuple[Any, ...] = (self.parameters, list(gradients), self._first, self._second, self._step_of)
+        moved = torch.ones_like(self._steps)
+        if any(gradient is None for gradient in gradients):
+            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            moved = torch.zeros_like(moved).index_fill_(0, torch.tensor(there, dtype=torch.int64, device=moved.device), 1)
+            parts = tuple([part[i] for i in there] for part in parts)
         with torch.no_grad():
-            self._steps += 1
+            self._steps += moved
             torch._fused_adamw_(
-                self.parameters,
-                list(gradients),
-                self._first,
-                self._second,
+                *parts[:4],
                 [],
-                [self._steps] * len(self.parameters),
+                parts[4],
                 lr=self.learning_rate,
-                beta1=0.9,
-                beta2=0.999,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
                 weight_decay=self._decay,
                 eps=1e-8,
                 amsgrad=False,

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
 
 IMITATION_LOSSES = ("nll", "mse")
+GROUPED = ("grpo", "dr_grpo", "rloo")
+"""Estimators that compare the members of a group"""
+CHOICES = {
+    "estimator": (*GROUPED, "reinforce_plus_plus", "remax", "gae"),
+    "normalise": ("auto", "none", "group", "batch"),
+    "reduction": ("token_mean", "trajectory_mean", "trajectory_sum"),
+    "ratio": ("token", "action", "chunk"),
+    "where": ("none", "reward", "loss"),
+    "estimate": ("kl", "abs", "mse", "low_var_kl"),
+    "controller": ("fixed", "adaptive"),
+    "schedule": ("constant", "cosine"),
+}
 
 
 @dataclass
@@ -79,3 +93,166 @@ def check(settings: Rlpd) -> None:
         raise UnknownNameError("actor_q", settings.actor_q, ("mean", "min"))
     if settings.imitation_loss not in IMITATION_LOSSES:
         raise UnknownNameError("imitation loss", settings.imitation_loss, IMITATION_LOSSES)
+
+
+# --- on-policy: a vision-language-action policy learns from its own rollouts; every formula is in docs/algorithms.md ---
+
+
+@dataclass
+class Kl:
+    """How far the policy may go from a reference, which is the policy as it was at the start."""
+
+    where: str = "none"
+    """What pays for the distance: the "reward" of each chunk, the "loss", or "none" """
+    estimate: str = "kl"
+    """Of the divergence, from log-probabilities: "kl" and "abs" (its size), "mse" (half its square), "low_var_kl" (never below 0)"""
+    coefficient: float = 0.001
+    """What one nat costs; with the adaptive controller, at the start"""
+    controller: str = "fixed"
+    """The coefficient stays "fixed", or is "adaptive": it follows the divergence to `target`"""
+    target: float = 6.0
+    """Of "adaptive": nats for each number of an action"""
+    horizon: int = 10_000
+    """Of "adaptive": trajectories over which the coefficient can change by a fifth"""
+
+    def check(self) -> None:
+        _known(self, "where", "estimate", "controller")
+        _within(self, "algorithm.kl", coefficient=(0, 1e6), target=(1e-9, 1e6), horizon=(1, 1e12))
+        on, adaptive = ("kl.where=reward or loss", self.where != "none"), ("kl.controller=adaptive", self.controller == "adaptive")
+        others = dict.fromkeys(("estimate", "coefficient", "controller"), on)
+        _effective(self, {**others, "target": adaptive, "horizon": adaptive}, "kl.")
+        if self.where == "loss" and self.estimate == "kl":
+            raise ConfigError("kl.estimate=kl in the loss has a gradient that is 0 on average; take low_var_kl or mse there.")
+
+
+@dataclass
+class Batching:
+    """How the trajectories of an update become steps of the optimiser, and passes through the policy."""
+
+    trajectories_per_step: int = 0
+    """Trajectories of all ranks together in one step of the optimiser; 0: all, one step in each epoch"""
+    chunks_per_pass: int = 64
+    """Chunks that go through the policy together, at each rank; fewer need less memory, and give the same gradient"""
+    tokens_per_pass: int = 0
+    """Instead: as many chunks as have no more tokens than this, those of the prompt and the action counted; 0: chunks_per_pass"""
+    log_prob_chunks_per_pass: int = 0
+    """Chunks that go together where no gradient is taken: reference, separate critic, recomputed log-probabilities; 0: chunks_per_pass"""
+    shuffle: bool = True
+    """Trajectories are dealt to the steps of each epoch anew; without: in their order"""
+
+    def check(self) -> None:
+        bounds = dict.fromkeys(("trajectories_per_step", "tokens_per_pass", "log_prob_chunks_per_pass"), (0, 1e12))
+        _within(self, "algorithm.batch", **bounds, chunks_per_pass=(1, 1e12))
+        instead = ("tokens_per_pass=0, which counts instead of it", not self.tokens_per_pass)
+        steps = ("trajectories_per_step=N: there is one step, of all", self.trajectories_per_step > 0)
+        _effective(self, {"chunks_per_pass": instead, "shuffle": steps}, "batch.")
+
+
+@dataclass
+class PolicyGradient:
+    """How a policy learns from its own rollouts: advantages of chunks, and a clipped surrogate of numbers, actions or chunks."""
+
+    estimator: str = "grpo"
+    """Of advantages: grpo, dr_grpo, rloo (compare the members of a group), reinforce_plus_plus, remax (a greedy rollout), gae (a critic)"""
+    discount: float = 1.0
+    """What a reward one chunk later is worth"""
+    lam: float = 1.0
+    """Of gae: 1 trusts returns, 0 trusts the critic"""
+    normalise: str = "auto"
+    """Advantages: "none", over the deviation of their "group", or whitened over the "batch"; "auto": as the estimator is published"""
+    clip_low: float = 0.2
+    """A ratio below 1 - clip_low gains nothing more"""
+    clip_high: float = 0.28
+    """Nor one above 1 + clip_high"""
+    dual_clip: float = 0.0
+    """What went badly costs as if its ratio were this at most, above 1; 0: whatever its ratio is"""
+    entropy: float = 0.0
+    """What a nat of entropy of each number earns in the loss"""
+    epochs: int = 1
+    """How often each trajectory is learned from"""
+    reduction: str = "trajectory_mean"
+    """How terms become a loss: "token_mean": each counts the same; "trajectory_mean": each trajectory; "trajectory_sum": a long one more"""
+    horizon: int = 1000
+    """Of "trajectory_sum": terms that a trajectory's sum is divided by"""
+    ratio: str = "token"
+    """What one ratio is of: a "token" (one number of an action), an "action", or a "chunk" """
+    value_coefficient: float = 0.5
+    """Of gae: weight of the critic's loss where the policy has its value head"""
+    value_clip: float = 0.5
+    """Of gae: how far a value may move in an update before it gains nothing more; 0: any way"""
+    recompute_log_prob: bool = False
+    """The log-probabilities that ratios begin with are computed anew before an update; without: those of the rollout"""
+    kl: Kl = field(default_factory=Kl)
+    batch: Batching = field(default_factory=Batching)
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        _known(self, "estimator", "normalise", "reduction", "ratio")
+        share: tuple[float, float] = (0, 1)
+        _within(self, "algorithm", discount=share, lam=share, clip_low=share, clip_high=(0, 1e6), dual_clip=(0, 1e6))
+        _within(self, "algorithm", entropy=(-1e6, 1e6), epochs=(1, 1e6), horizon=(1, 1e12), value_coefficient=(0, 1e6), value_clip=(0, 1e6))
+        if 0 < self.dual_clip <= 1:
+            raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
+        if self.normalise == "group" and self.estimator not in GROUPED:
+            raise ConfigError(f"algorithm.normalise=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}.")
+        gae = ("estimator=gae", self.estimator == "gae")
+        needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), gae)
+        _effective(self, {**needs, "horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")})
+        self.kl.check()
+        self.batch.check()
+        first = self.kl.where != "none" or self.recompute_log_prob or self.estimator == "gae"
+        if self.batch.log_prob_chunks_per_pass and not first:
+            raise ConfigError(
+                f"batch.log_prob_chunks_per_pass={self.batch.log_prob_chunks_per_pass} would do nothing: it needs kl.where, "
+                "recompute_log_prob=true or estimator=gae. Give one, or leave it out."
+            )
+
+
+@dataclass
+class Optimiser:
+    """AdamW, and how fast it goes."""
+
+    learning_rate: float = 5e-6
+    """At its highest"""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """How much of the mean gradient, and of the mean square, is kept at each step"""
+    weight_decay: float = 0.01
+    """Share of each weight that goes, times the learning rate, at each step"""
+    gradient_clip: float = 1.0
+    """The longest that a gradient may be; 0: as long as it is"""
+    warmup_ratio: float = 0.0
+    """Share of the run in which the learning rate rises from 0"""
+    schedule: str = "constant"
+    """What follows: constant; or cosine, which falls until the end of the run"""
+    min_lr_ratio: float = 0.0
+    """Where cosine ends, as a share of the highest"""
+
+    def check(self) -> None:
+        _known(self, "schedule")
+        share: tuple[float, float] = (0, 1)
+        _within(self, "optimiser", **dict.fromkeys(("learning_rate", "warmup_ratio", "min_lr_ratio"), share))
+        _within(self, "optimiser", weight_decay=(0, 10), gradient_clip=(0, 1e12))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimiser.betas is {self.betas}; expected two numbers from 0 to below 1, such as [0.9, 0.999].")
+        _effective(self, {"min_lr_ratio": ("schedule=cosine", self.schedule == "cosine")})
+
+
+def _known(settings: Any, *names: str) -> None:
+    for name in names:
+        if getattr(settings, name) not in CHOICES[name]:
+            raise UnknownNameError(name, getattr(settings, name), CHOICES[name])
+
+
+def _within(settings: Any, section: str, **bounds: tuple[float, float]) -> None:
+    for name, (low, high) in bounds.items():
+        if not low <= getattr(settings, name) <= high:
+            raise ConfigError(f"{section}.{name} is {getattr(settings, name):g}; expected a number from {low:g} to {high:g}.")
+
+
+def _effective(settings: Any, needs: Mapping[str, tuple[str, bool]], section: str = "") -> None:
+    """Raises for a field that is not its default and would do nothing. `needs`: what each needs, and whether it is there."""
+    for each in fields(settings):
+        needed, there = needs.get(each.name, ("", True))
+        usual, value = each.default if each.default_factory is MISSING else each.default_factory(), getattr(settings, each.name)
+        if not there and value != usual:
+            raise ConfigError(f"{section}{each.name}={value} would do nothing: it needs {needed}. Give that, or leave it out.")

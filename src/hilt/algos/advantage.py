@@ -1,0 +1,109 @@
+"""Advantages: by how much what was done was better than what could be expected.
+
+Arrays are [B, T]: B episodes, each a row of T chunks, zeros after its end; `mask` is 1 where a chunk was carried out. `r` are rewards, `V`
+values, `R_i = sum_t discount^t r_it` the score of episode i, `G_t = r_t + discount G_(t+1)` what comes from chunk t on, and V = 0 after
+the end, the time limit's too: the task is to succeed within it.
+
+    grpo                  (R_i - mean of the group) / (deviation of the group + 1e-6)      the same for all chunks; deviation over K - 1
+    dr_grpo               R_i - mean of the group
+    rloo                  R_i - mean of the others of the group
+    reinforce_plus_plus   G_t, whitened over the batch
+    remax                 G_t - R of a greedy episode from the same start
+    gae                   sum_k (discount lam)^k d_(t+k),  d_t = r_t + discount V_(t+1) - V_t;  whitened over the batch
+
+Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has nobody to be compared with: its baseline
+is 0 and its deviation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hilt.algos.config import GROUPED, PolicyGradient
+from hilt.core.errors import ConfigError
+
+AUTO = {"grpo": "group", "reinforce_plus_plus": "batch", "gae": "batch"}
+"""How advantages are normalised as published; the others': not at all"""
+
+Total = Callable[[Tensor], Tensor]
+"""Adds a tensor up over all ranks, in place"""
+
+
+def advantages(
+    settings: PolicyGradient,
+    rewards: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    values: Tensor | None = None,
+    baseline: Tensor | None = None,
+    total: Total = lambda tensor: tensor,
+) -> tuple[Tensor, Tensor]:
+    """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared."""
+    estimator, mask = settings.estimator, mask.to(rewards.dtype)
+    how = AUTO.get(estimator, "none") if settings.normalise == "auto" else settings.normalise
+    returns = returns_to_go(rewards * mask, settings.discount)
+    if estimator == "gae":
+        if values is None:
+            raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
+        found, returns = gae(rewards * mask, values * mask, settings.discount, settings.lam)
+    elif estimator == "remax":
+        if baseline is None:
+            raise ConfigError("estimator=remax needs the score of a greedy episode for each start: let the run collect them.")
+        found = returns - baseline[:, None]
+    elif estimator in GROUPED:
+        scores = returns[:, 0] if returns.shape[1] else returns.sum(1)
+        centred = compared(scores, group, leave_one_out=estimator == "rloo")
+        if how == "group":
+            centred = centred / deviation(scores, group)
+        found = centred[:, None].expand_as(rewards)
+    else:
+        found = returns
+    return (whiten(found, mask, total) if how == "batch" else found) * mask, returns * mask
+
+
+def gae(rewards: Tensor, values: Tensor, discount: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Advantages and returns ``A + V``, both [B, T]. Beyond T nothing more comes."""
+    found, ahead, value = torch.zeros_like(rewards), torch.zeros_like(rewards[:, :1].sum(1)), torch.zeros_like(rewards[:, :1].sum(1))
+    for t in reversed(range(rewards.shape[1])):
+        ahead = rewards[:, t] + discount * value - values[:, t] + discount * lam * ahead
+        value = values[:, t]
+        found[:, t] = ahead
+    return found, found + values
+
+
+def returns_to_go(rewards: Tensor, discount: float) -> Tensor:
+    """[B, T]: gae of a critic that expects nothing."""
+    return gae(rewards, torch.zeros_like(rewards), discount, 1.0)[0]
+
+
+def compared(scores: Tensor, group: Tensor, leave_one_out: bool = False) -> Tensor:
+    """Scores [B] less the mean of their group, or of the others in it."""
+    _, of, size = _groups(scores, group)
+    mean = torch.zeros_like(size).index_add_(0, of, scores) / size
+    centred = (scores - mean[of]) * (size / (size - 1).clamp(min=1) if leave_one_out else torch.ones_like(size))[of]
+    return torch.where(size[of] > 1, centred, scores)
+
+
+def deviation(scores: Tensor, group: Tensor) -> Tensor:
+    """[B]: of the scores in each one's group, plus 1e-6."""
+    _, of, size = _groups(scores, group)
+    squares = torch.zeros_like(size).index_add_(0, of, compared(scores, group).square())
+    return torch.where(size[of] > 1, (squares / (size - 1).clamp(min=1)).sqrt()[of] + 1e-6, 1.0)
+
+
+def whiten(x: Tensor, mask: Tensor, total: Total = lambda tensor: tensor) -> Tensor:
+    """Mean 0 and variance 1 over what the mask lets through, at all ranks together; summed in float64."""
+    wide, mask = x.double(), mask.double()
+    count, summed = total(torch.stack([mask.sum(), (wide * mask).sum()])).unbind()
+    mean = summed / count.clamp(min=1)
+    squares = total(((wide - mean).square() * mask).sum())
+    return ((wide - mean) * torch.rsqrt(squares / (count - 1).clamp(min=1) + 1e-8)).to(x.dtype)
+
+
+def _groups(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The groups' names, whose each score is, and how many are in each."""
+    names, of, size = torch.unique(group, return_inverse=True, return_counts=True)
+    return names, of, size.to(scores.dtype)

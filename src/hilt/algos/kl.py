@@ -1,0 +1,46 @@
+"""How far a policy is from its reference, and what that costs. With d = log p - log p_ref of what was done:
+
+    kl          d                      its mean is the divergence
+    abs         |d|
+    mse         1/2 d^2
+    low_var_kl  exp(-d) + d - 1        the same mean as kl, never below 0
+
+After n trajectories an adaptive coefficient (Ziegler et al., 2019) becomes ``coefficient (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hilt.algos.config import CHOICES, Kl
+from hilt.core.errors import UnknownNameError
+
+MOST = 20.0
+"""The exponent of low_var_kl is kept within this"""
+
+
+def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
+    """Of each number, from its log-probabilities."""
+    apart = log_prob - reference
+    if estimate == "kl":
+        return apart
+    if estimate == "abs":
+        return apart.abs()
+    if estimate == "mse":
+        return 0.5 * apart.square()
+    if estimate == "low_var_kl":
+        return (-apart).clamp(-MOST, MOST).exp() + apart - 1
+    raise UnknownNameError("estimate", estimate, CHOICES["estimate"])
+
+
+class Controller:
+    """What a nat costs now: the same for ever, or what keeps the divergence near a target."""
+
+    def __init__(self, settings: Kl):
+        self._settings, self.coefficient = settings, settings.coefficient
+
+    def follow(self, kl: float, trajectories: int) -> None:
+        """Told of the divergence of so many trajectories."""
+        if self._settings.controller == "adaptive":
+            error = min(0.2, max(-0.2, kl / self._settings.target - 1))
+            self.coefficient *= 1 + error * trajectories / self._settings.horizon

@@ -1,0 +1,68 @@
+"""What an update minimises: a clipped surrogate of the policy's gain, and the error of a critic. All per term; a reduction adds them up.
+
+    ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk: log-probabilities of a term add up
+    surrogate  L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  with dual_clip c, where A < 0:  min(L, -A c)
+    critic     L = 1/2 max((v - G)^2, (clip(v, v_old - value_clip, v_old + value_clip) - G)^2)
+
+Terms become a loss in one of three ways:
+
+    token_mean        sum of all terms / how many there are
+    trajectory_mean   mean over trajectories of the mean of their terms
+    trajectory_sum    mean over trajectories of the sum of their terms / horizon
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = 20.0
+"""The logarithm of a ratio is kept within this either way, so that no number overflows"""
+_ADDED = {"token": 0, "action": 1, "chunk": 2}
+"""Trailing dimensions of [R, chunk, action_dim] that are one term"""
+
+
+class Surrogate(NamedTuple):
+    """Of each term."""
+
+    loss: Tensor
+    clipped: Tensor
+    """1 where the clip decided"""
+    dual_clipped: Tensor
+    """1 where the dual clip did"""
+
+
+def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and mask of the terms, ``[R, ...]``, from those of numbers [R, chunk, action_dim]; 0 under the mask."""
+    log_prob = torch.where(mask, log_prob, 0.0)
+    for _ in range(_ADDED[ratio]):
+        log_prob, mask = log_prob.sum(-1), mask.any(-1)
+    return log_prob, mask
+
+
+def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Surrogate:
+    """Of terms of any shape."""
+    ratio = log_ratio.clamp(-MOST, MOST).exp()
+    free, held = -advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss, limit = torch.maximum(free, held), -advantage * dual_clip
+    dual = (advantage < 0) & (loss > limit) & (dual_clip > 0)
+    return Surrogate(torch.where(dual, limit, loss), (held > free).to(loss.dtype), dual.to(loss.dtype))
+
+
+def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Of each chunk [R], and 1 where the clip decided."""
+    free = (value - returns).square()
+    held = (old + (value - old).clamp(-clip, clip) - returns).square() if clip else free
+    return 0.5 * torch.maximum(free, held), (held > free).to(free.dtype)
+
+
+def weights(reduction: str, terms: Tensor, of: Tensor, all_terms: float, all_trajectories: float, horizon: int) -> Tensor:
+    """What each term of a row counts in the loss, [R]. `terms` [R]: how many a row has; `of` [R]: whose trajectory's it is."""
+    if reduction == "token_mean":
+        return torch.full_like(terms, 1 / max(all_terms, 1))
+    if reduction == "trajectory_sum":
+        return torch.full_like(terms, 1 / (max(all_trajectories, 1) * horizon))
+    own = torch.zeros(int(of.max()) + 1 if len(of) else 0, dtype=terms.dtype).index_add_(0, of, terms)[of]
+    return 1 / (max(all_trajectories, 1) * own.clamp(min=1))

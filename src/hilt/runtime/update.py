@@ -1,0 +1,386 @@
+"""One update of a policy from the episodes that it made: advantages, then epochs of optimiser steps, each of passes that fit in memory.
+
+    figures = Updater(PolicyGradient(), Trainee(policy, Optimiser())).update(episodes, rewards)
+
+Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the episodes of all ranks: what
+a term counts is known before its pass, from numbers that were added up over ranks. All ranks make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hilt.algos.advantage import advantages
+from hilt.algos.config import PolicyGradient
+from hilt.algos.kl import Controller, divergence
+from hilt.algos.surrogate import surrogate, terms, value_loss, weights
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.policies.base import Record, join, select
+from hilt.runtime.episode import Episode, token_mask
+from hilt.runtime.ranks import Alone, Ranks
+from hilt.runtime.trainee import Trainee
+
+Extra = Callable[[], tuple[Tensor, dict[str, float]]]
+"""A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
+
+
+class Updater:
+    """Holds how to update, and what is remembered from one update to the next."""
+
+    def __init__(
+        self,
+        settings: PolicyGradient,
+        actor: Trainee,
+        *,
+        ranks: Ranks | None = None,
+        critic: Trainee | None = None,
+        reference: Any = None,
+        extra_loss: Extra | None = None,
+        critic_warmup: int = 0,
+        seed: int = 0,
+    ):
+        """`critic`: trained apart; without, gae takes the policy's own value head. `reference`: a policy that stays as it is.
+
+        `extra_loss` is asked once in each step, at every rank; the mean over ranks counts. So many first updates move the critic alone.
+        """
+        settings.check()
+        if (settings.kl.where != "none") != (reference is not None):
+            raise ConfigError(f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither.")
+        if critic is not None and settings.estimator != "gae":
+            raise ConfigError(f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out.")
+        if critic_warmup and critic is None:
+            raise ConfigError(f"critic_warmup={critic_warmup} would do nothing without a separate critic: give one, or leave it out.")
+        self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
+        self._extra, self._warmup, self._seed = extra_loss, critic_warmup, seed
+        self._controller, self.updates = Controller(settings.kl), 0
+        self._actor_figures = ["policy_loss", "clip_fraction", "ppo_kl", "entropy"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
+        self._actor_figures += ["kl_loss"] * (settings.kl.where == "loss")
+        self._critic_figures = ["value_loss", "value_clip_fraction"] * (settings.estimator == "gae")
+
+    def update(
+        self,
+        episodes: Sequence[Episode],
+        rewards: Sequence[np.ndarray],
+        *,
+        progress: float = 1.0,
+        baselines: Mapping[int, float] | None = None,
+    ) -> dict[str, float]:
+        """Learns from this rank's episodes and the rewards of their chunks [rows]; gives figures, the same at every rank.
+
+        `progress`: how much of the run is done with this update, for the learning rate. `baselines`, of remax: by group, the sum of the
+        rewards of a greedy episode from the same start.
+        """
+        rows = self._rows(episodes, rewards)
+        all_episodes, all_rows, all_tokens = self._sum(len(episodes), len(rows), rows.mask.sum())
+        figures = {"trajectories": all_episodes, "chunks": all_rows, "tokens": all_tokens}
+        if all_tokens:
+            blank = self._blank(rows) if self.actor.lockstep else None
+            figures |= self._score(rows, baselines, blank)
+            figures |= self._learn(rows, progress, blank)
+        if "kl" in figures:
+            self._controller.follow(figures["kl"], int(figures["trajectories"]))
+        self.updates += 1
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """In JSON; the weights and what optimisers remember are with the trainees."""
+        return {"updates": self.updates, "kl_coefficient": self._controller.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.updates, self._controller.coefficient = int(state["updates"]), float(state["kl_coefficient"])
+
+    # Before the first step: what each chunk is worth
+
+    def _rows(self, episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Rows:
+        if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
+            raise SchemaError(f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk.")
+        policy = self.actor.module
+        shape = (0, int(policy.chunk), int(policy.action_dim))  # type: ignore[arg-type]
+        old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
+        mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, shape[2]) for e in episodes)]) & np.isfinite(old)
+        lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
+        return Rows(
+            list(episodes),
+            of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
+            at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
+            mask=torch.from_numpy(mask),
+            old=torch.from_numpy(np.where(mask, old, 0)),
+            rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
+            values=torch.zeros(len(old)),
+        )
+
+    def _score(self, rows: Rows, baselines: Mapping[int, float] | None, blank: Record | None) -> dict[str, float]:
+        """Fills in what the losses need of each chunk."""
+        settings, figures = self.settings, dict[str, float]()
+        if settings.recompute_log_prob:
+            rows.old = torch.where(rows.mask, self._looked_at(self.actor.module, rows, blank)[0], 0)
+        if self._reference is not None:
+            rows.reference = torch.where(rows.mask, self._looked_at(self._reference, rows, blank)[0], 0)
+            apart = divergence(rows.old, rows.reference, settings.kl.estimate).double() * rows.mask
+            tokens = rows.mask.sum((1, 2)).double()
+            share = weights("trajectory_mean", tokens, rows.of, 0, 1, 1)
+            summed, trajectories = self._sum((apart.sum((1, 2)) * share).sum(), len(rows.of[tokens > 0].unique()))
+            figures |= {"kl": summed / trajectories, "kl_coefficient": self._controller.coefficient}
+            if settings.kl.where == "reward":
+                rows.rewards = rows.rewards - self._controller.coefficient * apart.sum((1, 2))
+        if settings.estimator == "gae":
+            rows.values = self._values(rows, blank)
+        group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
+        baseline = None
+        if settings.estimator == "remax":
+            if missing := [e.start.group for e in rows.episodes if e.start.group not in (baselines or {})]:
+                raise ConfigError(f"estimator=remax: group {missing[0]} has no greedy episode beside it; give its score in baselines.")
+            baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
+        done = rows.padded(rows.mask.any(-1).any(-1).double())
+        rewards, values = rows.padded(rows.rewards), rows.padded(rows.values)
+        worth, returns = advantages(settings, rewards, done, group, values, baseline, self.ranks.sum_)
+        rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
+        return figures | self._told(rows)
+
+    def _values(self, rows: Rows, blank: Record | None) -> Tensor:
+        absent = any("value" not in e.record for e in rows.episodes)
+        if self._critic is None and not self.settings.recompute_log_prob and not self.ranks.any(absent):
+            return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)]))
+        return self._looked_at((self._critic or self.actor).module, rows, blank, values=True)[1]
+
+    def _told(self, rows: Rows) -> dict[str, float]:
+        score = rows.padded(rows.rewards).sum()
+        returns, error = rows.returns.double(), (rows.returns - rows.values).double()
+        sums = (score, rows.advantage.abs().sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
+        scored, size, first, second, wrong, squares = self._sum(*sums)
+        episodes, chunks = self._sum(len(rows.episodes), len(rows))
+        figures = {"score": scored / episodes, "advantage_size": size / chunks}
+        if self.settings.estimator == "gae":
+            left, spread = squares / chunks - (wrong / chunks) ** 2, second / chunks - (first / chunks) ** 2
+            figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
+        return figures
+
+    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False) -> tuple[Tensor, Tensor]:
+        """The log-probabilities that a module gives to all rows, or the values; without gradients."""
+        log_prob, value = torch.zeros_like(rows.old), torch.zeros(len(rows))
+        module.eval()
+        with torch.no_grad():
+            for part in self._passes(rows, torch.arange(len(rows)), self.settings.batch.log_prob_chunks_per_pass):
+                seen = module.evaluate(rows.record(part, blank))
+                if not values:
+                    log_prob[part] = seen.log_prob[: len(part)].float().cpu()
+                elif seen.value is None:
+                    raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
+                else:
+                    value[part] = seen.value[: len(part)].float().cpu()
+        return log_prob, value
+
+    # The steps
+
+    def _learn(self, rows: Rows, progress: float, blank: Record | None) -> dict[str, float]:
+        moved = [self._critic] if self._critic is not None else []
+        moved += [self.actor] if self._acts else []
+        names = self._actor_figures * self._acts + self._critic_figures
+        sums, seen = dict.fromkeys(names, 0.0), list[dict[str, float]]()
+        for trainee in moved:
+            trainee.module.train()
+        for epoch in range(self.settings.epochs):
+            for dealt in self._dealt(rows, epoch):
+                chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
+                share = self._shares(rows, chosen)
+                if share is None:
+                    continue
+                for part in self._passes(rows, chosen):
+                    for name, value in self._pass(rows, part, share, blank).items():
+                        sums[name] += value
+                shown = self._imitate() if self._extra is not None and self._acts else {}
+                for trainee in moved:
+                    prefix = "" if trainee is self.actor else "critic_"
+                    shown |= {prefix + name: value for name, value in trainee.step(progress).items()}
+                seen.append(shown)
+        for trainee in moved:
+            trainee.module.eval()
+        told = dict(zip(names, [x / len(seen) for x in self._sum(*(sums[name] for name in names))], strict=True))
+        return told | {name: sum(each[name] for each in seen) / len(seen) for name in seen[0]} | {"optimiser_steps": float(len(seen))}
+
+    @property
+    def _acts(self) -> bool:
+        """Whether the policy learns, and not the critic alone"""
+        return self.updates >= self._warmup
+
+    def _imitate(self) -> dict[str, float]:
+        assert self._extra is not None
+        loss, shown = self._extra()
+        self.actor.backward(loss / self.ranks.size)
+        names = sorted(shown)
+        return dict(zip(names, [x / self.ranks.size for x in self._sum(*(shown[name] for name in names))], strict=True))
+
+    def _dealt(self, rows: Rows, epoch: int) -> list[np.ndarray]:
+        """Which episodes are in which step: the same number of steps at every rank, some of them maybe without any."""
+        batch, order = self.settings.batch, np.arange(len(rows.episodes))
+        if not batch.trajectories_per_step:
+            return [order]
+        steps = self.ranks.max(math.ceil(len(order) * self.ranks.size / batch.trajectories_per_step))
+        if batch.shuffle:
+            order = np.random.default_rng([self._seed, self.ranks.rank, self.updates, epoch]).permutation(order)
+        return np.array_split(order, max(steps, 1))
+
+    def _shares(self, rows: Rows, chosen: Tensor) -> Shares | None:
+        """What each term, token and chunk of these rows counts; none if no rank has any."""
+        settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
+        tokens = mask.sum((1, 2)).float()
+        counts = terms(torch.zeros_like(rows.old[chosen]), mask, settings.ratio)[1].reshape(len(chosen), -1).sum(1).float()
+        sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
+        all_terms, all_tokens, all_chunks, trajectories = self._sum(*sums)
+        if not all_tokens:
+            return None
+        term = weights(settings.reduction, counts, of, all_terms, trajectories, settings.horizon)
+        token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
+        shares = torch.zeros(3, len(rows))
+        shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
+        return Shares(*shares)
+
+    def _pass(self, rows: Rows, part: Tensor, share: Shares, blank: Record | None) -> dict[str, float]:
+        """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
+        record, figures = rows.record(part, blank), dict[str, Tensor]()
+        if self._acts:
+            seen = self.actor.module.evaluate(record)  # type: ignore[operator]
+            loss = self._loss(rows, part, share, seen, figures) if len(part) else 0.0 * sum(x.sum() for x in seen if x is not None)
+            self.actor.backward(loss)
+        if self._critic is not None:
+            value = self._critic.module.evaluate(record).value  # type: ignore[operator]
+            self._critic.backward(self._value_loss(rows, part, share, value, figures) if len(part) else 0.0 * value.sum())
+        return dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True)) if figures else {}
+
+    def _loss(self, rows: Rows, part: Tensor, share: Shares, seen: Any, figures: dict[str, Tensor]) -> Tensor:
+        settings, device = self.settings, seen.log_prob.device
+        mask, old, term, token = (x[part].to(device) for x in (rows.mask, rows.old, share.term, share.token))
+        log_prob, there = terms(seen.log_prob, mask, settings.ratio)
+        change = log_prob - terms(old, mask, settings.ratio)[0]
+        advantage = rows.advantage[part].to(device).view(-1, *(1,) * (change.dim() - 1)).expand_as(change)
+        found = surrogate(change, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
+        loss = figures["policy_loss"] = _added(found.loss, there, term)
+        figures["clip_fraction"], figures["ppo_kl"] = _added(found.clipped, there, term), _added(-change, there, term)
+        entropy = figures["entropy"] = _added(seen.entropy, mask, token)
+        if settings.dual_clip:
+            figures["dual_clip_fraction"] = _added(found.dual_clipped, there, term)
+        if settings.entropy:
+            loss = loss - settings.entropy * entropy
+        if settings.kl.where == "loss" and rows.reference is not None:
+            apart = divergence(torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate)
+            figures["kl_loss"] = _added(apart, mask, token)
+            loss = loss + self._controller.coefficient * figures["kl_loss"]
+        if settings.estimator == "gae" and self._critic is None:
+            loss = loss + settings.value_coefficient * self._value_loss(rows, part, share, seen.value, figures)
+        return loss
+
+    def _value_loss(self, rows: Rows, part: Tensor, share: Shares, value: Tensor, figures: dict[str, Tensor]) -> Tensor:
+        old, returns, chunk = (x[part].to(value.device) for x in (rows.values, rows.returns, share.chunk))
+        loss, clipped = value_loss(value, old, returns, self.settings.value_clip)
+        figures["value_clip_fraction"] = (clipped * chunk).sum()
+        figures["value_loss"] = (loss * chunk).sum()
+        return figures["value_loss"]
+
+    # Passes, and what is agreed with the other ranks
+
+    def _passes(self, rows: Rows, chosen: Tensor, size: int = 0) -> Iterator[Tensor]:
+        """The rows in parts that go through the policy together. In lockstep all ranks have as many, the last ones maybe empty."""
+        batch, limit = self.settings.batch, self.settings.batch.tokens_per_pass
+        if limit and not size:
+            parts = _packed(rows, chosen, limit)
+        else:
+            parts = list(chosen.split(size or batch.chunks_per_pass)) if len(chosen) else []
+        yield from parts
+        if self.actor.lockstep:
+            for _ in range(self.ranks.max(len(parts)) - len(parts)):
+                yield chosen[:0]
+
+    def _blank(self, rows: Rows) -> Record:
+        """One row of a record, of the first rank that has any: for the passes of one that has none."""
+        mine = select(rows.episodes[0].record, slice(0, 1)) if len(rows) else {}
+        cards = self.ranks.gather({name: [str(array.dtype), list(array.shape)] for name, array in mine.items()})
+        giver = next(rank for rank, card in enumerate(cards) if card)
+        record: Record = {}
+        for name, (kind, shape) in cards[giver].items():
+            wide = np.dtype(np.float64 if np.dtype(kind).kind == "f" else np.int64)
+            row = mine[name].astype(wide) if self.ranks.rank == giver else np.zeros(shape, wide)
+            record[name] = self.ranks.sum_(torch.from_numpy(row)).numpy().astype(kind)
+        return record
+
+    def _sum(self, *values: Any) -> list[float]:
+        """Numbers, added up over ranks."""
+        return self.ranks.sum_(torch.tensor([float(value) for value in values], dtype=torch.float64)).tolist()
+
+
+@dataclass
+class Rows:
+    """The chunks of all episodes of this rank, one after the other."""
+
+    episodes: list[Episode]
+    of: Tensor
+    """int64 [R]: whose"""
+    at: Tensor
+    """int64 [R]: which of its chunks"""
+    mask: Tensor
+    """bool [R, chunk, action_dim]: the numbers that were carried out"""
+    old: Tensor
+    """Log-probabilities when they were drawn, like `mask`"""
+    rewards: Tensor
+    """float64 [R]"""
+    values: Tensor
+    """[R]: what was expected of each; 0 without a critic"""
+    advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[R]"""
+    returns: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[R]: what the critic should have expected"""
+    reference: Tensor | None = None
+    """The reference's log-probabilities, like `mask`"""
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """[episodes, longest], zeros after the end of each, from [R]."""
+        whole = torch.zeros(len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, dtype=torch.float64)
+        whole[self.of, self.at] = x.double()
+        return whole
+
+    def record(self, part: Tensor, blank: Record | None) -> Record:
+        """Of some rows; of none, the blank one."""
+        if not len(part):
+            assert blank is not None, "only a policy in lockstep is asked about nothing"
+            return blank
+        of, at = self.of[part].numpy(), self.at[part].numpy()
+        cuts = np.flatnonzero(np.diff(of)) + 1
+        return join([select(self.episodes[i[0]].record, rows) for i, rows in zip(np.split(of, cuts), np.split(at, cuts), strict=True)])
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What counts how much in the loss of one step, [R] each."""
+
+    term: Tensor
+    token: Tensor
+    chunk: Tensor
+
+
+def _added(x: Tensor, mask: Tensor, share: Tensor) -> Tensor:
+    return (torch.where(mask, x, 0.0).reshape(len(x), -1).sum(1) * share).sum()
+
+
+def _packed(rows: Rows, chosen: Tensor, limit: int) -> list[Tensor]:
+    """Rows of like length together, as many as the limit on tokens lets."""
+    size = rows.mask[0].numel() if len(rows) else 0
+    prompts = np.concatenate([np.zeros(0, np.int64), *(e.record["prompt_length"] for e in rows.episodes)])
+    tokens, parts, room = prompts + size, list[list[int]](), 0
+    for row in sorted(chosen.tolist(), key=lambda row: (tokens[row], row)):
+        if tokens[row] > limit:
+            raise ConfigError(f"batch.tokens_per_pass={limit}: one chunk with its prompt has {tokens[row]} tokens; give at least as many.")
+        if tokens[row] > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(row)
+        room -= tokens[row]
+    return [torch.tensor(part) for part in parts]
