@@ -197,15 +197,15 @@ class Collector:
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
         """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
-        before, tally = self.state_dict(), _Tally(self._surplus, self._solved)
+        before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._solved)
         try:
             groups = self._collected(policy, version, tally, keep, stop) if self.agenda.tasks else []
             baselines = self._greedy(policy, version, groups, keep, stop) if greedy and groups else {}
         except BaseException:
-            self.load_state_dict(before)
+            self.load_state_dict(before, find=lambda held: held[""])
             raise
         if groups is None or baselines is None:
-            self.load_state_dict(before)
+            self.load_state_dict(before, find=lambda held: held[""])
             return Collected(stopped=True)
         figures = tally.figures(groups, self._surplus, self._solved)
         return Collected([episode for group in groups for episode in group], baselines, figures, tally.report())
@@ -274,9 +274,8 @@ class Collector:
         starts = [replace(group[0].start, member=len(group)) for group in groups]
         for outcome in roll_out(policy, self._pool, starts, sample=False, stop=stop, **self._options(version)):
             if isinstance(outcome, Lost):
-                raise EmptyError(
-                    f"rank {self._rank}: group {outcome.start.group} has no greedy episode; its simulator failed:\n{outcome.error}"
-                )
+                whose = f"rank {self._rank}: the greedy episode of group {outcome.start.group}"
+                raise EmptyError(f"{whose} was lost with its simulator:\n{outcome.error}")
             keep(outcome)
             found[outcome.start.group] = outcome
         return found if len(found) == len(starts) else None
@@ -342,10 +341,11 @@ class Collector:
             self._pool.collect(sorted(self._begun))
             self._begun = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Cursors, draws, the surplus and what is planned, as arrays and text."""
+    def state_dict(self, store: Callable[[Episode], Mapping[str, Any]] = pack) -> dict[str, Any]:
+        """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds it again, where it is in a
+        log already."""
         planned = [asdict(start) for start in self._planned]
-        surplus = {str(i): {str(j): pack(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)}
+        surplus = {str(i): {str(j): store(episode) for j, episode in enumerate(group)} for i, group in enumerate(self._surplus)}
         return {
             "agenda": json.dumps(self.agenda.state_dict()),
             "planned": json.dumps(planned),
@@ -353,12 +353,12 @@ class Collector:
             "surplus": surplus,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], Episode] = unpack) -> None:
         self.settle()
         self.agenda.load_state_dict(json.loads(state["agenda"]))
         self._planned = [Start(**start) for start in json.loads(state["planned"])]
         self._draws.set_state(as_tensor(state["draws"], "draws"))
-        self._surplus = [[unpack(episode) for episode in group.values()] for group in state["surplus"].values()]
+        self._surplus = [[find(held) for held in group.values()] for group in state["surplus"].values()]
 
 
 def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:

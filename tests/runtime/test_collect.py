@@ -1,0 +1,284 @@
+"""Exactly so many episodes, in whole groups that began alike; what is dropped, lost or left over is told, and resumed bit for bit."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.replay.torch import save_pt
+from hilt.runtime.collect import Collecting, Collector
+from tests.runtime.test_rollout import plain
+from tests.runtime.toy_pool import GAME, Dice, ToyPool
+
+SMALL = Collecting(group_size=2, data_batch_size=4, retries=0)
+
+
+def made(pool=None, tasks=("a", "b"), said=None, rank=0, ranks=1, **changes):
+    tell = said.append if said is not None else (lambda text: None)
+    return Collector(replace(SMALL, **changes), list(tasks), pool or ToyPool(), GAME, rank=rank, ranks=ranks, seed=3, say=tell)
+
+
+def steps(collector, count, policy=None, **options):
+    return [[plain(episode) for episode in collector.collect(policy or Dice(), n, **options).episodes] for n in range(count)]
+
+
+def stored(state):
+    """A checkpoint's way to the disk and back."""
+    data = io.BytesIO()
+    save_pt(state, data)
+    data.seek(0)
+    return torch.load(data, weights_only=True)
+
+
+def by_state(*lost):
+    return lambda start: start.state in lost
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_never_one_more_or_less_and_whole_groups_that_began_alike(data):
+    size = data.draw(st.integers(1, 4))
+    wanted = data.draw(st.integers(1, 4))
+    at_once = data.draw(st.integers(0, 5))
+    factor = 1.0 if at_once else data.draw(st.sampled_from([1.0, 1.5, 3.0]))
+    lossy = ToyPool(data.draw(st.integers(1, 7)), lose=lambda start: start.state % 4 == 3 and start.member == 0)
+    collector = made(lossy, group_size=size, data_batch_size=size * wanted, groups_at_once=at_once, oversample_factor=factor,
+                     dynamic_sampling=size > 1, max_sampling_attempts=200)  # fmt: skip
+    for version in range(3):
+        kept = []
+        got = collector.collect(Dice(), version, keep=kept.append)
+        assert len(got.episodes) == size * wanted and got.figures["used_groups"] == wanted
+        assert got.figures["episodes"] == len(kept)
+        for low in range(0, len(got.episodes), size):
+            group = got.episodes[low : low + size]
+            assert len({(episode.start.place, episode.start.group, episode.first) for episode in group}) == 1
+            assert [episode.start.member for episode in group] == list(range(size))
+            assert size == 1 or 0 < sum(episode.success for episode in group) < size
+            assert all(version - episode.version in range(3) for episode in group)
+
+
+def test_one_task_a_step_and_idle_ranks():
+    tasks = [str(task) for task in range(9)]
+    ranks = [made(tasks=tasks, rank=rank, ranks=2, tasks_per_step=1) for rank in range(2)]
+    seen = [tuple({episode.start.task for episode in one.collect(Dice()).episodes}.pop() for one in ranks) for _ in range(6)]
+    assert seen == [("0", "1"), ("2", "3"), ("4", "5"), ("6", "7"), ("8", "1"), ("0", "3")]
+    busy, idle = (made(tasks=["9"], rank=rank, ranks=2) for rank in range(2))
+    there, none = busy.collect(Dice()), idle.collect(Dice())
+    assert len(there.episodes) == 4 and none.episodes == [] and none.report == "nothing was rolled out"
+    assert there.figures.keys() == none.figures.keys() and not any(none.figures.values())
+    idle.load_state_dict(stored(idle.state_dict()))
+    thief = made(tasks=["9"], rank=1, ranks=2, idle_ranks="steal").collect(Dice())
+    owner = made(tasks=["9"], rank=0, ranks=2, idle_ranks="steal").collect(Dice())
+    assert len(thief.episodes) == 4
+    assert {e.start.state for e in thief.episodes} & {e.start.state for e in owner.episodes} == set()
+
+
+def test_only_training_states_and_so_many_of_them():
+    pool = ToyPool()
+    collector = made(pool, tasks=["a"], states_per_task=3)
+    steps(collector, 4)
+    assert {start.state for start in pool.started} == {0, 1, 2} and {start.split for start in pool.started} == {"train"}
+    with pytest.raises(ConfigError, match="states_per_task=11: a has 10 in its split 'train'"):
+        made(states_per_task=11)
+    with pytest.raises(UnknownNameError, match="no split of a named 'test'"):
+        made(split="test")
+    distinct = ToyPool()
+    made(distinct, tasks=["a"], init_state_mode="distinct", groups_at_once=2).collect(Dice())
+    assert sorted(start.state for start in distinct.started) == [0, 1, 2, 3]
+
+
+def test_an_environment_that_does_not_begin_alike_is_found_out():
+    with pytest.raises(SchemaError, match=r"members 0 and 1 of group 0 \(a, state 0\) did not begin with the same observation"):
+        made(ToyPool(broken=True)).collect(Dice())
+    assert len(made(ToyPool(broken=True), same_first_frame=False).collect(Dice()).episodes) == 4
+    assert len(made(ToyPool(broken=True), init_state_mode="distinct").collect(Dice()).episodes) == 4
+
+    class Elsewhere(ToyPool):
+        def start(self, slot, start):
+            super().start(slot, replace(start, state=start.member))
+
+    with pytest.raises(SchemaError, match="did not begin with the same observation"):
+        made(Elsewhere()).collect(Dice())
+
+
+def test_accuracy_bounds_are_inclusive():
+    half = made(group_size=4, data_batch_size=8, filter_accuracy=True, accuracy_lower_bound=0.5, accuracy_upper_bound=0.5,
+                max_sampling_attempts=50)  # fmt: skip
+    got = half.collect(Dice())
+    shares = [np.mean([episode.success for episode in got.episodes[low : low + 4]]) for low in (0, 4)]
+    assert shares == [0.5, 0.5] and got.figures["dropped_too_easy"] + got.figures["dropped_too_hard"] > 0
+    sure = made(ToyPool(hard=lambda start: 0.0), filter_accuracy=True, accuracy_lower_bound=0.5, accuracy_upper_bound=1.0)
+    assert sure.collect(Dice()).figures["attempts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("hard", "words"), [(0.0, "all members succeeded.*The policy solves these"), (2.0, "all members failed.*solves none")]
+)
+def test_nothing_is_left_to_learn_from(hard, words):
+    collector = made(ToyPool(hard=lambda start: hard), dynamic_sampling=True, max_sampling_attempts=3, rank=1, ranks=2)
+    before = stored(collector.state_dict())
+    counts = "rank 1 has 0 of 2 groups of b after max_sampling_attempts=3: 6 groups in 3 attempts, 6 dropped"
+    with pytest.raises(EmptyError, match=rf"{counts} \({words}"):
+        collector.collect(Dice())
+    assert collector.state_dict()["agenda"] == before["agenda"], "as before the step that failed"
+    said: list[str] = []
+    on = made(ToyPool(hard=lambda start: hard), said=said, dynamic_sampling=True, max_sampling_attempts=3, when_exhausted="continue")
+    got = on.collect(Dice())
+    assert got.episodes == [] and got.figures["attempts"] == 3 and "It goes on with these" in said[-1]
+    assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, "without the filter, such groups count"
+
+
+def test_truncated_and_ill_formed_groups_are_dropped():
+    got = made(ToyPool(hard=lambda start: 0.9), filter_truncated=True, max_sampling_attempts=50).collect(Dice())
+    assert not any(episode.truncated for episode in got.episodes) and got.figures["dropped_truncated"] > 0
+    said: list[str] = []
+    policy = Dice(lambda seen: "nan" if seen["state"][0] in (0, 2) else "")
+    got = made(tasks=["a"], said=said).collect(policy)
+    assert [episode.start.state for episode in got.episodes] == [1, 1, 3, 3] and got.figures["dropped_ill_formed"] == 2
+    assert said == ["an ill-formed chunk in a, state 0: an action is not finite"]
+    token = Dice(lambda seen: "token" if seen["state"][0] == 0 else "")
+    got = made(ToyPool(hard=lambda start: 20.0), tasks=["a"], filter_format=False).collect(token)
+    assert [episode.start.state for episode in got.episodes] == [0, 0, 1, 1] and got.episodes[0].ill_formed
+    with pytest.raises(RuntimeError, match="the dice are gone"):
+        made(filter_format=False).collect(Dice(lambda seen: "raise"))
+    with pytest.raises(EmptyError, match=r"a chunk was ill-formed\).*cannot be carried out(?s:.*)RuntimeError: the dice are gone"):
+        made(max_sampling_attempts=2).collect(Dice(lambda seen: "raise"))
+
+
+def test_a_failed_rollout_is_an_attempt_and_is_told_with_its_traceback():
+    said: list[str] = []
+    got = made(ToyPool(lose=by_state(0)), tasks=["a"], said=said).collect(Dice())
+    assert [episode.start.state for episode in got.episodes] == [1, 1, 2, 2]
+    assert got.figures["attempts"] == 2 and got.figures["lost_episodes"] == 2 and got.figures["dropped_lost"] == 1
+    assert said[0] == "rank 0: an episode of a, state 0, is lost:\nTraceback: the simulator of the toy fell over"
+    with pytest.raises(EmptyError, match=r"4 dropped \(a member was lost with its simulator\), 8 episodes lost(?s:.*)Traceback: the sim"):
+        made(ToyPool(lose=lambda start: True), max_sampling_attempts=2).collect(Dice())
+    once = iter([True])
+    assert made(ToyPool(lose=lambda start: next(once, False)), retries=1).collect(Dice()).figures["attempts"] == 1
+
+
+def test_the_surplus_is_used_in_the_next_step_or_thrown_away():
+    collector = made(tasks=["a"], groups_at_once=3)
+    first, second, third = (collector.collect(Dice(), version) for version in range(3))
+    assert [episode.start.state for episode in first.episodes + second.episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [episode.version for episode in second.episodes] == [0, 0, 1, 1] and second.figures["carried_groups"] == 1
+    assert third.figures["attempts"] == 0 and third.report == "nothing was rolled out", "two groups were left over"
+    wasteful = made(tasks=["a"], groups_at_once=3, carry_over=False)
+    assert [e.start.state for e in wasteful.collect(Dice()).episodes + wasteful.collect(Dice()).episodes] == [0, 0, 1, 1, 3, 3, 4, 4]
+    assert made(oversample_factor=1.5).collect(Dice()).figures["surplus_groups"] == 1
+
+
+OPTIONS = {
+    "plain": {},
+    "surplus": {"groups_at_once": 3, "dynamic_sampling": True, "max_sampling_attempts": 50},
+    "prefetch": {"prefetch": True, "oversample_factor": 1.5, "dynamic_sampling": True, "max_sampling_attempts": 50},
+    "solved": {"skip_solved": True, "states_per_task": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_it_goes_on_bit_for_bit_also_from_the_middle_of_a_collection(name):
+    def go(collector, count):
+        done = []
+        for _ in range(count):
+            collector.ahead()
+            done += steps(collector, 1)
+        return done
+
+    whole = made(**OPTIONS[name])
+    go(whole, 3)
+    whole.ahead()
+    state, rest = stored(whole.state_dict()), None
+    resumed = made(**OPTIONS[name])
+    resumed.load_state_dict(state)
+    calls = iter([False] * 5 + [True])
+    stopped = resumed.collect(Dice(), stop=lambda: next(calls, True))
+    assert name == "surplus" or (stopped.stopped and stopped.episodes == [])
+    if not stopped.stopped:
+        resumed.load_state_dict(state)
+    rest = go(whole, 3)
+    assert go(resumed, 3) == rest
+    assert str(stored(whole.state_dict())) == str(stored(resumed.state_dict()))
+
+
+def test_the_surplus_may_be_stored_elsewhere():
+    whole, resumed, log = made(groups_at_once=3), made(groups_at_once=3), []
+    whole.collect(Dice())
+    state = stored(whole.state_dict(store=lambda episode: {"number": log.append(episode) or len(log) - 1}))
+    assert state["surplus"] == {"0": {"0": {"number": 0}, "1": {"number": 1}}}
+    resumed.load_state_dict(state, find=lambda held: log[held["number"]])
+    assert steps(resumed, 2) == steps(whole, 2)
+
+
+def test_prefetch_changes_when_a_reset_begins_and_nothing_else():
+    early, late = ToyPool(), ToyPool()
+    ahead, usual = made(early, prefetch=True), made(late)
+    for _ in range(2):
+        assert steps(ahead, 1) == steps(usual, 1)
+        ahead.ahead()
+        usual.ahead()
+    assert len(early.started) - len(late.started) == 4, "all slots"
+    ahead.settle()
+    assert early.idle
+    got = ahead.collect(Dice())
+    assert [plain(episode) for episode in got.episodes] == steps(usual, 1)[0]
+
+
+def test_solved_states_are_passed_over():
+    pool = ToyPool(hard=lambda start: 0.0 if start.state < 2 else 2.0)
+    collector = made(pool, tasks=["a"], states_per_task=4, skip_solved=True)
+    seen = [[episode.start.state for episode in collector.collect(Dice()).episodes[::2]] for _ in range(3)]
+    assert seen == [[0, 1], [2, 3], [2, 3]]
+    assert collector.collect(Dice()).figures["skipped_states"] == 2
+
+
+def test_greedy_episodes_from_where_the_groups_began():
+    kept: list = []
+    got = made(ToyPool(hard=lambda start: 0.5 if start.state else 0.6)).collect(Dice(), 7, greedy=True, keep=kept.append)
+    assert got.greedy.keys() == {episode.start.group for episode in got.episodes} and len(kept) == 6
+    for episode in got.episodes:
+        greedy = got.greedy[episode.start.group]
+        assert greedy.start.place == episode.start.place and greedy.first == episode.first and greedy.version == 7
+        assert greedy.success == (episode.start.state != 0)
+    with pytest.raises(EmptyError, match=r"the greedy episode of group 0 was lost with its simulator:\nTraceback"):
+        made(ToyPool(lose=lambda start: start.member == 2)).collect(Dice(), greedy=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data_batch_size": 5}, "data_batch_size=5 episodes are not whole groups of group_size=2: give 4"),
+        ({"accuracy_lower_bound": 0.1}, "accuracy_lower_bound=0.1 would do nothing: it needs filter_accuracy=true"),
+        ({"filter_accuracy": True}, "filter_accuracy=True would do nothing: it needs a bound"),
+        ({"accuracy_lower_bound": 0.9, "accuracy_upper_bound": 0.1, "filter_accuracy": True}, "expected 0 <= lower <= upper <= 1"),
+        ({"carry_over": False}, "carry_over=False would do nothing: it needs oversample_factor above 1 or groups_at_once"),
+        ({"oversample_factor": 0.5}, "oversample_factor=0.5: expected a number from 1 on"),
+        ({"groups_at_once": 2, "oversample_factor": 2.0}, "oversample_factor=2.0 would do nothing: it needs groups_at_once=0"),
+        ({"group_size": 1, "dynamic_sampling": True}, "dynamic_sampling=True would do nothing: it needs a group_size of at least 2"),
+        ({"init_state_mode": "destinct"}, "did you mean 'distinct'"),
+        ({"idle_ranks": "join"}, "no idle_ranks named 'join'"),
+        ({"temperature": 0.0}, "a temperature of 0.0 draws nothing"),
+    ],
+)
+def test_what_cannot_work_or_would_do_nothing_is_refused(changes, words):
+    with pytest.raises((ConfigError, UnknownNameError), match=words):
+        made(**changes)
+
+
+def test_temperature_rows_at_once_and_execute_reach_the_policy():
+    seen: list[tuple[int, float]] = []
+
+    class Watched(Dice):
+        def act(self, observations, sample=True, temperature=1.0, generator=None):
+            seen.append((len(observations), temperature))
+            return super().act(observations, sample, temperature, generator)
+
+    got = made(ToyPool(slots=8), temperature=1.6, rows_at_once=1, execute=1).collect(Watched())
+    assert set(seen) == {(1, 1.6)} and all(episode.executed.max() == 1 for episode in got.episodes)
