@@ -16,6 +16,7 @@ import pytest
 
 from tests import golden
 from tests.golden.__main__ import main
+from tests.golden.kinds import algos
 from tests.replay.rlinf_golden import packed
 
 pytest.importorskip("torch")
@@ -167,6 +168,28 @@ def test_one_number_of_pi0(name: str, key: str, copied: Any, capsys: pytest.Capt
         moved = np.array(array)
         first = moved.reshape(-1)[:1]
         first[:] = first * (1.0001 if key.startswith("out.") else 1.1) if moved.dtype.kind == "f" else first ^ 1
+        return moved
+
+    change_npz(path, key, change)
+    fails(capsys, path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("grpo", "gae_adv_g0.99_l0.95", "gae_ret_g0.99_l0.95", "reinforce_pp_g0.98", "policy_loss_h0.28_l0.2", "clip_fraction", "ppo_kl"),
+        *("value_loss_c0.5", "value_clip_fraction", "kl_penalty_kl", "kl_penalty_abs", "kl_penalty_mse", "entropy_mean_first6", "mask"),
+        *("adaptive_kl_values", "rewards", "finish", "group", "values", "log_prob", "ref_log_prob", "value_pred", "adaptive_kl_inputs"),
+    ],
+)
+def test_one_number_of_the_algorithms(key: str, copied: Any, capsys: pytest.CaptureFixture[str]):
+    """The first, by 1e-5 or by one; an input by a tenth."""
+    path = copied("algos") / "algos.npz"
+
+    def change(array: Any) -> Any:
+        moved = np.array(array)
+        first = moved.reshape(-1)[:1]
+        first[:] = ~first if moved.dtype == bool else first + (1 if moved.dtype.kind == "i" else 0.1 if key in algos.INPUTS else 1e-5)
         return moved
 
     change_npz(path, key, change)

@@ -27,7 +27,7 @@ import numpy as np
 from hilt.core.errors import HiltError
 
 FOLDER = Path(__file__).parent
-KINDS = ("rlds", "trajectories", "lerobot", "rlinf", "hilserl", "reverb", "image", "openvla", "pi0")
+KINDS = ("rlds", "trajectories", "lerobot", "rlinf", "hilserl", "reverb", "image", "openvla", "pi0", "algos")
 """The modules of `kinds/`. An issue that brings golden files of a new kind adds its name here."""
 BROKEN = (HiltError, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, ImportError, AssertionError, zipfile.BadZipFile)
 """What a damaged or foreign golden file may raise: a FAIL of that file, and the others are still compared."""

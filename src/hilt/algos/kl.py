@@ -5,7 +5,7 @@
     mse         1/2 d^2
     low_var_kl  exp(-d) + d - 1        the same mean as kl, never below 0
 
-After n trajectories an adaptive coefficient (Ziegler et al., 2019) becomes ``coefficient (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)``.
+After n trajectories an adaptive coefficient c becomes ``c (1 + clip(kl / target - 1, -0.2, 0.2) n / horizon)`` (Ziegler et al., 2019).
 """
 
 from __future__ import annotations

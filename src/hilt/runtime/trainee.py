@@ -35,7 +35,7 @@ class Trainee:
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ConfigError(f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients.")
-        self._adam = Adam(self.trained.values(), 0.0, settings.weight_decay, settings.betas, apart=True)
+        self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this loss to what is there. Losses of all passes and ranks add up."""
@@ -72,6 +72,10 @@ class Trainee:
                     tensor.copy_(state[part][name])
 
     # What is another for a module in pieces
+
+    def _pieces(self) -> list[Tensor]:
+        """What AdamW moves at this rank"""
+        return list(self.trained.values())
 
     def _gradients(self) -> list[Tensor | None]:
         """The gradients, added up over ranks. One that no rank has is None; one that some have not counts as zeros there."""
