@@ -31,7 +31,9 @@ train, learner, actor = (typer.Typer(add_completion=False) for _ in range(3))
 
 Recipe = Annotated[
     str | None,
-    typer.Argument(metavar="RECIPE", help="hil_debug, tabletop_pick, a run.yaml, or module:function of yours.", show_default=False),
+    typer.Argument(
+        metavar="RECIPE", help="hil_debug, tabletop_pick, vla_debug, a run.yaml, or module:function of yours.", show_default=False
+    ),
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
 Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
@@ -47,12 +49,16 @@ def train_command(
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
 ) -> None:
-    """Train: a learner and actors on this machine. Stopped in any way, --resume goes on; no step is lost.
+    """Train: a learner and actors on this machine; or, of a recipe of post-training, a vision-language-action policy on its own rollouts.
+    Stopped in any way, --resume goes on; no step is lost.
 
-    Two others have their own help: `hilt train sft` (a policy imitates demonstrations), `hilt train classifier` (a reward from frames).
+    Others have their own help: `hilt train sft` (a policy imitates demonstrations), `hilt train classifier` (a reward from frames).
     """
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
+    if _of_post_training(recipe, folder, resume):
+        _post_train(recipe, words, folder, resume, dry_run)
+        return
     if dry_run:
         _show(recipe, words, folder, resume)
         return
@@ -118,6 +124,25 @@ def actor_command(
     elif acted.spooled:
         typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
     leave(stopped)
+
+
+def _of_post_training(recipe: str, folder: Path, resume: bool) -> bool:
+    if resume and not recipe and (folder / "run.json").is_file():
+        from hilt.core.files import read_json
+
+        return read_json(folder / "run.json").get("kind") == "vla"
+    from hilt.recipes import is_vla
+
+    return bool(recipe) and is_vla(recipe)
+
+
+def _post_train(recipe: str, words: list[str], folder: Path, resume: bool, dry_run: bool) -> None:
+    from hilt.cli.post_train import run
+    from hilt.core.config import build
+    from hilt.recipes import vla_recipe
+
+    optional_module("torch", "hilt train", "torch")
+    run(None if resume else build(vla_recipe(recipe), *words), folder, recipe, words, resume, dry_run)
 
 
 def _live(folder: Path, config: Hil) -> Live:

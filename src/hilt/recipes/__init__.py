@@ -6,7 +6,9 @@ config = build(recipe("tabletop_pick"), "max_seconds=300")
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, UnknownNameError
@@ -15,12 +17,41 @@ from hilt.runtime.config import Hil
 
 if TYPE_CHECKING:
     from hilt.runtime.sft import Sft
+    from hilt.runtime.vla_config import Vla
 
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {name: f"hilt.recipes.sft:{name}" for name in ("sft_debug", "sft_tabletop")}
 """The same, for `hilt train sft`"""
+VLA_RECIPES = {name: f"hilt.recipes.vla:{name}" for name in ("vla_debug",)}
+"""The same, for post-training: `hilt train` knows from the recipe what is to be done"""
+
+
+def is_vla(name: str) -> bool:
+    """Whether a recipe is of post-training: one of `VLA_RECIPES`, a file that names `tasks`, or a function that returns a `Vla`."""
+    if name.endswith((".yaml", ".yml")):
+        from omegaconf import OmegaConf
+
+        try:
+            return "tasks" in OmegaConf.load(name)
+        except (OSError, ValueError, YAMLError):
+            return False  # whoever reads it says what is wrong with it
+    if name in VLA_RECIPES or ":" not in name or name.startswith("hil-serl:"):
+        return name in VLA_RECIPES
+    return type(_made(name)).__name__ == "Vla"
+
+
+def vla_recipe(name: str) -> Vla:
+    """The settings that a name stands for: one of `VLA_RECIPES`, a YAML file, or a function of yours."""
+    from hilt.runtime.vla_config import Vla
+
+    if name.endswith((".yaml", ".yml")):
+        return build(Vla(), Path(name))
+    made = _made(VLA_RECIPES.get(name, name))
+    if not isinstance(made, Vla):
+        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.vla_config.Vla, or a function that returns one.")
+    return made
 
 
 def sft_recipe(name: str) -> Sft:
@@ -31,8 +62,7 @@ def sft_recipe(name: str) -> Sft:
         return build(Sft(), Path(name))
     if name not in SFT_RECIPES and ":" not in name:
         raise UnknownNameError("recipe of hilt train sft", name, SFT_RECIPES)
-    made = load(SFT_RECIPES.get(name, name))
-    made = made() if callable(made) else made
+    made = _made(SFT_RECIPES.get(name, name))
     if not isinstance(made, Sft):
         raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.sft.Sft, or a function that returns one.")
     return made
@@ -48,9 +78,13 @@ def recipe(name: str) -> Hil:
 
         return from_hil_serl(name.removeprefix("hil-serl:"))
     if name not in RECIPES and ":" not in name:
-        raise UnknownNameError("recipe", name, RECIPES)
-    made = load(RECIPES.get(name, name))
-    made = made() if callable(made) else made
+        raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES])
+    made = _made(RECIPES.get(name, name))
     if not isinstance(made, Hil):
         raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.config.Hil, or a function that returns one.")
     return made
+
+
+def _made(place: str) -> Any:
+    made = load(place)
+    return made() if callable(made) else made

@@ -28,14 +28,17 @@ ENDED = ("success", "steps", "truncated", "version", "ill_formed")
 
 
 class EpisodeLog:
-    """Opened by the one rank that writes it. `path` is made with the first episode, which says what the columns are."""
+    """Opened by the one rank that writes it. `path` is made with the first episode, which says what the columns are. Beyond
+    `capacity_bytes` the oldest go; 0: none does."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, capacity_bytes: int = 0):
+        self.path, self._capacity = path, capacity_bytes or None
         self._log = Log.open(path, "a") if (path / "log.json").is_file() else None
 
     def add(self, episode: Episode, step: int) -> int:
-        """Writes an episode of training step `step`; its number is also in `episode.trajectory` from now on."""
+        """Writes an episode of training step `step`; its number is also in `episode.trajectory`. One without a chunk has none."""
+        if not episode.rows:
+            return -1
         record = episode.record
         width = record["prompt"].shape[1] if "prompt" in record else 0
         if width:
@@ -48,7 +51,7 @@ class EpisodeLog:
         }  # fmt: skip
         trajectory = _wide(columns)
         if self._log is None:
-            self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never")
+            self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", capacity_bytes=self._capacity)
         facts = {name: getattr(episode.start, name) for name in STARTED} | {name: getattr(episode, name) for name in ENDED}
         facts |= {INSTRUCTION: episode.instruction, "first": episode.first.hex(), "prompt_width": width, "training_step": step}
         episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.base import check_effect
 from hilt.policies.small_vla import SmallVLAConfig
 from hilt.policies.weights import check_device
+from hilt.runtime.collect import Collecting
+from hilt.runtime.group import Placement, Sharding
 from hilt.runtime.sft import Lora, words
 
 CRITICS = ("none", "shared", "detached", "separate")
@@ -45,10 +48,18 @@ class Critic:
     kind: str = "none"
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
     own, begun from the same weights; "none" """
-    learning_rate: float = 1e-4
-    """Of a separate one; a head learns at the policy's"""
+    optimiser: Optimiser = field(default_factory=lambda: Optimiser(learning_rate=1e-4))
+    """Of a separate one; a head learns as the policy does"""
     warmup_steps: int = 0
-    """Training steps at the beginning in which a separate critic learns alone"""
+    """Training steps at the beginning in which a separate one learns alone"""
+
+
+@dataclass
+class Reference:
+    """The policy as it was at the start: for algorithm.kl."""
+
+    offload: bool = False
+    """Its weights lie in the host's memory, and go to the device only while they are needed"""
 
 
 @dataclass
@@ -72,7 +83,7 @@ class Validation:
     """How good the policy is, on initial states that training never sees. Every episode counts."""
 
     split: str = "eval"
-    """Whose initial states"""
+    """Whose initial states: another than collect.split"""
     episodes: int = 0
     """Of each task, from the first state on; 0: every state once"""
     before: bool = True
@@ -119,18 +130,26 @@ class Vla:
     columns: dict[str, str] = field(default_factory=dict)
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
     pool: Simulators = field(default_factory=Simulators)
+    collect: Collecting = field(default_factory=Collecting)
     rewards: Rewards = field(default_factory=Rewards)
+    algorithm: PolicyGradient = field(default_factory=PolicyGradient)
+    optimiser: Optimiser = field(default_factory=Optimiser)
     critic: Critic = field(default_factory=Critic)
+    reference: Reference = field(default_factory=Reference)
     imitation: Imitation = field(default_factory=Imitation)
     validation: Validation = field(default_factory=Validation)
+    placement: Placement = field(default_factory=Placement)
+    sharding: Sharding = field(default_factory=Sharding)
     max_steps: int = 100
-    """Training steps: each collects episodes and learns from them"""
+    """Training steps: each collects episodes and learns from them; 0: the policy is validated, and that is all"""
     max_seconds: float = 0.0
     """It ends after the step in which so many seconds of work have passed; 0: max_steps alone counts"""
     checkpoint_period: int = 10
     """Training steps between two checkpoints"""
     checkpoint_keep: int = 1
     """The newest so many stay"""
+    rollouts_gb: float = 20.0
+    """Of collected episodes each rank keeps so many gigabytes on its disk, the newest; 0: all"""
     sinks: list[str] = field(default_factory=list)
     """Where metrics go besides: tensorboard, wandb, trackio"""
     seed: int = 0
@@ -139,47 +158,73 @@ class Vla:
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
         least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
-        least |= {"critic.learning_rate": 0, "critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1}
-        least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0}
-        least |= {
-            "max_steps": 1,
-            "max_seconds": 0,
-            "checkpoint_period": 1,
-            "checkpoint_keep": 1,
-            "lora.rank": 0,
-            "lora.alpha": 1e-6,
-            "seed": 0,
-        }
+        least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
+        least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
+        least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1}
         for name, low in least.items():
             value: Any = self
             for part in name.split("."):
                 value = getattr(value, part)
             if not low <= value < math.inf:
                 raise ConfigError(f"{name}={value:g}: expected a number from {low:g} on.")
-        if self.critic.kind not in CRITICS:
-            raise UnknownNameError("critic", self.critic.kind, CRITICS)
+        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
+            section.check()  # type: ignore[attr-defined]
         if not self.tasks:
             raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
         if len(set(self.tasks)) != len(self.tasks):
             twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
             raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
+        self._check_sizes()
+        self._check_sense()
+        words(self)  # type: ignore[arg-type]
+        check_device(self.device)
+        self._check_there()
+
+    def _check_sizes(self) -> None:
+        """What has to fit together in numbers."""
+        episodes, each = self.episodes, self.algorithm.batch.trajectories_per_step
+        if each > episodes or (each and episodes % each):
+            fits = [n for n in range(1, episodes + 1) if episodes % n == 0]
+            raise ConfigError(
+                f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
+                f"whole steps of the optimiser; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
+            )
+        if self.algorithm.estimator in GROUPED and self.collect.group_size < 2:
+            raise ConfigError(
+                f"collect.group_size={self.collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
+            )
+        if self.validation.videos and self.validation.episodes and self.validation.videos > self.validation.episodes * len(self.tasks):
+            raise ConfigError(
+                f"validation.videos={self.validation.videos}: a validation has {self.validation.episodes * len(self.tasks)} episodes."
+            )
+
+    def _check_sense(self) -> None:
+        """What one setting needs of another."""
+        critic, gae, validation = self.critic, self.algorithm.estimator == "gae", self.validation
+        if critic.kind not in CRITICS:
+            raise UnknownNameError("critic", critic.kind, CRITICS)
+        if gae and critic.kind == "none":
+            raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
         check_effect(self, {"suite": ("no columns beside it", not self.columns)})
+        separate = ("critic.kind=separate", critic.kind == "separate")
+        check_effect(critic, {"kind": ("algorithm.estimator=gae", gae), "optimiser": separate, "warmup_steps": separate})
+        check_effect(self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
         check_effect(self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         check_effect(self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
-        separate = self.critic.kind == "separate"
-        check_effect(self.critic, dict.fromkeys(("learning_rate", "warmup_steps"), ("critic.kind=separate", separate)))
         given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
         check_effect(self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
-        validates = self.validation.before or self.validation.period or self.validation.after
-        some = ("one of validation.before, period and after", validates)
-        check_effect(self.validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
+        check_effect(validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        if validation.split == self.collect.split:
+            raise ConfigError(
+                f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
+            )
+        if not self.max_steps and not validation.before:
+            raise ConfigError("max_steps=0 and validation.before=false: there is nothing to do. Give one of them.")
         if not any((self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned)):
             raise ConfigError("all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1.")
         if not self.lora.rank and self.lora != Lora():
             raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
-        words(self)  # type: ignore[arg-type]
-        check_device(self.device)
-        self._check_there()
 
     def _check_there(self) -> None:
         """Folders that are named exist."""
@@ -194,7 +239,51 @@ class Vla:
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
         for path in self.imitation.data:
             if not Path(path).exists():
-                raise ConfigError(f"imitation.data: there is no {path}.")
+                raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
+
+    # Sizes, in words
+
+    @property
+    def episodes(self) -> int:
+        """Of a training step, of all ranks together."""
+        return self.collect.data_batch_size * self._working
+
+    @property
+    def _working(self) -> int:
+        """Ranks that collect and have a task; idle ones count with weight zero, unless they steal."""
+        collecting = self.placement.rollout_ranks or self.placement.ranks
+        return collecting if self.collect.idle_ranks == "steal" else min(collecting, len(self.tasks))
+
+    @property
+    def _factors(self) -> str:
+        return f"{self.collect.data_batch_size} of each of {_many(self._working, 'rank')} with work"
+
+    def arithmetic(self) -> list[str]:
+        """What the sizes come to, a line for each part of a training step."""
+        collect, batch, epochs = self.collect, self.algorithm.batch, self.algorithm.epochs
+        ranks, collecting = self.placement.ranks, self.placement.rollout_ranks or self.placement.ranks
+        groups, each = self.episodes // collect.group_size, batch.trajectories_per_step or self.episodes
+        steps = epochs * (self.episodes // each)
+        more = ", and what is rolled out beyond that" if collect.oversample_factor > 1 or collect.groups_at_once else ""
+        passes = f"{batch.tokens_per_pass:,} tokens" if batch.tokens_per_pass else f"{batch.chunks_per_pass} chunks"
+        where = f"{self.pool.workers} processes" if self.pool.workers else "the rank's own process"
+        lines = [
+            f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each {self.pool.slots} environments in {where}",
+            f"training step: {self._factors} = {self.episodes} episodes = {groups} groups of {collect.group_size}{more}",
+            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimiser = {_many(steps, 'step')}; "
+            f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
+            f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
+            f"{self.max_steps * steps:,} steps of the optimiser" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
+        ]
+        each = self.validation.episodes
+        times = self.validation.before + self.validation.after
+        times += (self.max_steps - 1) // self.validation.period if self.validation.period else 0
+        tried = f"{each * len(self.tasks)} episodes" if each else f"every {self.validation.split} state of every task"
+        return [*lines, f"validation: {times} times {tried}" if times else "validation: none"]
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 __all__ = ["Critic", "Imitation", "Lora", "Rewards", "Simulators", "Validation", "Vla"]

@@ -1,0 +1,98 @@
+"""``hilt train RECIPE`` of post-training: a policy rolls out groups of episodes over tasks, and learns from how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hilt.cli.record import stop_signals
+from hilt.cli.train import leave, one_thread
+from hilt.core.errors import optional_module
+
+if TYPE_CHECKING:
+    from hilt.observe.live import Live
+    from hilt.runtime.vla_config import Vla
+
+
+def run(
+    config: Vla | None,
+    folder: Path,
+    recipe: str = "",
+    overrides: Sequence[str | Mapping[str, Any]] = (),
+    resume: bool = False,
+    dry_run: bool = False,
+    also: Sequence[str] = (),
+) -> None:
+    """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are said before it starts."""
+    optional_module("torch", "hilt train", "torch")
+    optional_module("gymnasium", "hilt train", "sim")
+    one_thread()
+    from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
+
+    if dry_run:
+        shown = resumed_settings(folder, recipe, overrides)[0] if resume else config
+        assert shown is not None
+        _show(shown, folder, resume, also)
+        return
+    if resume:
+        config = resume_run(folder, recipe, overrides)
+    else:
+        assert config is not None
+        begin_run(folder, recipe, config)
+    with stop_signals() as stopped, _live(folder, config) as screen:
+        for line in (*also, *config.arithmetic()):
+            screen.say(line)
+        done = train(config, folder, say=screen.say, stop=lambda: bool(stopped))
+    why = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}[done.reason]
+    kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
+    typer.echo(f"{why}: {done.step} training steps, {done.seconds:.0f} s{kept}")
+    end = f"\n{folder / 'policy'}" if done.reason != "stopped" else f"\nhilt train --run {folder} --resume"
+    typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}")
+    leave(stopped)
+
+
+def _share(success: float) -> str:
+    return f", success {100 * success:.1f}%" if success >= 0 else ""
+
+
+@contextlib.contextmanager
+def _live(folder: Path, config: Vla) -> Iterator[Live]:
+    """The table of the run, looked at by a thread: whoever trains is busy for minutes."""
+    from hilt.observe.live import Live
+
+    ended = threading.Event()
+    limits = {"max_steps": config.max_steps, "max_seconds": config.max_seconds}
+    named = ", ".join(config.tasks[:3]) + (f" and {len(config.tasks) - 3} more" if len(config.tasks) > 3 else "")
+    with Live(folder, f"{named} in {folder}", limits) as screen:
+
+        def look() -> None:
+            while not ended.wait(0.25):
+                screen.look()
+
+        thread = threading.Thread(target=look, name="hilt-live", daemon=True)
+        thread.start()
+        try:
+            yield screen
+        finally:
+            ended.set()
+            thread.join(5)
+
+
+def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
+    from omegaconf import OmegaConf
+
+    from hilt.runtime.footprint import footprint
+    from hilt.runtime.train import check_new
+
+    config.check()
+    if not resume:
+        check_new(folder)
+    typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
+    for line in (*also, *config.arithmetic(), *footprint(config)):
+        typer.echo(line)

@@ -1,0 +1,79 @@
+"""How much memory a rank of a run will need, before a byte of its policy is loaded: `policies/memory.py`, for the settings of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.envs.pool import Pool
+from hilt.policies.base import Record
+from hilt.policies.memory import Estimate, estimate, free_bytes
+from hilt.runtime.roles import attach_adapters, first_policy, sizes_of
+from hilt.runtime.sft import words
+from hilt.runtime.vla_config import Vla
+
+PROMPT = 40
+"""Tokens of an instruction, about"""
+
+
+def footprint(config: Vla) -> list[str]:
+    """A line for each role: what a rank needs where it trains, and what the device has free."""
+    options = {}
+    if config.policy == "small_vla":
+        with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
+            options = sizes_of(config.tasks[0], pool, words(config))  # type: ignore[arg-type]
+    rows = config.algorithm.batch.chunks_per_pass
+    needs = {"policy, in training": _needs(config, options, rows, training=True)}
+    if config.algorithm.kl.where != "none":
+        held = _needs(config, options, config.algorithm.batch.log_prob_chunks_per_pass or rows, training=False)
+        needs["reference" + ", on the host but for its passes" * config.reference.offload] = held
+    if config.critic.kind == "separate":
+        needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
+    share = (
+        f", of which each of {config.placement.ranks} ranks has a part" if config.sharding.enabled and config.placement.ranks > 1 else ""
+    )
+    lines = [f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items()]
+    return [*lines, f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"]
+
+
+def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:
+    def build() -> Any:
+        return first_policy(config, options, value=value, device="meta")
+
+    with torch.device("meta"):
+        record = blank_record(build(), rows)
+    return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config) if not value else None)
+
+
+def blank_record(policy: Any, rows: int) -> Record:
+    """A record of zeros with the shapes of what `act` gives."""
+    config, chunk = policy.config, (rows, policy.chunk, policy.action_dim)
+    record = {"prompt": np.zeros((rows, PROMPT), np.int32), "prompt_length": np.full(rows, PROMPT, np.int32)}
+    record |= {"temperature": np.ones(rows, np.float32), "log_prob": np.zeros(chunk, np.float32)}
+    side = config.image_size
+    if hasattr(config, "flow") and hasattr(policy, "horizon"):
+        states = config.flow.steps + 1 if config.flow.kind == "noise" else 2
+        chain = np.zeros((rows, states, policy.horizon, config.max_action_dim), np.float32)
+        record |= {
+            "images": np.zeros((rows, len(config.images), side, side, 3), np.uint8),
+            "image_mask": np.ones((rows, len(config.images)), bool),
+        }
+        return record | {"state": np.zeros((rows, config.state_dim), np.float32), "chain": chain, "step": np.zeros(rows, np.int32)}
+    if hasattr(config, "num_images"):
+        record |= {"images": np.zeros((rows, config.num_images, side, side, 3), np.uint8), "actions": np.zeros(chunk, np.float32)}
+        return record | {"tokens": np.full(chunk, policy.token.first, np.int32), "state": np.zeros((rows, config.proprio_dim), np.float32)}
+    record |= {
+        "images": np.zeros((rows, len(config.cameras), side, side, 3), np.uint8),
+        "state": np.zeros((rows, config.state_dim), np.float32),
+    }
+    steps = config.flow.steps + 1 if config.flow.kind == "noise" else 2
+    chain = np.zeros((rows, steps, *chunk[1:]), np.float32)
+    return record | {
+        "tokens": np.zeros(chunk, np.int32),
+        "actions": np.zeros(chunk, np.float32),
+        "chain": chain,
+        "step": np.zeros(rows, np.int32),
+    }

@@ -1,0 +1,333 @@
+"""Post-training: collect episodes, learn from them, and look how good the policy is, until there are enough steps.
+
+    RUN/config.yaml, run.json   every setting, frozen; its identity
+    RUN/rollouts/rank-N/        every episode that a rank collected, as a log
+    RUN/evaluations/            what each validation gave, by task, with intervals; videos beside
+    RUN/best/STEP/              what was trained, as it was at the best validation so far
+    RUN/checkpoints/            where --resume goes on, bit for bit
+    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged
+
+This is the controller: one process that tells the workers (`hilt.runtime.roles`) what to do and writes down what they answer. It holds no
+policy and sees no frame: a worker answers with figures and with cards of its episodes, which stay in its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hilt.core.config import build, freeze, thaw
+from hilt.core.errors import ConfigError, HiltError, LockedError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.observe.metrics import FILE, Metrics
+from hilt.runtime import checkpoint
+from hilt.runtime.evaluate import CARD as EVALUATION
+from hilt.runtime.evaluate import Evaluation, Outcome, wilson
+from hilt.runtime.group import Group, LostWorkerError, open_group
+from hilt.runtime.train import CARD, CONFIG, check_new, differences
+from hilt.runtime.vla_config import Vla
+
+WORKER = "hilt.runtime.roles:make_worker"
+LOOK_S = 0.1
+KIND, POLICY, BEST, RESULT = "vla", "policy", "best", "result.json"
+CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
+CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "placement"}
+"""What may be another when a run is resumed: a setting, or all of a section"""
+DRAWN = ("simulator", "model", "update")
+"""Where a step's time should go; the rest of it is `other`"""
+
+
+# --- the folder of a run ---
+
+
+def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
+    config.check()
+    check_new(run)
+    DISK.make_folders(run)
+    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": []})
+    freeze(config, run / CONFIG)
+    return config
+
+
+def resume_run(run: Path, recipe: str, overrides: Sequence[str | Mapping[str, Any]]) -> Vla:
+    """The settings of a run that is there; those of `CHANGEABLE` may be others now, and are frozen anew."""
+    config, changed = resumed_settings(run, recipe, overrides)
+    if changed:
+        card = read_json(run / CARD)
+        write_json(run / CARD, {**card, "changed": [*card["changed"], changed]})
+        freeze(config, run / CONFIG)
+    return config
+
+
+def resumed_settings(run: Path, recipe: str, overrides: Sequence[str | Mapping[str, Any]]) -> tuple[Vla, dict[str, Any]]:
+    """The same, and what of it is new; nothing is written."""
+    if not is_run(run):
+        raise ConfigError(f"{run} has no run of post-training to resume: leave out --resume to begin one, or name it with --run.")
+    frozen, known = thaw(Vla, run / CONFIG), read_json(run / CARD)["recipe"]
+    if recipe and recipe != known:
+        raise ConfigError(f"{run} is a run of {known or 'no recipe'}, not of {recipe}: leave the recipe out.")
+    config = build(frozen, *overrides)
+    changed = differences(frozen, config)
+    for key, (was, given) in changed.items():
+        if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
+            raise ConfigError(f"{key} was {was!r} in {run} and is {given!r} now: a resumed run can change {', '.join(sorted(CHANGEABLE))}.")
+    config.check()
+    return config, {key: given for key, (_, given) in changed.items()}
+
+
+def is_run(run: Path) -> bool:
+    return (run / CARD).is_file() and (run / CONFIG).is_file() and read_json(run / CARD).get("kind") == KIND
+
+
+@contextlib.contextmanager
+def taken_back(run: Path) -> Iterator[None]:
+    """A start that is refused before anything was collected is no run: the folder is left empty."""
+    try:
+        yield
+    except LockedError:
+        raise
+    except HiltError:
+        metrics = run / FILE
+        if not checkpoint.numbers(run) and not (metrics.exists() and metrics.stat().st_size):
+            for path in run.iterdir():
+                DISK.remove(path)
+        raise
+
+
+# --- the run ---
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run, or this part of it, ended."""
+
+    reason: str
+    """"max_steps", "max_seconds", or "stopped" from outside"""
+    step: int
+    best_step: int
+    """Of the policy that is kept"""
+    success: float
+    """Of that one on the validation states; -1 when it was never validated"""
+    seconds: float
+
+
+def train(
+    config: Vla,
+    run: Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Runs to the end, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    config.check()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(taken_back(run))
+        stack.enter_context(checkpoint.alone(run, "is being trained already"))
+        arguments = (asdict(config), str(run.absolute()))
+        group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)
+        stack.callback(group.close)
+        stack.enter_context(_told_to_stop(group, stop))
+        metrics = stack.enter_context(Metrics(run, config.sinks))
+        return Controller(config, run, group, metrics, say).run()
+
+
+@contextlib.contextmanager
+def _told_to_stop(group: Group, stop: Callable[[], bool]) -> Iterator[None]:
+    """Workers that are in the middle of something hear of it within `LOOK_S`."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            if stop():
+                group.stop()
+
+    thread = threading.Thread(target=watch, name="hilt-stop", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5)
+
+
+class Stopped(Exception):
+    """Raised within a step that somebody stopped: it is made again when the run goes on."""
+
+
+class Controller:
+    """Where a run stands, and what comes next."""
+
+    def __init__(self, config: Vla, run: Path, group: Group, metrics: Metrics, say: Callable[[str], None]):
+        self._config, self._run, self._group, self._metrics, self._say = config, run, group, metrics, say
+        self.step = 0
+        """Training steps so far"""
+        self._env_steps = 0
+        self._elapsed, self._began = 0.0, time.monotonic()
+        self._validated = self._best_step = -1
+        self._best = -1.0
+        self._restore()
+
+    def run(self) -> Summary:
+        reason, restarts = "", 0
+        while not reason:
+            try:
+                reason = self._go_on()
+            except Stopped:
+                reason = "stopped"
+            except LostWorkerError as error:  # what is lost with a process is what came after the last checkpoint
+                if restarts == self._config.placement.restarts:
+                    raise
+                restarts += 1
+                self._say(
+                    f"{error} All ranks are started again, from the last checkpoint ({restarts} of {self._config.placement.restarts})."
+                )
+                self._metrics.event(f"started again: {error}", update=self.step, step=self._env_steps)
+                self._group.restart()
+                self._restore()
+        if self._best_step < 0 and reason != "stopped":  # never validated: what is last is kept
+            self._keep(-1.0)
+        self._save()
+        done = Summary(reason, self.step, self._best_step, self._best, self._seconds())
+        if reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
+            self._group.call("finish", str(self._run / BEST / str(self._best_step)), str(self._run))
+            write_json(self._run / RESULT, asdict(done))
+        return done
+
+    def _go_on(self) -> str:
+        """Until it is over; why it is."""
+        validation = self._config.validation
+        if validation.before and self._validated < 0:
+            self._validate()
+        while not (reason := self._over()):
+            self._train_once()
+            if validation.period and self.step % validation.period == 0 and not self._over():
+                self._validate()
+            if self.step % self._config.checkpoint_period == 0:
+                self._save()
+        if validation.after and self._validated != self.step:
+            self._validate()
+        return reason
+
+    def _over(self) -> str:
+        if self.step >= self._config.max_steps:
+            return "max_steps"
+        return "max_seconds" if self._config.max_seconds and self._seconds() >= self._config.max_seconds else ""
+
+    def _seconds(self) -> float:
+        """Of work, those before it was resumed included."""
+        return self._elapsed + time.monotonic() - self._began
+
+    # One training step
+
+    def _train_once(self) -> None:
+        began, validation = time.monotonic(), self._config.validation
+        ahead = not (validation.period and (self.step + 1) % validation.period == 0) and self.step + 1 < self._config.max_steps
+        parts = self._ask("collect", self.step)
+        collected = time.monotonic()
+        for rank, part in enumerate(parts):
+            for card in part["episodes"]:
+                self._env_steps += card["length"]
+                self._metrics.write("episode", {**card, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
+            for text in part["said"]:
+                self._say(text)
+        updates = self._ask("update", self.step, ahead)
+        now = time.monotonic()
+        self.step += 1
+        spent = {name: max(part["seconds"].get(name, 0.0) for part in parts) for name in ("simulator", "model")}
+        spent["update"] = now - collected
+        values = _mean([part["figures"] for part in parts]) | updates[0]
+        values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
+        values["other_share"] = 1 - sum(values[f"{name}_share"] for name in DRAWN)
+        steps = sum(card["length"] for part in parts for card in part["episodes"])
+        values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": 1 / (now - began), "step_seconds": now - began}
+        self._metrics.write("update", values, update=self.step, step=self._env_steps)
+
+    # Validation
+
+    def _validate(self) -> None:
+        """All states of the split, dealt to the ranks; every episode counts, a lost one as a failure."""
+        began, config = time.monotonic(), self._config.validation
+        parts = self._ask("validate", self.step)
+        outcomes = sorted((card for part in parts for card in part["outcomes"]), key=lambda card: card["place"])
+        seconds = time.monotonic() - began
+        values: dict[str, float] = {}
+        for task in self._config.tasks:
+            mine = [card for card in outcomes if card["task"] == task]
+            made = Evaluation(task, config.split, self.step, config.sample, self._config.seed, seconds=seconds * len(mine) / len(outcomes))
+            made.outcomes = [
+                Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine
+            ]
+            folder = self._run / "evaluations" / f"{config.split}-{self.step:08d}-{task.replace('/', '-')}"
+            DISK.make_folders(folder)
+            write_json(folder / EVALUATION, made.card())
+            values[f"validation_success/{task}"] = made.successes / len(mine)
+        good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
+        low, high = wilson(good, len(outcomes))
+        values |= {"validation_success": good / len(outcomes), "validation_low": low, "validation_high": high, "validation_lost": lost}
+        self._metrics.write("update", values | {"validation_seconds": seconds}, update=self.step, step=self._env_steps)
+        self._validated = self.step
+        better = values["validation_success"] > self._best
+        if better:
+            self._keep(values["validation_success"])
+        share = f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
+        note = "the best so far" if better else f"the best was {100 * self._best:.1f}% at step {self._best_step}"
+        self._say(f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost))
+
+    def _keep(self, success: float) -> None:
+        self._best, self._best_step = success, self.step
+        self._ask("keep", str(self._run / BEST / str(self.step)))
+
+    # What is kept
+
+    def _ask(self, method: str, *given: Any) -> list[Any]:
+        """Of every rank. One that was stopped has done nothing: the step is left as it began."""
+        answers = self._group.call(method, *given)
+        if any(isinstance(answer, Mapping) and answer.get("stopped") for answer in answers):
+            raise Stopped
+        return answers
+
+    def _save(self) -> None:
+        own = self._group.call("own")
+        tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
+        state = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
+        checkpoint.save(self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep)
+        for old in (self._run / BEST).glob("*"):
+            if old.name != str(self._best_step):
+                DISK.remove(old)
+
+    def _restore(self) -> None:
+        """To the last checkpoint, or to the beginning."""
+        saved = checkpoint.latest(self._run, self._say)
+        state: Mapping[str, Any] = saved.state if saved is not None else {}
+        self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
+        self._elapsed, self._began = float(state.get("elapsed", 0.0)), time.monotonic()
+        self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
+        self._validated = int(state.get("validated", -1))
+        own = None
+        if saved is not None:
+            self._group.call("load_shared", saved.agent["shared"])
+            own = [saved.agent["ranks"][str(rank)] for rank in range(len(saved.agent["ranks"]))]
+            if len(own) != (now := self._config.placement.rollout_ranks or self._config.placement.ranks):
+                self._say(
+                    f"{self._run} had {len(own)} ranks that collect and has {now} now: what was learned goes on, collecting begins anew"
+                )
+                own = None
+        self._group.call("load_own", own)
+        if self._metrics.path.stat().st_size:
+            self._metrics.resumed(self.step, self._env_steps)
+
+
+def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over the ranks that have each figure."""
+    names = dict.fromkeys(name for part in figures for name in part)
+    found = {name: [part[name] for part in figures if part.get(name) is not None] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+
+__all__ = ["Controller", "Summary", "Vla", "begin_run", "is_run", "resume_run", "train"]

@@ -1,0 +1,502 @@
+"""The worker of a rank: the roles of post-training as one plain object, which lives where its rank lives.
+
+    actor-rollout   the policy, the simulators it acts in, and the log of what came of it
+    reference       the policy as it was at the start, which a divergence is measured from
+    critic          what a state is worth: a head on the policy, or a policy of its own
+    reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
+
+The controller (`hilt.runtime.post_train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
+on another machine: `collect`, `update`, `validate`, `shared` and `own` (what a checkpoint has of it), `keep`, `finish`. Answers are small:
+figures and cards. `collect` and `validate` are a rank's own affair; in `update`, `keep` and `finish` all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.files import DISK
+from hilt.envs.pool import Pool
+from hilt.policies.base import Evaluation, Policy, Record
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.policies.suites import Suite
+from hilt.policies.weights import Tensors, new_folder, read_json, write_tensors
+from hilt.replay.torch import generator
+from hilt.runtime.collect import Collector
+from hilt.runtime.episode import Episode, Lost, Start, pack
+from hilt.runtime.episode_log import EpisodeLog, film
+from hilt.runtime.group import rank_folder
+from hilt.runtime.ranks import Ranks
+from hilt.runtime.rollout import roll_out
+from hilt.runtime.sft import words
+from hilt.runtime.trainee import Trainee
+from hilt.runtime.update import Updater
+from hilt.runtime.vla_config import Rewards, Vla
+
+ROLLOUT = {"collect", "validate", "own", "load_own"}
+"""What is asked of the ranks that roll out, where these are not the ones that train"""
+VIDEO_HZ = 4.0
+"""Chunks that a video of a validation shows in a second"""
+
+
+def make_worker(
+    settings: Mapping[str, Any], run: str, *, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"
+) -> Worker:
+    """The worker of one rank, from settings as a tree. `role`: it trains, rolls out, or both."""
+    return Worker(build(Vla(), settings), Path(run), ranks, stop, role)
+
+
+class Worker:
+    """All that a rank has."""
+
+    def __init__(self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"):
+        self._config, self._run, self._ranks, self._stop = config, run, ranks, stop
+        self._said: list[str] = []
+        self._clock = Clock()
+        self._suite = words(config)  # type: ignore[arg-type]
+        self._rollout = role != "train"
+        pool = config.pool
+        options = {"start_s": pool.start_s, "step_s": pool.step_s, "restarts": pool.restarts, "envs_per_worker": pool.envs_per_worker}
+        self._pool = Pool(pool.workers if self._rollout else 0, pool.slots, task_options=config.task_options, **options)
+        self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
+        self.policy = first_policy(config, self._sizes)
+        self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
+        self.episodes: list[Episode] = []
+        """Of the step that is under way"""
+        self._rewards: list[np.ndarray] = []
+        self._baselines: dict[int, float] | None = None
+        self._before: dict[str, Any] | None = None
+        if self._rollout:
+            folder = rank_folder(config.placement, run, ranks.rank) / "rollouts" / f"rank-{ranks.rank}"
+            self.log = EpisodeLog(folder, int(config.rollouts_gb * 1e9))
+            self._collector = Collector(
+                config.collect, config.tasks, _TimedPool(self._pool, self._clock), self._suite,
+                rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
+            )  # fmt: skip
+            self._actor: Any = _TimedPolicy(self.policy, self._clock)
+        if role != "roll_out":
+            self._learn()
+
+    def _learn(self) -> None:
+        """The side that trains."""
+        config = self._config
+        reference = Reference(self.policy, config.reference.offload) if config.algorithm.kl.where != "none" else None
+        critic = None
+        if config.critic.kind == "separate":
+            critic = self._trainee(first_policy(config, self._sizes, value="shared"), config.critic.optimiser)
+        attach_adapters(self.policy, config)
+        self.trainee, self.critic = self._trainee(self.policy, config.optimiser), critic
+        extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
+        self._extra = extra
+        self.updater = Updater(
+            config.algorithm, self.trainee, ranks=self._ranks, critic=critic, reference=reference, extra_loss=extra,
+            critic_warmup=config.critic.warmup_steps, seed=config.seed,
+        )  # fmt: skip
+
+    def _trainee(self, module: Policy, optimiser: Any) -> Any:
+        if self._config.sharding.enabled:
+            from hilt.runtime.shard import Sharded
+
+            return Sharded(module, optimiser, self._ranks, self._config.sharding)
+        return Trainee(module, optimiser, self._ranks)
+
+    # Collecting
+
+    def collect(self, step: int) -> dict[str, Any]:
+        """The episodes of a step, of which the log and this worker have the frames, and the answer has cards."""
+        began, cards = self._clock.begin(), []
+        self._before = self.own()
+
+        def keep(episode: Episode) -> None:
+            self.log.add(episode, step)
+            cards.append(card_of(episode, step))
+
+        self.policy.eval()
+        with self._whole():
+            found = self._collector.collect(self._actor, step, keep=keep, stop=self._stop)
+            if not found.stopped and self._config.algorithm.estimator == "remax":
+                self._baselines = self._greedy(found.episodes, step)
+        if found.stopped:
+            self.load_own([self._before], mine=0)
+            return {"stopped": True}
+        self.episodes = found.episodes
+        self._rewards = [self.reward(episode) for episode in self.episodes]
+        for episode in self.episodes:
+            episode.last = None
+        said, self._said[:] = list(self._said), []
+        return {"episodes": cards, "figures": found.figures, "said": said, "seconds": self._clock.since(began)}
+
+    def reward(self, episode: Episode) -> np.ndarray:
+        return reward_of(episode, self._config.rewards, self._judge)
+
+    def _greedy(self, episodes: Sequence[Episode], step: int) -> dict[int, float]:
+        """What the likeliest actions earn from where each group began: ReMax compares with that. A lost one earned nothing."""
+        starts = {episode.start.group: episode.start for episode in episodes}
+        settings = {"suite": self._suite, "execute": self._config.collect.execute, "rows_at_once": self._config.collect.rows_at_once}
+        made = dict.fromkeys(starts, 0.0)
+        for one in roll_out(self._actor, self._pool, starts.values(), sample=False, version=step, retries=1, **settings):
+            if isinstance(one, Episode):
+                made[one.start.group] = float(self.reward(one).sum())
+        return made
+
+    # Learning
+
+    def update(self, step: int, ahead: bool = False) -> dict[str, float]:
+        """One update from the episodes of this step; the figures are the same on all ranks. `ahead`: simulators may begin the next one."""
+        if ahead and self._rollout:
+            self._collector.ahead()
+        self.policy.train()
+        progress = (step + 1) / self._config.max_steps
+        figures: dict[str, float] = self.updater.update(self.episodes, self._rewards, progress=progress, baselines=self._baselines)
+        self.episodes, self._rewards, self._baselines, self._before = [], [], None, None
+        return figures
+
+    # Validation
+
+    def validate(self, step: int) -> dict[str, Any]:
+        """This rank's part of the validation: every so-manieth episode. A lost one is a failure, with its error."""
+        config, settings = self._config, self._config.validation
+        self._collector.settle()
+        starts = list(self._starts())[self._ranks.rank :: self._ranks.size]
+        self.policy.eval()
+        draws = generator(int(np.random.SeedSequence([config.seed, step, self._ranks.rank, 2]).generate_state(1)[0]))
+        options = {"sample": settings.sample, "temperature": config.collect.temperature, "generator": draws, "version": step}
+        options |= {"suite": self._suite, "execute": config.collect.execute, "rows_at_once": config.collect.rows_at_once}
+        ended: dict[Start, dict[str, Any]] = {}
+        with self._whole():
+            rolled = roll_out(self._actor, self._pool, starts, **options, retries=config.collect.retries, stop=self._stop)
+            for one in rolled:
+                ended[one.start] = outcome_of(one)
+                if isinstance(one, Episode) and one.rows and one.start.group < settings.videos:
+                    name = f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4"
+                    folder = self._run / "evaluations" / f"videos-{step:08d}"
+                    DISK.make_folders(folder)
+                    film(one, folder / name, VIDEO_HZ)
+        if len(ended) < len(starts):
+            return {"stopped": True}
+        return {"outcomes": list(ended.values())}
+
+    def _starts(self) -> Iterator[Start]:
+        """Of the whole validation, task by task; `group` is an episode's place in it."""
+        config, place = self._config, 0
+        for task in config.tasks:
+            there = self._pool.describe(task)["initial_states"]
+            if config.validation.split not in there:
+                raise UnknownNameError(f"split of {task}", config.validation.split, there)
+            count = config.validation.episodes or there[config.validation.split]
+            seeds = np.random.SeedSequence([config.seed, 3]).generate_state(count)
+            for number in range(count):
+                yield Start(task, config.validation.split, number % there[config.validation.split], int(seeds[number]), group=place)
+                place += 1
+
+    # What a checkpoint has
+
+    def own(self) -> dict[str, Any]:
+        """What is this rank's alone, as it was at the beginning of the step: cursors, draws, and the surplus as numbers in the log."""
+        if self._before is not None:
+            return self._before
+        self.log.sync()
+        state = self._collector.state_dict(lambda episode: {"trajectory": episode.trajectory})
+        return {**state, "log_end": self.log.end()}
+
+    def load_own(self, states: Sequence[Mapping[str, Any]] | None, mine: int | None = None) -> None:
+        """Where this rank was; None: it begins. What its log has of later steps is taken out: they are made again."""
+        self._before = None
+        state = states[self._ranks.rank if mine is None else mine] if states is not None else None
+        self.log.forget_after(-1 if state is None else int(state["log_end"]))
+        if state is not None:
+            self._collector.load_state_dict(state, lambda held: self.log.read(int(held["trajectory"])))
+
+    def shared(self) -> dict[str, Any]:
+        """What all ranks have in common; whole at rank 0."""
+        tree = {"actor": self.trainee.state_dict(), "updater": self.updater.state_dict()}
+        if self.critic is not None:
+            tree["critic"] = self.critic.state_dict()
+        if self._extra is not None:
+            tree["imitation"] = self._extra.state_dict()
+        return tree if self._ranks.rank == 0 else {}
+
+    def load_shared(self, tree: Mapping[str, Any]) -> None:
+        self.trainee.load_state_dict(tree["actor"])
+        self.updater.load_state_dict(tree["updater"])
+        if self.critic is not None:
+            self.critic.load_state_dict(tree["critic"])
+        if self._extra is not None:
+            self._extra.load_state_dict(tree["imitation"])
+
+    def keep(self, folder: str) -> None:
+        """Writes what is trained, as it is now."""
+        trained = self.trainee.state_dict()["trained"]
+        if self._ranks.rank == 0:
+            DISK.remove(Path(folder))  # of a process that was killed before it said so
+            DISK.make_folders(Path(folder).parent)
+            with new_folder(folder) as beside:
+                write_tensors(beside, trained)
+
+    def finish(self, best: str, run: str) -> None:
+        """The policy as it was at its best becomes a whole checkpoint. It is of no use for training after that."""
+        self.trainee.load_state_dict({**self.trainee.state_dict(), "trained": dict(Tensors(best))})
+        with self._whole():
+            if self._ranks.rank == 0:
+                export(self.policy, Path(run), bool(self._config.lora.rank))
+
+    # Where those that roll out are not those that train
+
+    def hand_out(self) -> list[Any]:
+        """The episodes of this step, for a trainer; rewards beside them."""
+        given = [(pack(episode), rewards) for episode, rewards in zip(self.episodes, self._rewards, strict=True)]
+        self.episodes, self._rewards, self._before = [], [], None
+        return [given, self._baselines]
+
+    def take_in(self, parts: Sequence[Any]) -> None:
+        from hilt.runtime.episode import unpack
+
+        for given, baselines in parts:
+            self.episodes += [unpack(packed) for packed, _ in given]
+            self._rewards += [rewards for _, rewards in given]
+            self._baselines = baselines if self._baselines is None else {**self._baselines, **(baselines or {})}
+
+    def weights(self) -> tuple[int, dict[str, np.ndarray]]:
+        """What is trained, and its version."""
+        trained = self.trainee.state_dict()["trained"]
+        return int(self.updater.state_dict()["updates"]), {name: tensor.detach().cpu().numpy() for name, tensor in trained.items()}
+
+    def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        own = dict(self.policy.named_parameters())
+        with torch.no_grad():
+            for name, array in weights.items():
+                own[name].copy_(torch.from_numpy(np.array(array)))
+
+    def close(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self.log.close()
+        self._pool.close()
+
+    def _whole(self) -> Any:
+        """Within it all weights are there, also where ranks share them."""
+        return self.trainee.whole() if hasattr(self, "trainee") else contextlib.nullcontext()
+
+
+# --- actor ---
+
+
+def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Any:
+    """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
+    from hilt.policies.checkpoints import load_policy
+
+    value, device = value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""), device or config.device
+    if config.policy == "small_vla":
+        options = {**sizes, **config.policy_options, **({"value": value} if value else {})}
+        return SmallVLA(SmallVLAConfig.from_json(options), seed=config.seed).to(device)
+    policy: Any = load_policy(config.policy, device=device, **config.policy_options, **_valued(config, value))
+    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
+        policy.float()
+    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+        raise ConfigError(
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
+            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+        )
+    return policy
+
+
+def attach_adapters(policy: Any, config: Vla) -> None:
+    if config.lora.rank:
+        from hilt.policies.lora import attach
+
+        attach(policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed, dtype=torch.float32)
+
+
+def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
+    """What a new policy must know of a task: its cameras and their size, and how many numbers states and actions have."""
+    pool.start(0, Start(task, next(iter(pool.describe(task)["initial_states"])), 0, 0))
+    (reply,) = pool.collect([0])
+    if reply.error:
+        raise ConfigError(f"{task} does not begin:\n{reply.error}")
+    row = suite.views(reply.observation)
+    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
+    if not pictures:
+        raise ConfigError(f"{task} shows {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=.")
+    side = max(16 * -(-max(shape[:2]) // 16) for shape in pictures.values())
+    numbers = {"state_dim": len(row.get("state", ())), "action_dim": int(pool.describe(task)["action_dim"])}
+    return {"cameras": list(pictures), "image_size": side, **numbers}
+
+
+def _valued(config: Vla, value: str) -> dict[str, Any]:
+    """The options by which the policy of a folder is opened with a value head."""
+    if not value:
+        return {}
+    kind = read_json(Path(config.policy) / "config.json").get("model_type", "")
+    if kind == "hilt_small_vla":
+        return {"value": value}
+    head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "actions")}
+    return {**head, "detach_value": value == "detached"}
+
+
+def export(policy: Any, run: Path, adapters: bool) -> None:
+    """``run/policy``, whole or as it was; and ``run/adapter`` as peft has it. Adapters are merged, in place."""
+    if adapters:
+        from hilt.policies import lora
+
+        DISK.remove(run / "adapter")
+        lora.save_adapter(policy, run / "adapter")
+        lora.merge(policy)
+    made = run / ".policy.new"
+    DISK.remove(made)
+    policy.save_pretrained(made)
+    DISK.remove(run / "policy")
+    DISK.rename(made, run / "policy")
+
+
+# --- reference ---
+
+
+class Reference:
+    """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
+
+    def __init__(self, policy: Any, offload: bool):
+        self._device, self._offload = policy.device, offload
+        self.module = copy.deepcopy(policy).eval().requires_grad_(False)
+        if offload:
+            self.module.to("cpu")
+
+    def evaluate(self, record: Record) -> Evaluation:
+        if not self._offload:
+            return self.module.evaluate(record)
+        self.module.to(self._device)
+        try:
+            return self.module.evaluate(record)
+        finally:
+            self.module.to("cpu")
+
+
+# --- reward ---
+
+
+def reward_of(episode: Episode, rewards: Rewards, judge: Callable[[Any], float] | None = None) -> np.ndarray:
+    """What each row earned, float32 [rows]: environment's rewards where they came, all else at the last one.
+
+    r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned * classifier(last frame)
+    """
+    earned = rewards.environment * episode.rewards.astype(np.float32)
+    if episode.rows:
+        earned[-1] += rewards.success * episode.success + rewards.format * (not episode.ill_formed)
+        if judge is not None:
+            earned[-1] += rewards.learned * judge(episode.last)
+    return earned
+
+
+def _classifier(folder: str) -> Callable[[Any], float]:
+    from hilt.runtime.reward import reward_function
+
+    return reward_function(folder)
+
+
+# --- imitation ---
+
+
+class Imitating:
+    """A term of the loss: some samples of the demonstrations, drawn anew for each optimiser step."""
+
+    def __init__(self, config: Vla, run: Path, policy: Any, suite: Suite, rank: int):
+        from hilt.runtime.demonstrations import Demonstrations, batches
+
+        self._policy, self._weight, self._draws = policy, config.imitation.weight, generator(config.seed + rank)
+        self._lessons = Demonstrations([Path(path) for path in config.imitation.data], run / "data", suite)
+        self._horizon = int(getattr(policy, "horizon", policy.chunk))
+        self._batches = lambda first: batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
+        self._made, self._coming = 0, self._batches(0)
+
+    def __call__(self) -> tuple[torch.Tensor, dict[str, float]]:
+        observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
+        self._made += 1
+        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=self._draws)
+        return self._weight * loss, {"imitation_loss": float(loss.detach())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"made": self._made, "draws": self._draws.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._made, self._coming = int(state["made"]), self._batches(int(state["made"]))
+        self._draws.set_state(torch.as_tensor(state["draws"], dtype=torch.uint8))
+
+
+# --- cards and clocks ---
+
+
+def card_of(episode: Episode, step: int) -> dict[str, Any]:
+    """What the controller is told of an episode: some hundred bytes, whatever it saw."""
+    start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
+    told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
+    return {**start, **told, "trajectory": episode.trajectory, "training_step": step + 1}
+
+
+def outcome_of(one: Episode | Lost) -> dict[str, Any]:
+    """An episode of a validation, as `hilt.runtime.evaluate.Outcome` has it, and its place among all."""
+    start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
+    if isinstance(one, Lost):
+        return {**start, "success": False, "steps": 0, "total": 0.0, "error": one.error.strip().splitlines()[-1]}
+    return {**start, "success": one.success, "steps": one.steps, "total": float(one.rewards.sum()), "error": ""}
+
+
+class Clock:
+    """Seconds spent in each of some things."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+
+    def begin(self) -> dict[str, float]:
+        return dict(self._spent)
+
+    def since(self, before: Mapping[str, float]) -> dict[str, float]:
+        return {name: seconds - before.get(name, 0.0) for name, seconds in self._spent.items()}
+
+
+class _TimedPolicy:
+    def __init__(self, policy: Any, clock: Clock):
+        self._policy, self._clock = policy, clock
+
+    def act(self, *given: Any, **named: Any) -> Any:
+        with self._clock.at("model"):
+            return self._policy.act(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+
+class _TimedPool:
+    """A simulator's time is what is waited for it: what it does while the policy answers costs nothing."""
+
+    def __init__(self, pool: Pool, clock: Clock):
+        self._pool, self._clock = pool, clock
+
+    def start(self, *given: Any) -> None:
+        with self._clock.at("simulator"):
+            self._pool.start(*given)
+
+    def step(self, *given: Any) -> None:
+        with self._clock.at("simulator"):
+            self._pool.step(*given)
+
+    def collect(self, *given: Any, **named: Any) -> Any:
+        with self._clock.at("simulator"):
+            return self._pool.collect(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
