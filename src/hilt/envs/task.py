@@ -21,7 +21,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -40,6 +40,9 @@ _SEEDS_PER_SPLIT = 1_000_000
 _FACTORIES: dict[str, Callable[..., Any] | str] = {
     "tabletop": "hilt.envs.tabletop:TabletopEnv",
     "robot": "hilt.envs.robot:robot_task",
+    **{suite: f"hilt.envs.libero:{suite}" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")},
+    "robotwin": "hilt.envs.robotwin:robotwin",
+    "robotwin2": "hilt.envs.robotwin:robotwin2",
 }
 
 
@@ -57,7 +60,8 @@ def success_of(info: Mapping[str, Any]) -> bool | None:
 def make(name: str, **options: Any) -> Any:
     """The task of this name, so that a recipe swaps an arm for a simulator in one line.
 
-    - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; options are those of either;
+    - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``, ``robotwin2/lift_pot``:
+      of those simulators; options are those of each;
     - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
     - ``package.module:factory``: a function or class of yours, installed or in the current folder.
 
@@ -82,6 +86,19 @@ def make(name: str, **options: Any) -> Any:
     if "step_limit" in ours:
         options["max_episode_steps"] = ours.pop("step_limit")
     return as_task(gymnasium.make(gym_id, **options), **ours)
+
+
+def ready(names: Sequence[str], **options: Any) -> None:
+    """Refuses tasks that cannot be made here, in one sentence, before anything is started; makes nothing. A module of ours that makes
+    tasks may have a function of this name for it: other people's tell it when they are made."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        factory = _FACTORIES.get(name.partition("/")[0])
+        if isinstance(factory, str):
+            modules.setdefault(factory.partition(":")[0], []).append(name)
+    for module, theirs in modules.items():
+        if (check := getattr(importlib.import_module(module), "ready", None)) is not None:
+            check(theirs, **options)
 
 
 def register(prefix: str, factory: Callable[..., Any] | str) -> None:

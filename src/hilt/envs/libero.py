@@ -1,0 +1,376 @@
+"""LIBERO's suites as tasks, in LIBERO's own simulator: ``libero_spatial/3``, ``libero_10/0``.
+
+Observations have LIBERO's names, and its pictures are upside down as there; `hilt.policies.suites` turns them and maps the gripper. An
+action is ``[dx dy dz drx dry drz grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
+
+An episode begins in one of the 50 states that LIBERO stores for a task, after `wait_steps` steps in which things fall to rest. The states
+are shared out: no one of training is one of evaluation. Fixtures are no part of a stored state: they stand where LIBERO's first reset
+with seed 0 puts them, in every episode, so that a state is one and the same scene each time.
+
+Pictures cost ten times as much as physics: of a chunk of actions (`step_chunk`) only the last is seen. They are those that LIBERO gives
+with that step, but for shadows, which are left out unless asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hilt.core.errors import ConfigError, MissingPackageError, StorageError, UnknownNameError
+from hilt.core.unpickle import safe_load
+from hilt.envs.task import choose_state
+
+SUITES = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+"""How many tasks each has"""
+STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+"""Those of OpenVLA's evaluation; waiting is not counted"""
+SPLITS = {"train": range(30), "eval": range(30, 40), "test": range(40, 50)}
+"""The stored states of each split"""
+STORED = 50
+CAMERAS = {"agentview_image": "agentview", "robot0_eye_in_hand_image": "robot0_eye_in_hand"}
+STATE = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
+WAIT = np.array([0, 0, 0, 0, 0, 0, -1.0])
+"""The action of a step in which nothing is done: the arm holds still, the gripper opens"""
+CONTROL_HZ = 20
+
+_LISTED = 12
+_SHADOW, _REFLECTION = 0, 2  # of mujoco.mjtRndFlag
+_PIP = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"
+_WHERE = "give assets=FOLDER or set HILT_LIBERO_ASSETS to LIBERO's assets (on the hub: lerobot/libero-assets)"
+
+
+class LiberoEnv(gymnasium.Env[Any, Any]):
+    """One task of a suite, by its number.
+
+    ``assets`` is the folder of meshes and textures; None takes $HILT_LIBERO_ASSETS, else what lies beside the installed package.
+    ``image_size`` is in pixels, None for no pictures. ``step_limit`` counts steps of 50 ms; None takes the suite's. ``splits`` gives other
+    stored states to the splits, ``{"train": [0, 50], "eval": [0, 50]}``: from the first up to the second, which is not in it.
+    LIBERO renders with ``shadows`` and ``reflections``; without the latter, too, a picture takes half the time.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": CONTROL_HZ}  # noqa: RUF012 - gymnasium has it so
+    render_mode = "rgb_array"
+    control_hz = float(CONTROL_HZ)
+
+    def __init__(
+        self,
+        suite: str,
+        task: str | int,
+        *,
+        assets: str | os.PathLike[str] | None = None,
+        image_size: int | None = 256,
+        step_limit: int | None = None,
+        wait_steps: int = 10,
+        splits: Mapping[str, Sequence[int]] | None = None,
+        shadows: bool = False,
+        reflections: bool = True,
+    ):
+        number = _number(suite, task)
+        self._splits = _shared_out(splits)
+        for name, value, least in (("image_size", image_size, 1), ("step_limit", step_limit, 1), ("wait_steps", wait_steps, 0)):
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value}: it must be at least {least}.")
+        self._assets = assets_folder(assets)
+        self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
+        self._effects = {_SHADOW: shadows, _REFLECTION: reflections}
+        self.initial_states = {split: len(states) for split, states in self._splits.items()}
+        name = task_names(suite)[number]
+        self.instruction = name[re.search(r"SCENE\d+_|^", name).end() :].replace("_", " ")  # type: ignore[union-attr]
+        self._stored = stored_states(suite, number)
+        self._suite, self._number, self._bddl = suite, number, _root() / "bddl_files" / suite / f"{name}.bddl"
+        self._made: Any = None
+        self._steps, self._over = 0, True
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+        parts: dict[str, spaces.Space[Any]] = {key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for key, size in STATE.items()}
+        if image_size is not None:
+            parts |= {key: spaces.Box(0, 255, (image_size, image_size, 3), np.uint8) for key in CAMERAS}
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin in ``options={"split": "train", "state": 7}``; without a state, a random one of the split."""
+        super().reset(seed=seed)
+        options = options or {}
+        if unknown := set(options) - {"split", "state"}:
+            raise UnknownNameError("reset option", min(unknown), ["split", "state"])
+        split = options.get("split", next(iter(self.initial_states)))
+        state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
+        raw = self.begin(self._stored[self._splits[split][state]])
+        return self._seen(raw), {"succeed": self.succeeded(), "split": split, "state": state}
+
+    def begin(self, flattened: Any) -> Mapping[str, Any]:
+        """Set the whole simulator to a state, as LIBERO flattens it, and wait; gives what is then seen."""
+        sim = self._sim
+        self._look(False)
+        with _seeded():
+            _reset(sim)
+        for robot in sim.robots:
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)  # it would go on from where the last episode ended
+        if self.image_size is not None:
+            for effect, wanted in self._effects.items():  # of a scene that a hard reset makes anew
+                sim.sim._render_context_offscreen.scn.flags[effect] = wanted
+        self._look(self._wait == 0)
+        sim.sim.set_state_from_flattened(np.asarray(flattened))
+        sim.sim.forward()
+        sim._check_success()
+        sim._post_process()
+        raw = sim._get_observations(force_update=True)
+        for left in range(self._wait, 0, -1):
+            self._look(left == 1)
+            raw = sim.step(WAIT)[0]
+        self._steps, self._over = 0, False
+        return raw
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, rewards, terminated, truncated, info = self.step_chunk(np.asarray(action)[None])
+        return observation, float(rewards[0]), terminated, truncated, info
+
+    def step_chunk(self, actions: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
+        """Carry out actions until one ends the episode, and look once, at the end: a reward for each that was carried out."""
+        actions = np.asarray(actions, np.float64)
+        if actions.ndim != 2 or len(actions) == 0 or actions.shape[1] != 7 or not np.isfinite(actions).all():
+            raise ConfigError(f"LIBERO takes actions of 7 finite numbers; given an array of {actions.shape}: {actions.tolist()}.")
+        if self._over:
+            raise ConfigError("this episode of LIBERO is over, or has not begun: call reset first.")
+        rewards: list[float] = []
+        seeing = False
+        for left in range(min(len(actions), self.step_limit - self._steps), 0, -1):
+            seeing = left == 1
+            self._look(seeing)
+            raw, reward, succeed, _ = self._sim.step(actions[len(rewards)].clip(-1.0, 1.0))
+            self._steps += 1
+            rewards.append(float(reward))
+            if succeed:
+                break
+        truncated = self._steps >= self.step_limit
+        self._over = bool(succeed) or truncated
+        if not seeing:  # an action before the last one has succeeded
+            raw = {**raw, **{key: self._render(camera) for key, camera in CAMERAS.items() if self.image_size is not None}}
+        return self._seen(raw), np.array(rewards, np.float32), bool(succeed), truncated, {"succeed": bool(succeed)}
+
+    def succeeded(self) -> bool:
+        return bool(self._sim._check_success())
+
+    def state(self) -> np.ndarray:
+        """The whole simulator's state, flattened as LIBERO stores it, for `begin`."""
+        return self._sim.sim.get_state().flatten()
+
+    def render(self) -> Any:
+        """What the camera sees, the right way up, for people."""
+        return None if self.image_size is None else self._render("agentview")[::-1].copy()
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+        self._made, self._over = None, True
+
+    @property
+    def _sim(self) -> Any:
+        """Made when it is first needed: it takes seconds, and a gigabyte with its textures."""
+        if self._made is None:
+            _check_assets(self._suite, [self._number], self._assets)
+            self._made = _simulator(self._bddl, self._assets, self.image_size)
+            for key, observable in self._made._observables.items():  # the rest is about objects, of which a policy is told nothing
+                if key not in {*STATE, *CAMERAS}:
+                    observable.set_enabled(False)
+                    observable.set_active(False)
+        return self._made
+
+    def _look(self, seeing: bool) -> None:
+        """Whether the next step renders. LIBERO measures at the beginning of a step, and counts time to know it."""
+        for key in CAMERAS.keys() & self._sim._observables.keys():
+            self._sim._observables[key].set_enabled(seeing)
+            self._sim._observables[key]._sampled = False
+
+    def _render(self, camera: str) -> np.ndarray:
+        return self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
+
+    def _seen(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: np.array(raw[key], space.dtype) for key, space in self.observation_space.items()}  # type: ignore[attr-defined]
+
+
+libero_spatial, libero_object, libero_goal, libero_10, libero_90 = (functools.partial(LiberoEnv, suite) for suite in SUITES)
+"""What `hilt.envs.task.make` calls with the number of a task"""
+
+
+def ready(names: Sequence[str], assets: str | None = None, **options: Any) -> None:
+    """For `hilt.envs.task.ready`: refuses tasks that cannot be made here, in one sentence, and makes nothing."""
+    numbers: dict[str, list[int]] = {}
+    for suite, _, task in (name.partition("/") for name in names):
+        numbers.setdefault(suite, []).append(_number(suite, task))
+    folder = assets_folder(assets)
+    for suite, tasks in numbers.items():
+        _check_assets(suite, tasks, folder)
+
+
+def task_names(suite: str) -> list[str]:
+    """LIBERO's names of a suite's tasks, in its order."""
+    path = _root() / "benchmark/libero_suite_task_map.py"  # read alone: the package around it imports torch
+    spec = importlib.util.spec_from_file_location("_libero_suite_task_map", path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return list(module.libero_task_map[suite])
+
+
+def stored_states(suite: str, number: int) -> np.ndarray:
+    """The initial states of a task, [50, size], read without running what the file may carry."""
+    path = _root() / "init_files" / suite / f"{task_names(suite)[number]}.pruned_init"
+    with zipfile.ZipFile(path) as archive:
+        pickled = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        return np.asarray(safe_load(archive.read(pickled), where=str(path)))
+
+
+def assets_folder(assets: str | os.PathLike[str] | None = None) -> Path:
+    """Where meshes and textures lie: as given, or $HILT_LIBERO_ASSETS, or beside the installed package."""
+    given = assets or os.environ.get("HILT_LIBERO_ASSETS")
+    folder = Path(given).expanduser() if given else _root() / "assets"
+    if not (folder / "scenes").is_dir():
+        raise StorageError(f"LIBERO's assets are not in {folder} (no folder 'scenes' there); {_WHERE}.")
+    return folder
+
+
+def missing_assets(suite: str, tasks: Sequence[int], folder: Path) -> list[str]:
+    """The files that these tasks load and that are not in the folder."""
+    libero, names = _libero(), task_names(suite)
+    wanted: set[Path] = set()
+    for number in tasks:
+        text = (_root() / "bddl_files" / suite / f"{names[number]}.bddl").read_text()
+        problem = libero.TASK_MAPPING[re.search(r"\(problem (\w+)\)", text)[1].lower()]  # type: ignore[index]
+        source = inspect.getsource(problem.__init__)
+        wanted.add(folder / re.search(r"scenes/\w+\.xml", source)[0])  # type: ignore[index]
+        for kind, style in re.findall(r'"(floor|wall)_style": "([\w-]+)"', source):
+            wanted.add(folder / "textures" / importlib.import_module("libero.libero.envs.arenas.style").STYLE_MAPPING[kind][style])
+        for section in re.findall(r"\(:(?:fixtures|objects)\b(.*?)\)", text, re.DOTALL):
+            for category in re.findall(r"-\s+(\w+)", section):
+                if found := _object_file(libero, category):
+                    wanted.add(folder / found)
+    for path in [path for path in wanted if path.suffix == ".xml" and path.exists()]:
+        # of two of a name robosuite takes the first, and an arena puts the style's own textures in place of two of the scene
+        named = {(element.tag, element.get("name")): element for element in reversed(list(ElementTree.parse(path).iter()))}
+        wanted |= {
+            Path(os.path.normpath(path.parent / file))
+            for (_, name), element in named.items()
+            if (file := element.get("file")) and name not in ("texplane", "tex-wall")
+        }
+    return sorted(os.path.relpath(path, folder) for path in wanted if not path.exists())
+
+
+def _object_file(libero: Any, category: str) -> str | None:
+    """The model of an object, as its class names it; a table is part of the scene."""
+    if (kind := libero.OBJECTS_DICT.get(category)) is None:
+        return None
+    name = inspect.signature(kind).parameters["obj_name"].default
+    return re.search(r'f"(\w+/.*\.xml)"', inspect.getsource(kind.__mro__[1]))[1].replace("{obj_name}", name)  # type: ignore[index]
+
+
+def _check_assets(suite: str, tasks: Sequence[int], folder: Path) -> None:
+    if missing := missing_assets(suite, tasks, folder):
+        task = f"{suite}/{tasks[0]}" if len(tasks) == 1 else suite
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise StorageError(f"{task} needs files that {folder} lacks: {', '.join(missing[:_LISTED])}{more}; {_WHERE}.")
+
+
+def _number(suite: str, task: str | int) -> int:
+    if suite not in SUITES:
+        raise UnknownNameError("LIBERO suite", suite, SUITES)
+    if not str(task).isdecimal() or int(task) >= SUITES[suite]:
+        raise ConfigError(f"{suite}/{task}: its tasks are {suite}/0 to {suite}/{SUITES[suite] - 1}.")
+    return int(task)
+
+
+def _shared_out(splits: Mapping[str, Sequence[int]] | None) -> dict[str, range]:
+    if splits is None:
+        return dict(SPLITS)
+    for split, ends in splits.items():
+        if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= STORED:
+            raise ConfigError(f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} stored states, such as [0, 30].")
+    if not splits:
+        raise ConfigError("splits={}: expected at least one split, such as {'train': [0, 30]}.")
+    return {split: range(*ends) for split, ends in splits.items()}
+
+
+# --- LIBERO itself ---
+
+
+def _root() -> Path:
+    spec = importlib.util.find_spec("libero")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingPackageError("hf-libero", f"LIBERO (which comes apart, for its pins: {_PIP})", "libero")
+    return Path(next(iter(spec.submodule_search_locations))) / "libero"
+
+
+@functools.cache
+def _libero() -> Any:
+    """LIBERO's environments. On import it asks on the terminal for its folders, unless a file tells them: so one does."""
+    root = _root()
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # three warnings that mean nothing here
+    told = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
+    with tempfile.TemporaryDirectory() if not told.exists() else contextlib.nullcontext(str(told.parent)) as folder:
+        config = Path(folder) / "config.yaml"
+        if not told.exists():
+            places = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "../datasets", "assets": "assets"}
+            config.write_text(json.dumps({"benchmark_root": str(root)} | {key: str(root / place) for key, place in places.items()}))
+        before = os.environ.get("LIBERO_CONFIG_PATH")
+        os.environ["LIBERO_CONFIG_PATH"] = str(config.parent)
+        try:
+            return importlib.import_module("libero.libero.envs")
+        finally:
+            os.environ.pop("LIBERO_CONFIG_PATH") if before is None else os.environ.update(LIBERO_CONFIG_PATH=before)
+
+
+def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
+    """LIBERO's environment within its wrapper, whose reset repeats for ever whatever goes wrong."""
+    _libero()
+    importlib.import_module("libero.libero")._assets_path_cache = str(assets)  # else it looks beside itself, and then downloads
+    seeing = image_size is not None
+    size = image_size or 1
+    wrapper = importlib.import_module("libero.libero.envs.env_wrapper").ControlEnv
+    with _seeded():
+        return wrapper(
+            bddl_file_name=str(bddl),
+            use_camera_obs=seeing,
+            has_offscreen_renderer=seeing,
+            camera_names=list(CAMERAS.values()),
+            camera_heights=size,
+            camera_widths=size,
+            control_freq=CONTROL_HZ,
+            ignore_done=True,
+            hard_reset=False,  # the model stays; a hard reset of it takes seconds, and grows LIBERO's list of what it draws
+        ).env
+
+
+def _reset(sim: Any) -> None:
+    for _ in range(100):
+        try:
+            sim.reset()
+            return
+        except importlib.import_module("robosuite.utils.errors").RandomizationError:
+            continue  # no room for an object where it was drawn: the next draw
+    raise ConfigError("LIBERO found no place for this task's objects in 100 draws; its BDDL file asks for what has no room.")
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """LIBERO draws from numpy's global generator: it finds it seeded with 0, and everybody else finds it as it was."""
+    before = np.random.get_state()
+    np.random.seed(0)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
