@@ -1,4 +1,4 @@
-"""``python -m bench replay|wire|formats|robot|learn|vla [--quick] [--json FILE] [--markdown FILE] [--only NAME ...]``"""
+"""``python -m bench replay|wire|formats|robot|learn|vla|rollout [--quick] [--json FILE] [--markdown FILE] [--only NAME ...]``"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.limits import is_on_disk
 from bench.peers import one_torch_thread
 from bench.report import Report, Row
 
-SUITES = ("replay", "wire", "formats", "robot", "learn", "vla")
+SUITES = ("replay", "wire", "formats", "robot", "learn", "vla", "rollout")
 
 
 def main(arguments: list[str] | None = None) -> int:

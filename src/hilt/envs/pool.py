@@ -46,7 +46,7 @@ ABORT_S = 2.0
 """A worker that hangs may take so long to say where"""
 BEGIN = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; from hilt.envs.simulators import work; work(told)"
 """What a worker's Python is told to run: our modules are where the caller has them"""
-ASKED_WRONGLY = ("ConfigError", "UnknownNameError", "MissingPackageError")
+ASKED_WRONGLY = ("ConfigError", "UnknownNameError", "MissingPackageError", "StorageError")
 """Errors at the beginning of an episode that no other try would mend: `Pool.collect` raises them"""
 
 

@@ -1,0 +1,24 @@
+"""The bench of rollouts at its smallest: every row is there; what is not installed is named, and meets nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench import rollout
+from bench.lab import Lab
+
+
+def test_rows_without_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rollout, "LIBERO", tmp_path / "python")
+    for suite, group in rollout.GROUPS.items():
+        rows = group.run(Lab(tmp_path, quick=True))
+        assert [row.name for row in rows] == list(group.rows)
+        plain, blind, trajectories = rows
+        assert not any(row.met for row in rows)
+        assert "No such file or directory" in plain.notes and "HILT_LIBERO_PYTHON" in blind.notes
+        if suite == "libero":
+            assert [row.ours for row in rows] == [None] * 3
+        else:
+            assert all(row.ours and row.ours > 0 for row in rows)
+            assert trajectories.peer == rollout.PROCESSES and not trajectories.absent
