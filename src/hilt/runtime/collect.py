@@ -281,7 +281,8 @@ class Collector:
         return found if len(found) == len(starts) else None
 
     def _accepts(self, group: list[Episode], tally: _Tally) -> bool:
-        self._assert_alike(group)
+        if self._config.init_state_mode == "group":
+            check_alike(group, self._config.same_first_frame)
         config, successes = self._config, sum(episode.success for episode in group)
         share, reason = successes / len(group), ""
         low, high = (config.accuracy_lower_bound, config.accuracy_upper_bound) if config.filter_accuracy else (0.0, 1.0)
@@ -294,21 +295,6 @@ class Collector:
         tally.groups += 1
         tally.dropped[reason] += bool(reason)
         return not reason
-
-    def _assert_alike(self, group: list[Episode]) -> None:
-        """What the comparison within a group rests on."""
-        if self._config.init_state_mode == "distinct":
-            return
-        first, alike = group[0], "reset() with one state and seed must begin alike"
-        where = f"of group {first.start.group} ({first.start.task}, state {first.start.state})"
-        for other in group[1:]:
-            if other.start.place != first.start.place:
-                raise SchemaError(f"the members {where} began in {first.start.place} and in {other.start.place}: expected is one place.")
-            if self._config.same_first_frame and other.first != first.first:
-                raise SchemaError(
-                    f"members 0 and {other.start.member} {where} did not begin with the same observation: {alike}. Mend the environment, "
-                    "or give same_first_frame=false for one that does not render alike twice."
-                )
 
     def _exhausted(self, accepted: int, wanted: int, tally: _Tally) -> None:
         message = (
@@ -359,6 +345,20 @@ class Collector:
         self._planned = [Start(**start) for start in json.loads(state["planned"])]
         self._draws.set_state(as_tensor(state["draws"], "draws"))
         self._surplus = [[find(held) for held in group.values()] for group in state["surplus"].values()]
+
+
+def check_alike(group: Sequence[Episode], first_frames: bool = True) -> None:
+    """Raises unless the members of a group began alike: what comparing them rests on."""
+    first = group[0]
+    where = f"of group {first.start.group} ({first.start.task}, state {first.start.state})"
+    for other in group[1:]:
+        if other.start.place != first.start.place:
+            raise SchemaError(f"the members {where} began in {first.start.place} and in {other.start.place}: expected is one place.")
+        if first_frames and other.first != first.first:
+            raise SchemaError(
+                f"members 0 and {other.start.member} {where} did not begin with the same observation: reset() with one state and seed must "
+                "begin alike. Mend the environment, or give same_first_frame=false for one that does not render alike twice."
+            )
 
 
 def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:

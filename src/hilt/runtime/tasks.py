@@ -35,10 +35,11 @@ def shards(tasks: Sequence[T], ranks: int) -> list[list[T]]:
 
 
 def chosen(use: Any, suite: Sequence[str]) -> list[str]:
-    """The tasks of a suite that are named: by number (9 is task nine, not nine tasks), by name, or by a list of these; None: all."""
+    """The tasks of a suite that are named: by number (9 is task nine, not nine tasks), by name, with or without the suite's,
+    or by a list of these; None: all."""
     if use is None:
         return list(suite)
-    found = []
+    found, named = [], {name.rpartition("/")[2]: name for name in suite} | {name: name for name in suite}
     for one in use if isinstance(use, Sequence) and not isinstance(use, str) else [use]:
         if isinstance(one, str) and one.isdecimal():
             one = int(one)
@@ -46,8 +47,8 @@ def chosen(use: Any, suite: Sequence[str]) -> list[str]:
             if not 0 <= one < len(suite):
                 raise ConfigError(f"task {one} was asked for; there are the tasks 0 to {len(suite) - 1}.")
             found.append(suite[one])
-        elif one in suite:
-            found.append(one)
+        elif one in named:
+            found.append(named[one])
         else:
             raise UnknownNameError("task", str(one), suite)
     if len(set(found)) < len(found):

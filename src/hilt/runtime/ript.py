@@ -1,0 +1,244 @@
+"""The names by which scripts of RIPT's kind collect rollouts, over our tasks, rings and pool. `hilt train rloo` needs none of them.
+
+    tasks = get_distributed_tasks(range(9), rank, world_size)                    # 9 tasks, 2 ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]
+    runner = LIBEROEnvRunner(policy, task_names_to_use=tasks, benchmark_name="libero_spatial", num_parallel_envs=2)
+    states = DistributedInitialStateDataset(num_states=30)
+    runner.set_current_task_by_cursor()
+    batches = distributed_collect_batches(runner, None, states, SmartSampler(config), config, iteration)
+    runner.advance_task_cursor()
+
+An initial state is its number among the training states of a task; the simulator has the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, EmptyError, HiltError, SchemaError, UnknownNameError
+from hilt.envs.pool import Pool
+from hilt.policies.suites import suite
+from hilt.replay.torch import generator
+from hilt.runtime.collect import check_alike
+from hilt.runtime.episode import Episode, Lost, Start
+from hilt.runtime.rollout import roll_out
+from hilt.runtime.tasks import MODES, Ring, shards
+
+T = TypeVar("T")
+Rollout = tuple[bool, float, dict[str, Any]]
+"""(success, total reward, the rest: `Episode` and its fields by name)"""
+logger = logging.getLogger("hilt.runtime")
+
+
+def get_distributed_tasks(all_tasks: Sequence[T], rank: int, world_size: int) -> list[T]:
+    """The tasks of a rank: task i is rank i % world_size's."""
+    return shards(all_tasks, world_size)[rank]
+
+
+def compute_state_hash(states: Any) -> str:
+    """sha256 of initial states, their type and shape."""
+    array = np.ascontiguousarray(states)
+    return hashlib.sha256(f"{array.dtype.str}{array.shape}".encode() + array.tobytes()).hexdigest()
+
+
+class DistributedInitialStateDataset:
+    """The initial states of a task in a ring: the next ones each time, and again from the first."""
+
+    def __init__(self, num_states: int = 50, state_dim: int = 0, rank: int = 0, world_size: int = 1, states: Any = None):
+        """`states`: an array of one's own, [N, state_dim]; without it, the numbers 0 to num_states - 1."""
+        if state_dim and states is None:
+            raise ConfigError(
+                f"state_dim={state_dim} without states: made-up states are none of the simulator's. Leave it out, or give both."
+            )
+        self.states = np.arange(num_states) if states is None else np.asarray(states)
+        if not len(self.states):
+            raise ConfigError(f"rank {rank} of {world_size} was given no initial states; give at least one.")
+        if state_dim and self.states.shape[1:] != (state_dim,):
+            raise ConfigError(f"states have the shape {list(self.states.shape)}; expected is [N, {state_dim}] by state_dim.")
+        self.rank, self.world_size = rank, world_size
+        self._ring = Ring(range(len(self.states)))
+
+    @property
+    def init_state_cursor(self) -> int:
+        return self._ring.cursor
+
+    def sample_batch_circular(self, batch_size: int) -> np.ndarray:
+        """Of 10 states, 4 at a time: 0-3, 4-7, then 8, 9, 0, 1."""
+        return np.asarray(self.states[self._ring.take(batch_size)])
+
+    def get_states_for_envs(self, num_parallel_envs: int, rloo_batch_size: int) -> np.ndarray:
+        """One for each rollout, all different while there are enough."""
+        return self.sample_batch_circular(num_parallel_envs * rloo_batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"init_state_cursor": self._ring.cursor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._ring.cursor = int(state["init_state_cursor"]) % len(self.states)
+
+
+def smart_sample_init_state(
+    init_dataset: DistributedInitialStateDataset, num_parallel_envs: int, rloo_batch_size: int, init_state_mode: str = "group"
+) -> tuple[np.ndarray, str]:
+    """The next initial states, one for each rollout, and their hash. "group": one state for each environment, `rloo_batch_size` times in a
+    row, so that leave-one-out compares like with like; "distinct": as many states as rollouts."""
+    if init_state_mode not in MODES:
+        raise UnknownNameError("init_state_mode", init_state_mode, MODES)
+    if init_state_mode == "group":
+        states = np.repeat(init_dataset.sample_batch_circular(num_parallel_envs), rloo_batch_size, axis=0)
+    else:
+        states = init_dataset.get_states_for_envs(num_parallel_envs, rloo_batch_size)
+    return states, compute_state_hash(states)
+
+
+class SmartSampler:
+    """`smart_sample_init_state` with the sizes of a config: num_parallel_envs, rloo_batch_size, init_state_mode."""
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    def smart_sample_init_state(self, init_dataset: DistributedInitialStateDataset) -> tuple[np.ndarray, str]:
+        mode = getattr(self.config, "init_state_mode", "group")
+        return smart_sample_init_state(init_dataset, self.config.num_parallel_envs, self.config.rloo_batch_size, mode)
+
+    def compute_state_hash(self, states: Any) -> str:
+        return compute_state_hash(states)
+
+
+class LIBEROEnvRunner:
+    """Rollouts of a policy in the tasks that a rank was assigned, one task at a time. Any suite that has a name will do."""
+
+    def __init__(
+        self,
+        policy: Any,
+        task_names_to_use: Sequence[Any] | None = None,
+        benchmark_name: str = "libero_spatial",
+        num_parallel_envs: int = 1,
+        max_episode_length: int | None = None,
+        *,
+        workers: int | None = None,
+        task_options: Mapping[str, Any] | None = None,
+        split: str = "train",
+        temperature: float = 1.0,
+        sample: bool = True,
+        seed: int = 0,
+    ):
+        """`workers`: processes of the pool; without it, one for each environment, and none for a single one."""
+        self.policy, self.benchmark_name, self.num_parallel_envs = policy, benchmark_name, num_parallel_envs
+        self.assigned_tasks = list(task_names_to_use or [])
+        self.task_cursor, self.current_task = 0, None
+        self._workers = (num_parallel_envs if num_parallel_envs > 1 else 0) if workers is None else workers
+        self._options = dict(task_options or {}) | ({"step_limit": max_episode_length} if max_episode_length else {})
+        self._split, self._how, self._seed = split, {"temperature": temperature, "sample": sample}, seed
+        self._draws, self._pool = generator(seed), None
+
+    def set_current_task_by_cursor(self) -> Any:
+        """The task of this iteration; None on a rank without tasks, which goes on to its collectives with nothing."""
+        self.current_task = self.assigned_tasks[self.task_cursor % len(self.assigned_tasks)] if self.assigned_tasks else None
+        return self.current_task
+
+    def advance_task_cursor(self) -> Any:
+        self.task_cursor += 1
+        return self.set_current_task_by_cursor()
+
+    def create_parallel_envs(self, env_name: Any = None) -> Pool:
+        """The environments of this runner, in processes that stay: one pool for all tasks. `env_name` is made now rather than later."""
+        if self._pool is None:
+            self._pool = Pool(self._workers, self.num_parallel_envs, task_options=self._options)
+        if env_name is not None:
+            self._pool.describe(self._full(env_name))
+        return self._pool
+
+    def run_single_task(self, task: Any, init_states: Any) -> list[Rollout]:
+        """All rollouts of one task."""
+        return list(self.run_policy_in_env(task, init_states))
+
+    def run_policy_in_env(self, env_name: Any, all_init_states: Any) -> Iterator[Rollout]:
+        """(success, total_reward, episode_data) of a rollout from each state, in the order of the states. One that is lost with its
+        simulator is raised, with the simulator's traceback; closed early, nothing is left running."""
+        task, numbers = self._full(env_name), np.asarray(all_init_states)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+            raise SchemaError(
+                f"initial states are {numbers.dtype} {list(numbers.shape)}; expected are their numbers, [N] whole ones: the simulator has "
+                "the states themselves."
+            )
+        starts = [Start(task, self._split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
+        ended: dict[int, Episode] = {}
+        told = 0
+        how: dict[str, Any] = {"suite": suite(task), "generator": self._draws, **self._how}
+        rollouts = roll_out(self.policy, self.create_parallel_envs(), starts, **how)
+        try:
+            for outcome in rollouts:
+                if isinstance(outcome, Lost):
+                    raise HiltError(f"a rollout of {task}, state {outcome.start.state}, failed:\n{outcome.error}")
+                ended[outcome.start.member] = outcome
+                while told in ended:
+                    episode = ended.pop(told)
+                    told += 1
+                    yield episode.success, float(episode.rewards.sum()), {**vars(episode), "episode": episode}
+        finally:
+            rollouts.close()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _full(self, name: Any) -> str:
+        return str(name) if "/" in str(name) else f"{self.benchmark_name}/{name}"
+
+
+def distributed_collect_batches(
+    env_runner: LIBEROEnvRunner,
+    reward_function: Callable[[dict[str, Any]], float] | None,
+    init_dataset: DistributedInitialStateDataset,
+    sampler: SmartSampler,
+    config: Any,
+    iteration: int,
+) -> list[list[dict[str, Any]]]:
+    """One batch of exactly `config.data_batch_size` episodes of the runner's current task, in whole groups of `config.rloo_batch_size`; no
+    batch on a rank without a task. `reward_function` judges an episode; without it, its total reward is the environment's.
+
+    A rollout that fails counts as an attempt and is logged with its traceback; after `config.max_sampling_attempts` (10) it is an error.
+    With `config.enable_dynamic_sampling`, groups that all succeeded or all failed do not count.
+    """
+    task, size, wanted = env_runner.current_task, int(config.rloo_batch_size), int(config.data_batch_size)
+    if task is None:
+        return []
+    if wanted % size:
+        raise ConfigError(f"data_batch_size={wanted} episodes are not whole groups of rloo_batch_size={size}: give a multiple of it.")
+    most, dynamic = int(getattr(config, "max_sampling_attempts", 10)), bool(getattr(config, "enable_dynamic_sampling", False))
+    grouped = getattr(config, "init_state_mode", "group") == "group"
+    batch: list[dict[str, Any]] = []
+    uniform, failed, last = 0, 0, ""
+    for _ in range(most):
+        states, _ = sampler.smart_sample_init_state(init_dataset)
+        try:
+            rollouts = env_runner.run_single_task(task, states)
+        except Exception:  # noqa: BLE001  # whatever the simulator or the policy raised, it is told
+            failed, last = failed + 1, traceback.format_exc()
+            logger.warning("iteration %d: an attempt at task %s failed:\n%s", iteration, task, last)
+            continue
+        for low in range(0, len(rollouts), size):
+            group = [{"success": won, "total_reward": reward, **rest} for won, reward, rest in rollouts[low : low + size]]
+            if grouped:
+                check_alike([episode["episode"] for episode in group])
+            if dynamic and len({episode["success"] for episode in group}) == 1:
+                uniform += 1
+                continue
+            for episode in group:
+                if reward_function is not None:
+                    episode["total_reward"] = float(reward_function(episode))
+            batch += group
+        if len(batch) >= wanted:
+            return [batch[:wanted]]
+    told = f"{failed} attempts failed, {uniform} groups all succeeded or all failed"
+    raise EmptyError(
+        f"rank {init_dataset.rank}, iteration {iteration}, task {task}: {len(batch)} of {wanted} episodes after {most} attempts; {told}."
+        + (f"\nThe last failure:\n{last}" if last else "")
+    )

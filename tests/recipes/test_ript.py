@@ -1,0 +1,94 @@
+"""A trainer's YAML as it stands: every key changes the run, and one that is not known is told."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.recipes.ript import KEYS, rloo
+
+PLAN = """
+task:
+  benchmark_name: "libero_spatial"
+  task_names_to_use: [0, 1, 2, 3, 4, 5, 6, 7, 8]
+  num_parallel_envs: 2
+  rollouts_per_env: 2
+  max_episode_length: 50
+
+algo:
+  rloo_batch_size: 2
+  data_batch_size: 4
+  num_epochs: 1
+  gradient_accumulation_steps: 1
+
+training:
+  num_train_steps: 6
+"""
+
+
+def made(folder, text=PLAN, **changes):
+    tree = OmegaConf.create(text)
+    for key, value in changes.items():
+        OmegaConf.update(tree, key.replace("__", "."), value, force_add=True)
+    path = folder / "multi_task_distributed.yaml"
+    path.write_text(OmegaConf.to_yaml(tree))
+    return rloo(path)
+
+
+def test_the_plan_as_it_stands(tmp_path):
+    config = made(tmp_path)
+    assert config.tasks == [f"libero_spatial/{task}" for task in range(9)] and config.max_steps == 6
+    assert (config.pool.workers, config.pool.slots, config.task_options) == (2, 2, {"step_limit": 50})
+    collect = config.collect
+    assert (collect.group_size, collect.data_batch_size, collect.groups_at_once, collect.tasks_per_step) == (2, 4, 2, 1)
+    assert (config.algorithm.estimator, config.algorithm.epochs, config.algorithm.batch.chunks_per_pass) == ("rloo", 1, 64)
+    assert (config.validation.episodes, config.validation.before, config.validation.after) == (2, False, True)
+
+
+@pytest.mark.parametrize("key", ["task_name", "task_names_to_use"])
+def test_nine_is_task_nine(tmp_path, key):
+    assert made(tmp_path, f"task: {{{key}: 9}}").tasks == ["libero_spatial/9"]
+    assert made(tmp_path, f"task: {{{key}: [2, 9], benchmark_name: LIBERO_GOAL}}").tasks == ["libero_goal/2", "libero_goal/9"]
+    assert len(made(tmp_path, f"task: {{{key}: null, benchmark_name: libero_90}}").tasks) == 90
+    words = made(tmp_path, f"task: {{{key}: [pick_red, tabletop/reach], benchmark_name: tabletop}}").tasks
+    assert words == ["tabletop/pick_red", "tabletop/reach"]
+
+
+OTHER = {
+    "policy_path": "/some/folder", "algo.enable_dynamic_sampling": True, "algo.enable_rollout_stats_tracking": True,
+    "algo.init_state_mode": "distinct", "algo.ppo_clip_range": 0.3, "algo.ppo_clip_high": 0.3, "algo.lr": 3e-6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_changes_the_run(tmp_path, key):
+    assert made(tmp_path, **{key.replace(".", "__"): OTHER.get(key, 3)}) != made(tmp_path)
+    assert made(tmp_path, PLAN, **{key.replace(".", "__"): None}), "nothing is no value"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algo__rloo_batchsize": 2}, "no setting named 'algo.rloo_batchsize'; did you mean 'algo.rloo_batch_size'"),
+        ({"algo__data_batch_size": "many"}, "algo.data_batch_size: 'many' was given; expected is a whole number"),
+        ({"algo__enable_dynamic_sampling": "yes please"}, "expected is true or false"),
+        ({"algo__gradient_accumulation_steps": 0}, "expected is a whole number from 1 to 64"),
+        ({"task__task_name": 3}, "task.task_name and task.task_names_to_use both choose the tasks"),
+        ({"task__task_names_to_use": 10}, "task 10 was asked for; there are the tasks 0 to 9"),
+        ({"task__benchmark_name": "libero_spatiel"}, "did you mean 'libero_spatial'"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path, changes, words):
+    with pytest.raises((ConfigError, UnknownNameError), match=words):
+        made(tmp_path, **changes)
+
+
+def test_an_impossible_batch_is_told_before_anything_starts(tmp_path):
+    ours = {"task__benchmark_name": "tabletop", "task__task_names_to_use": ["reach", "button"]}
+    made(tmp_path, **ours).check()
+    with pytest.raises(ConfigError, match="data_batch_size=5 episodes are not whole groups"):
+        made(tmp_path, **ours, algo__data_batch_size=5).check()
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match="expected settings by name"):
+        rloo(tmp_path / "list.yaml")
