@@ -92,7 +92,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         self._effects = {_SHADOW: shadows, _REFLECTION: reflections}
         self.initial_states = {split: len(states) for split, states in self._splits.items()}
         name = task_names(suite)[number]
-        self.instruction = name[re.search(r"SCENE\d+_|^", name).end() :].replace("_", " ")  # type: ignore[union-attr]
+        self.instruction = re.sub(r"^.*SCENE\d+_", "", name).replace("_", " ")
         self._stored = stored_states(suite, number)
         self._suite, self._number, self._bddl = suite, number, _root() / "bddl_files" / suite / f"{name}.bddl"
         self._made: Any = None
