@@ -24,7 +24,8 @@ RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tablet
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
 SFT_RECIPES = {name: f"hilt.recipes.sft:{name}" for name in ("sft_debug", "sft_tabletop")}
 """The same, for `hilt train sft`"""
-VLA_RECIPES = {name: f"hilt.recipes.vla:{name}" for name in ("vla_debug",)}
+LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")
+VLA_RECIPES = {"vla_debug": "hilt.recipes.vla:vla_debug", **{name: f"hilt.recipes.libero:{name}" for name in LIBERO}}
 """The same, for post-training: `hilt train` knows from the recipe what is to be done"""
 
 
