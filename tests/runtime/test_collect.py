@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.envs.pool import Pool
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.policies.suites import suite
 from hilt.replay.torch import save_pt
 from hilt.runtime.collect import Collecting, Collector
 from tests.runtime.test_rollout import plain
@@ -282,3 +285,15 @@ def test_temperature_rows_at_once_and_execute_reach_the_policy():
 
     got = made(ToyPool(slots=8), temperature=1.6, rows_at_once=1, execute=1).collect(Watched())
     assert set(seen) == {(1, 1.6)} and all(episode.executed.max() == 1 for episode in got.episodes)
+
+
+def test_in_the_simulator_with_processes_or_without():
+    options = {"image_size": 16, "step_limit": 8, "cameras": ["front"]}
+    config = SmallVLAConfig(cameras=("full_image",), image_size=16, state_dim=10, chunk=4, width=16, depth=1)
+    policy = SmallVLA(config, seed=0)
+    found = []
+    for workers in (0, 2):
+        with Pool(workers, 2, task_options=options) as pool:
+            collector = Collector(SMALL, ["tabletop/reach"], pool, suite("tabletop"), seed=3)
+            found.append([plain(episode) for episode in collector.collect(policy).episodes])
+    assert len(found[0]) == 4 and found[0] == found[1] and found[0][0][5] > 0

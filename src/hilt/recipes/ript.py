@@ -134,5 +134,5 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected settings by name.")
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= {f"{name}.{inner}": one for inner, one in value.items()} if isinstance(value, dict) else {str(name): value}
+        found |= {f"{name!s}.{inner!s}": one for inner, one in value.items()} if isinstance(value, dict) else {str(name): value}
     return found

@@ -135,7 +135,8 @@ class LIBEROEnvRunner:
         self._workers = (num_parallel_envs if num_parallel_envs > 1 else 0) if workers is None else workers
         self._options = dict(task_options or {}) | ({"step_limit": max_episode_length} if max_episode_length else {})
         self._split, self._how, self._seed = split, {"temperature": temperature, "sample": sample}, seed
-        self._draws, self._pool = generator(seed), None
+        self._draws = generator(seed)
+        self._pool: Pool | None = None
 
     def set_current_task_by_cursor(self) -> Any:
         """The task of this iteration; None on a rank without tasks, which goes on to its collectives with nothing."""
