@@ -179,7 +179,7 @@ def test_one_number_of_pi0(name: str, key: str, copied: Any, capsys: pytest.Capt
     [
         *("grpo", "gae_adv_g0.99_l0.95", "gae_ret_g0.99_l0.95", "reinforce_pp_g0.98", "policy_loss_h0.28_l0.2", "clip_fraction", "ppo_kl"),
         *("value_loss_c0.5", "value_clip_fraction", "kl_penalty_kl", "kl_penalty_abs", "kl_penalty_mse", "entropy_mean_first6", "mask"),
-        *("adaptive_kl_values", "rewards", "finish", "group", "values", "log_prob", "ref_log_prob", "value_pred", "adaptive_kl_inputs"),
+        *("adaptive_kl_values", "rewards", "finish", "group", "values", "log_prob", "ref_log_prob", "value_pred"),
     ],
 )
 def test_one_number_of_the_algorithms(key: str, copied: Any, capsys: pytest.CaptureFixture[str]):

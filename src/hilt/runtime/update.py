@@ -231,7 +231,7 @@ class Updater:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
         settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
         tokens = mask.sum((1, 2)).float()
-        counts = terms(torch.zeros_like(rows.old[chosen]), mask, settings.ratio)[1].reshape(len(chosen), -1).sum(1).float()
+        counts = _per_row(terms(rows.old[chosen], mask, settings.ratio)[1]).float()
         sums = (counts.sum(), tokens.sum(), (tokens > 0).sum(), len(of[tokens > 0].unique()))
         all_terms, all_tokens, all_chunks, trajectories = self._sum(*sums)
         if not all_tokens:
@@ -367,7 +367,12 @@ class Shares:
 
 
 def _added(x: Tensor, mask: Tensor, share: Tensor) -> Tensor:
-    return (torch.where(mask, x, 0.0).reshape(len(x), -1).sum(1) * share).sum()
+    return (_per_row(torch.where(mask, x, 0.0)) * share).sum()
+
+
+def _per_row(x: Tensor) -> Tensor:
+    """[R], from [R, ...]: what is in each row, added up."""
+    return x.flatten(1).sum(1) if x.dim() > 1 else x
 
 
 def _packed(rows: Rows, chosen: Tensor, limit: int) -> list[Tensor]:

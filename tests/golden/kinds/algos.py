@@ -52,7 +52,9 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     ours["gae_adv_g0.99_l0.95"], ours["gae_ret_g0.99_l0.95"] = whiten(raw, mask), returns
     change = given["log_prob"] - given["old_log_prob"]
     found = surrogate(change, ours["grpo"], 0.2, 0.28)
-    ours["policy_loss_h0.28_l0.2"], ours["clip_fraction"], ours["ppo_kl"] = ((x * share).sum() for x in (found.loss, found.clipped, -change))
+    ours["policy_loss_h0.28_l0.2"], ours["clip_fraction"], ours["ppo_kl"] = (
+        (x * share).sum() for x in (found.loss, found.clipped, -change)
+    )
     loss, clipped = value_loss(given["value_pred"], values, returns, 0.5)
     ours["value_loss_c0.5"], ours["value_clip_fraction"] = (loss * share).sum(), (clipped * share).sum()
     for kind in ("kl", "abs", "mse"):

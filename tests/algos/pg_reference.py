@@ -1,0 +1,128 @@
+"""Policy gradients once more, slowly: plain numbers in float64, one loop for each sum, gradients by central differences.
+
+Shares no code with hilt.algos. An episode is a dict: ``seen`` [T, F], ``tokens`` [T, C, D], ``executed`` [T], ``old`` and ``ref``
+[T, C, D], ``value`` and ``rewards`` [T], ``group``, ``baseline``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Rows = list[list[float]]
+Params = dict[str, np.ndarray]
+Objective = Callable[[Params], float]
+
+
+def advantages(settings: Any, rewards: Rows, groups: Sequence[int], values: Rows, baselines: Sequence[float]) -> tuple[Rows, Rows]:
+    """Of each chunk of each episode; and the returns that a critic learns."""
+    gamma, kind = settings.discount, settings.estimator
+    togo = [[sum(gamma ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))] for r in rewards]
+    scores = [each[0] for each in togo]
+    returns, found = togo, list[list[float]]()
+    how = settings.normalise
+    if how == "auto":
+        how = {"grpo": "group", "gae": "batch", "reinforce_plus_plus": "batch"}.get(kind, "none")
+    for i, r in enumerate(rewards):
+        if kind in ("grpo", "dr_grpo", "rloo"):
+            members = [scores[j] for j in range(len(rewards)) if groups[j] == groups[i]]
+            others = [scores[j] for j in range(len(rewards)) if groups[j] == groups[i] and j != i]
+            base = np.mean(others if kind == "rloo" else members) if len(members) > 1 else 0.0
+            scale = 1.0
+            if how == "group" and len(members) > 1:
+                scale = math.sqrt(sum((s - np.mean(members)) ** 2 for s in members) / (len(members) - 1)) + 1e-6
+            found.append([(scores[i] - base) / scale] * len(r))
+        elif kind == "remax":
+            found.append([g - baselines[i] for g in togo[i]])
+        elif kind == "reinforce_plus_plus":
+            found.append(list(togo[i]))
+        else:
+            v = [*values[i], 0.0]
+            delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
+            found.append([sum((gamma * settings.lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))])
+    if kind == "gae":
+        returns = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(found, values, strict=True)]
+    if how == "batch":
+        flat = [x for each in found for x in each]
+        mean = sum(flat) / len(flat)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in flat) / max(1, len(flat) - 1) + 1e-8)
+        found = [[(x - mean) / spread for x in each] for each in found]
+    return found, returns
+
+
+def divergence(kind: str, p: float, q: float) -> float:
+    return {"kl": p - q, "abs": abs(p - q), "mse": (p - q) ** 2 / 2, "low_var_kl": math.exp(q - p) - (q - p) - 1}[kind]
+
+
+def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None) -> Objective:
+    """What one step minimises, of the episodes of `batch` among all whose advantages are compared."""
+    rewards = [list(map(float, e["rewards"])) for e in episodes]
+    if settings.kl.where == "reward":
+        for e, r in zip(episodes, rewards, strict=True):
+            for t, c, d in done(e):
+                r[t] -= coefficient * divergence(settings.kl.estimate, e["old"][t, c, d], e["ref"][t, c, d])
+    values = [list(map(float, e["value"])) for e in episodes]
+    worth, returns = advantages(settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes])
+    chosen = [(episodes[i], worth[i], returns[i]) for i in (range(len(episodes)) if batch is None else batch)]
+    return lambda params: loss(settings, {name: value.tolist() for name, value in params.items()}, chosen, coefficient)
+
+
+def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, list[float], list[float]]], coefficient: float) -> float:
+    surrogates, entropies, distances, errors = list[list[float]](), list[list[float]](), list[list[float]](), list[float]()
+    for e, worth, returns in chosen:
+        ratios, entropy, distance = dict[Any, float](), list[float](), list[float]()
+        seen, tokens, old, ref = (e[name].tolist() for name in ("seen", "tokens", "old", "ref"))
+        for t, c, d in done(e):
+            logits = [sum(w * x for w, x in zip(row, seen[t], strict=True)) for row in params["weight"][c][d]]
+            total = math.log(sum(math.exp(x) for x in logits))
+            new = logits[tokens[t][c][d]] - total
+            key = {"token": (t, c, d), "action": (t, c), "chunk": (t,)}[settings.ratio]
+            ratios[key] = ratios.get(key, 0.0) + new - old[t][c][d]
+            entropy.append(-sum(math.exp(x - total) * (x - total) for x in logits))
+            distance.append(divergence(settings.kl.estimate, new, ref[t][c][d]))
+        surrogate = []
+        for key, change in ratios.items():
+            a, r = worth[key[0]], math.exp(change)
+            term = max(-a * r, -a * min(max(r, 1 - settings.clip_low), 1 + settings.clip_high))
+            surrogate.append(min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term)
+        for t, target in enumerate(returns):
+            v, before = sum(w * x for w, x in zip(params["value"], seen[t], strict=True)), float(e["value"][t])
+            near = min(max(v, before - settings.value_clip), before + settings.value_clip) if settings.value_clip else v
+            errors.append(max((v - target) ** 2, (near - target) ** 2) / 2)
+        for kept, terms in ((surrogates, surrogate), (entropies, entropy), (distances, distance)):
+            kept.append(terms)
+    total = reduced(settings, surrogates) - settings.entropy * reduced(settings, entropies)
+    if settings.kl.where == "loss":
+        total += coefficient * reduced(settings, distances)
+    return total + (settings.value_coefficient * sum(errors) / len(errors) if settings.estimator == "gae" else 0.0)
+
+
+def done(e: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+    """The numbers that were carried out."""
+    chunk, dim = e["tokens"].shape[1:]
+    return [(t, c, d) for t, n in enumerate(e["executed"]) for c in range(chunk) for d in range(dim) if c < n]
+
+
+def reduced(settings: Any, terms: Sequence[Sequence[float]]) -> float:
+    if settings.reduction == "token_mean":
+        return sum(sum(each) for each in terms) / sum(len(each) for each in terms)
+    if settings.reduction == "trajectory_mean":
+        return sum(sum(each) / len(each) for each in terms) / len(terms)
+    return sum(sum(each) / settings.horizon for each in terms) / len(terms)
+
+
+def gradient(of: Objective, params: Params, step: float = 1e-5) -> Params:
+    """By central differences."""
+    found = {name: np.zeros_like(value) for name, value in params.items()}
+    for name, value in params.items():
+        for place in np.ndindex(value.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = value.copy()
+                moved[place] += sign * step
+                sides.append(of(params | {name: moved}))
+            found[name][place] = (sides[0] - sides[1]) / (2 * step)
+    return found

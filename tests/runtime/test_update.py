@@ -1,0 +1,311 @@
+"""The gradient of an update beside a slow reference, for every option; and that of many ranks beside that of one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from hilt.algos.config import Batching, Kl, PolicyGradient
+from hilt.core.errors import ConfigError, SchemaError
+from hilt.runtime.ranks import host_meeting, join
+from hilt.runtime.update import Updater
+from tests.algos import pg_reference as slow
+from tests.runtime.toy_policy import Plain, Toy, collected, episodes, others
+
+MADE = episodes([3, 1, 2, 2, 3, 1])
+COEFFICIENT = 0.4
+KL = {where: Kl(where, "low_var_kl" if where == "loss" else "kl", COEFFICIENT) for where in ("loss", "reward")}
+
+
+def updated(
+    settings: PolicyGradient, made: list[dict[str, Any]] = MADE, toy: Toy | None = None, **more: Any
+) -> tuple[Plain, dict[str, float]]:
+    actor = Plain(toy or Toy())
+    if settings.kl.where != "none":
+        more["reference"] = others()[1]
+    if settings.estimator == "remax":
+        more_baselines = {e["group"]: e["baseline"] for e in made}
+        return actor, Updater(settings, actor, **more).update(*collected(made), baselines=more_baselines)
+    return actor, Updater(settings, actor, **more).update(*collected(made))
+
+
+def numbers(toy: Toy) -> slow.Params:
+    return {name: p.detach().numpy().copy() for name, p in toy.named_parameters()}
+
+
+def expected(settings: PolicyGradient, params: slow.Params, made: list[dict[str, Any]] = MADE, batch: Any = None) -> slow.Params:
+    return slow.gradient(slow.objective(settings, made, COEFFICIENT, batch), params)
+
+
+def same(ours: slow.Params, theirs: slow.Params, tolerance: float = 1e-6) -> bool:
+    return all(np.allclose(ours[name], theirs[name], rtol=0, atol=tolerance) for name in theirs)
+
+
+def shared(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With one baseline for each group, as remax has it."""
+    return [{**e, "baseline": made[e["group"] * 3]["baseline"]} for e in made]
+
+
+PLAIN = PolicyGradient()
+OPTIONS = {
+    "dr_grpo": (PLAIN, {"estimator": "dr_grpo"}),
+    "rloo": (PLAIN, {"estimator": "rloo"}),
+    "reinforce_plus_plus": (PLAIN, {"estimator": "reinforce_plus_plus"}),
+    "remax": (PLAIN, {"estimator": "remax"}),
+    "gae": (PLAIN, {"estimator": "gae"}),
+    "lam": (PolicyGradient(estimator="gae"), {"lam": 0.6}),
+    "discount": (PLAIN, {"discount": 0.8}),
+    "normalise": (PLAIN, {"normalise": "batch"}),
+    "clip_low": (PLAIN, {"clip_low": 0.05}),
+    "clip_high": (PLAIN, {"clip_high": 0.05}),
+    "dual_clip": (PLAIN, {"dual_clip": 1.3}),
+    "entropy": (PLAIN, {"entropy": 0.3}),
+    "token_mean": (PLAIN, {"reduction": "token_mean"}),
+    "trajectory_sum": (PLAIN, {"reduction": "trajectory_sum"}),
+    "horizon": (PolicyGradient(reduction="trajectory_sum"), {"horizon": 5}),
+    "action": (PLAIN, {"ratio": "action"}),
+    "chunk": (PLAIN, {"ratio": "chunk"}),
+    "value_coefficient": (PolicyGradient(estimator="gae"), {"value_coefficient": 2.0}),
+    "value_clip": (PolicyGradient(estimator="gae"), {"value_clip": 0.1}),
+    "kl in the loss": (PLAIN, {"kl": KL["loss"]}),
+    "kl in the reward": (PLAIN, {"kl": KL["reward"]}),
+    "mse": (PolicyGradient(kl=KL["loss"]), {"kl": Kl("loss", "mse", COEFFICIENT)}),
+    "abs": (PolicyGradient(kl=KL["reward"]), {"kl": Kl("reward", "abs", COEFFICIENT)}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_changes_the_gradient_and_equals_the_reference(name: str):
+    without, change = OPTIONS[name]
+    made, settings = shared(MADE), dataclasses.replace(without, **change)
+    before, after = (updated(each, made)[0].seen[0] for each in (without, settings))
+    assert not same(before, after, 1e-4)
+    assert same(after, expected(settings, numbers(Toy()), made))
+
+
+def test_every_epoch_is_another_gradient():
+    settings, params = PolicyGradient(epochs=3, estimator="gae"), numbers(Toy())
+    actor, figures = updated(settings)
+    for seen in actor.seen:
+        assert same(seen, expected(settings, params))
+        params = {name: value - 0.1 * seen[name] for name, value in params.items()}
+    assert len(actor.seen) == figures["optimiser_steps"] == 3 and not same(actor.seen[0], actor.seen[2], 1e-4)
+
+
+def test_an_adaptive_price_follows_the_divergence():
+    """The second update pays what the first one's divergence made of the coefficient; a fixed one does not."""
+    made, toys, seen = MADE, (Toy(), Toy()), list[slow.Params]()
+    apart = [slow.divergence("low_var_kl", e["old"][where], e["ref"][where]) for e in made for where in slow.done(e)]
+    cuts = np.cumsum([0, *(len(slow.done(e)) for e in made)])
+    mean = np.mean([np.mean(apart[a:b]) for a, b in itertools.pairwise(cuts)])
+    for controller, toy in zip(("fixed", "adaptive"), toys, strict=True):
+        more: Any = {"controller": controller} | ({"target": 0.01, "horizon": 10} if controller == "adaptive" else {})
+        settings = PolicyGradient(kl=Kl("loss", "low_var_kl", COEFFICIENT, **more))
+        actor = Plain(toy, rate=0.0)
+        updater = Updater(settings, actor, reference=others()[1])
+        first = updater.update(*collected(made))
+        assert first["kl"] == pytest.approx(mean, abs=1e-6) and first["kl_coefficient"] == COEFFICIENT
+        later = Updater(settings, actor, reference=others()[1])
+        later.load_state_dict(updater.state_dict())  # an interrupted run goes on with it
+        later.update(*collected(made))
+        seen.append(actor.seen[1])
+        price = COEFFICIENT * (1 + 0.2 * len(made) / 10 if controller == "adaptive" else 1)
+        assert later.state_dict()["updates"] == 2
+        assert same(actor.seen[1], slow.gradient(slow.objective(settings, made, price), numbers(toy)))
+    assert not same(*seen, 1e-4)
+
+
+def test_steps_of_so_many_trajectories():
+    """In order, each is the reference's of its part; shuffled, another part of the same whole, the same one when it is made again."""
+    batch = Batching(trajectories_per_step=2, shuffle=False)
+    settings, params = PolicyGradient(batch=batch), numbers(Toy())
+    actor, figures = updated(settings)
+    assert figures["optimiser_steps"] == 3
+    for step, seen in enumerate(actor.seen):
+        assert same(seen, expected(settings, params, batch=[2 * step, 2 * step + 1]))
+        params = {name: value - 0.1 * seen[name] for name, value in params.items()}
+    again, once_more, other = (updated(PolicyGradient(batch=Batching(2)), seed=seed)[0].seen for seed in (0, 0, 1))
+    assert same(again[0], once_more[0], 0) and not same(again[0], other[0], 1e-4) and not same(again[0], actor.seen[0], 1e-4)
+
+
+def test_passes_change_nothing_but_memory():
+    whole = updated(PLAIN)[0].seen[0]
+    sizes = {}
+    for name, batch in {"chunks": Batching(chunks_per_pass=5), "tokens": Batching(tokens_per_pass=22)}.items():
+        toy = Toy()
+        assert same(updated(PolicyGradient(batch=batch), toy=toy)[0].seen[0], whole, 1e-9)
+        sizes[name] = toy.asked
+    # 4 numbers in each chunk; six with a prompt of 3 tokens, two with 4, two with 5, two with 6
+    assert sizes == {"chunks": [5, 5, 2], "tokens": [3, 3, 2, 2, 2]}
+    with pytest.raises(ConfigError, match="tokens_per_pass=8: one chunk with its prompt has 9 tokens; give at least as many"):
+        updated(PolicyGradient(batch=Batching(tokens_per_pass=8)))
+
+
+def test_recomputed_log_probabilities_begin_with_a_ratio_of_one():
+    toy, fresh = Toy(), Toy()
+    actor, figures = updated(PolicyGradient(recompute_log_prob=True, batch=Batching(log_prob_chunks_per_pass=7)), toy=toy)
+    assert toy.asked == [7, 5, 12]
+    assert figures["clip_fraction"] == 0 and figures["ppo_kl"] == pytest.approx(0, abs=1e-7)
+    with torch.no_grad():
+        now = [{**e, "old": fresh.evaluate({"seen": e["seen"], "tokens": e["tokens"]}).log_prob.numpy()} for e in MADE]
+    assert same(actor.seen[0], expected(PLAIN, numbers(fresh), now))
+    assert not same(actor.seen[0], updated(PLAIN)[0].seen[0], 1e-4)
+
+
+def test_a_critic_of_its_own_learns_first():
+    """Its values count in place of the policy's head; for the first updates the policy stays as it is."""
+    toy, judge = Toy(value=False), Toy(3)
+    critic, actor = Plain(judge), Plain(toy)
+    settings = PolicyGradient(estimator="gae", lam=0.7, value_clip=0.0, batch=Batching(log_prob_chunks_per_pass=5))
+    updater = Updater(settings, actor, critic=critic, critic_warmup=1)
+    told = updater.update(*collected(MADE))
+    assert judge.asked == [5, 5, 2, 12] and not actor.seen and len(critic.seen) == 1
+    assert "policy_loss" not in told and told["value_loss"] > 0 and told["critic_learning_rate"] == 0.1
+    later = updater.update(*collected(MADE))
+    assert len(actor.seen) == 1 and later["value_loss"] < told["value_loss"] and {"policy_loss", "explained_variance"} <= set(later)
+
+    def judged(p: slow.Params) -> list[dict[str, Any]]:
+        return [{**e, "value": e["seen"] @ p["value"]} for e in MADE]
+
+    first = numbers(Toy(3))
+    both = expected(settings, {"weight": numbers(Toy())["weight"], "value": first["value"]}, judged(first))
+    assert np.allclose(critic.seen[0]["value"], both["value"] / settings.value_coefficient, atol=1e-6)
+    second = {"value": first["value"] - 0.1 * critic.seen[0]["value"]}
+    assert np.allclose(actor.seen[0]["weight"], expected(settings, {**numbers(Toy()), **second}, judged(second))["weight"], atol=1e-6)
+
+
+def test_a_term_besides():
+    toy = Toy()
+    actor, figures = updated(PLAIN, toy=toy, extra_loss=lambda: (0.5 * toy.weight.square().sum(), {"imitation": 4.0}))
+    assert np.allclose(actor.seen[0]["weight"], updated(PLAIN)[0].seen[0]["weight"] + numbers(Toy())["weight"])
+    assert figures["imitation"] == 4
+
+
+def test_what_it_tells():
+    settings = PolicyGradient(dual_clip=1.3, kl=KL["loss"])
+    _, told = updated(settings)
+    bare = dataclasses.replace(settings, kl=Kl())
+    assert told["policy_loss"] == pytest.approx(slow.objective(bare, MADE, 0.0)(numbers(Toy())), abs=1e-6)
+    assert told["trajectories"] == 6 and told["chunks"] == 12 and told["tokens"] == sum(len(slow.done(e)) for e in MADE)
+    assert told["score"] == pytest.approx(np.mean([e["rewards"].sum() for e in MADE]))
+    assert 0 < told["clip_fraction"] < 1 and 0 < told["dual_clip_fraction"] < 1 and told["entropy"] > 0 and told["kl_loss"] > 0
+    assert told["gradient_norm"] > 0 and told["learning_rate"] == 0.1
+
+
+def test_numbers_that_were_not_finite_have_no_gradient():
+    made = episodes([2, 2])
+    made[0]["old"][0, 0, 0] = np.nan
+    actor, figures = updated(PLAIN, made)
+    assert figures["tokens"] == sum(len(slow.done(e)) for e in made) - 1
+    assert all(np.isfinite(g).all() for g in actor.seen[0].values())
+
+
+def test_nothing_to_learn_from():
+    actor, figures = updated(PLAIN, [])
+    assert figures == {"trajectories": 0, "chunks": 0, "tokens": 0} and not actor.seen
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Updater(PolicyGradient(kl=KL["loss"]), Plain(Toy())), "kl.where=loss and no reference: give both, or neither"),
+        (lambda: Updater(PLAIN, Plain(Toy()), reference=Toy()), "kl.where=none and a reference"),
+        (lambda: Updater(PLAIN, Plain(Toy()), critic=Plain(Toy())), "a critic would do nothing with estimator=grpo"),
+        (lambda: Updater(PLAIN, Plain(Toy()), critic_warmup=3), "critic_warmup=3 would do nothing without a separate critic"),
+        (
+            lambda: Updater(PolicyGradient(estimator="remax"), Plain(Toy())).update(*collected(MADE), baselines={0: 1.0}),
+            "group 1 has no greedy",
+        ),
+        (lambda: Updater(PLAIN, Plain(Toy())).update(collected(MADE)[0], []), "6 episodes came with 0 arrays of rewards"),
+    ],
+)
+def test_refused(make: Callable[[], Any], says: str):
+    with pytest.raises((ConfigError, SchemaError), match=says):
+        make()
+
+
+def test_gae_without_a_value():
+    found, rewards = collected(MADE)
+    for episode in found:
+        del episode.record["value"]
+    with pytest.raises(ConfigError, match="give the policy a value head, or the run a critic"):
+        Updater(PolicyGradient(estimator="gae"), Plain(Toy(value=False))).update(found, rewards)
+    with_head = Plain(Toy())
+    Updater(PolicyGradient(estimator="gae"), with_head).update(found, rewards)  # asked before the update
+    now = [{**e, "value": e["seen"] @ numbers(Toy())["value"]} for e in MADE]
+    assert same(with_head.seen[0], expected(PolicyGradient(estimator="gae"), numbers(Toy()), now))
+
+
+# --- many ranks ---
+
+MANY = episodes([3, 1, 2, 2, 3, 1, 1, 2, 2])
+DEALS = {1: [9], 2: [9, 0], 3: [3, 0, 6], 4: [0, 3, 0, 6]}
+"""Episodes of each rank, by the number of ranks: whole groups, uneven, and none at all"""
+CASES = [
+    PLAIN,
+    PolicyGradient(estimator="gae", lam=0.7, reduction="token_mean", ratio="action", kl=KL["reward"], batch=Batching(chunks_per_pass=4)),
+    PolicyGradient(estimator="reinforce_plus_plus", entropy=0.1, reduction="trajectory_sum", kl=KL["loss"]),
+    PolicyGradient(estimator="rloo", recompute_log_prob=True, epochs=2, batch=Batching(trajectories_per_step=4, chunks_per_pass=3)),
+]
+
+
+def at_a_rank(mine: list[dict[str, Any]], ranks: Any, lockstep: bool) -> list[tuple[list[slow.Params], dict[str, float], slow.Params]]:
+    """The gradients, figures and weights of all cases."""
+    done = []
+    for settings in CASES:
+        toy = Toy()
+        actor = Plain(toy, 0.1, ranks, lockstep)
+        reference = others()[1] if settings.kl.where != "none" else None
+        updater = Updater(
+            settings, actor, ranks=ranks, reference=reference, extra_loss=lambda toy=toy: (toy.weight.square().sum(), {"x": 1.0})
+        )
+        figures = updater.update(*collected(mine))
+        calls = sum(len(asked) for asked in [toy.asked, reference.asked if reference else []])
+        done.append((actor.seen, figures | {"calls": float(calls)}, numbers(toy)))
+        assert updater.update([], []) == {"trajectories": 0, "chunks": 0, "tokens": 0}  # all ranks skip it together
+    return done
+
+
+def a_rank(address: str, rank: int, size: int, answer: Any) -> None:
+    torch.set_num_threads(1)
+    first = sum(DEALS[size][:rank])
+    ranks = join(address, rank, size, timeout_seconds=300)
+    answer.send([at_a_rank(MANY[first : first + DEALS[size][rank]], ranks, lockstep) for lockstep in (False, True)])
+    ranks.barrier()
+
+
+@pytest.mark.parametrize("size", DEALS)
+def test_the_gradient_of_many_ranks_is_that_of_one(size: int):
+    """Through gloo. In lockstep every rank makes the same number of passes, with zeros where it has nothing."""
+    fork = multiprocessing.get_context("fork")
+    store, address = host_meeting()
+    pipes = [fork.Pipe(False) for _ in range(size)]
+    made = [fork.Process(target=a_rank, args=(address, rank, size, pipes[rank][1]), daemon=True) for rank in range(size)]
+    for process, (_, theirs) in zip(made, pipes, strict=True):
+        process.start()
+        theirs.close()  # so that a rank that ends without an answer is noticed at once
+    found = [ours.recv() if ours.poll(300) else pytest.fail("a rank does not answer") for ours, _ in pipes]
+    for process in made:
+        process.join(60)
+        assert process.exitcode == 0
+    del store
+    for lockstep, alone in enumerate([at_a_rank(MANY, None, False)] * 2):
+        for case, (seen, figures, weights) in enumerate(alone):
+            results = [found[rank][lockstep][case] for rank in range(size)]
+            assert all(same(results[0][2], result[2], 0) and result[1] | {"calls": 0} == results[0][1] | {"calls": 0} for result in results)
+            assert len({result[1]["calls"] for result in results}) == 1 or not lockstep
+            if len(seen) == 1:  # with several steps, ranks deal their trajectories each by itself
+                assert same(results[0][0][0], seen[0]) and same(results[0][2], weights)
+                assert {**results[0][1], "calls": 0} == pytest.approx({**figures, "calls": 0}, abs=1e-6)
+            else:
+                assert len({len(result[0]) for result in results}) == 1 and results[0][1]["optimiser_steps"] >= len(seen)
