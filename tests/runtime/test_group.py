@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,57 +12,7 @@ from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RequestErr
 from hilt.runtime.group import Here, LostWorkerError, Placement, Processes, Sharding, WorkerTraceback, open_group, rank_folder, size_of
 from hilt.runtime.ranks import LostRankError
 
-TOY = "tests.runtime.test_group:Toy"
-
-
-class OddError(Exception):
-    """Cannot be made again from its message."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} and {second}")
-
-
-class Toy:
-    """A worker that adds, raises, hangs and dies on demand."""
-
-    def __init__(self, start, ranks, stop):
-        if start == "broken":
-            raise ConfigError("this worker cannot be made.")
-        self.start, self.ranks, self.stop = start, ranks, stop
-
-    def add(self, number, own=0):
-        return self.start + number + own + int(self.ranks.sum_(torch.tensor(self.ranks.rank)))
-
-    def mirror(self, tree):
-        return tree
-
-    def raise_at(self, rank):
-        if self.ranks.rank == rank:
-            raise ZeroDivisionError(f"rank {rank} divides by zero")
-        self.ranks.barrier()
-
-    def odd(self):
-        raise OddError(1, 2)
-
-    def die_at(self, rank):
-        if self.ranks.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.ranks.barrier()
-
-    def hang_at(self, rank):
-        if self.ranks.rank == rank:
-            time.sleep(60)
-        self.ranks.barrier()
-
-    def lose(self):
-        raise LostRankError("rank 2 is gone")
-
-    def until_stopped(self):
-        for _ in range(600):
-            if self.stop():
-                return "stopped"
-            time.sleep(0.05)
-        return "not stopped"
+TOY = "tests.runtime.toy_group:Toy"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +49,7 @@ def test_an_exception_arrives_as_itself_with_its_place(group):
         group.call("raise_at", 1)
     cause = str(raised.value.__cause__)
     assert isinstance(raised.value.__cause__, WorkerTraceback)
-    assert "rank 1 of 3, in raise_at()" in cause and "test_group.py" in cause and "raise ZeroDivisionError" in cause
+    assert "rank 1 of 3, in raise_at()" in cause and "toy_group.py" in cause and "raise ZeroDivisionError" in cause
     with pytest.raises(ClosedError, match=r"ZeroDivisionError: rank 1 divides by zero; restart\(\) it"):
         group.call("add", 1)
     group.restart()

@@ -159,7 +159,7 @@ def open_group(placement: Placement, factory: str, arguments: Sequence[Any] = ()
     if placement.kind == "here":
         return Here(factory, arguments, device, joined)
     if placement.kind == "processes":
-        return Processes(factory, arguments, placement, device)
+        return Processes(factory, arguments, placement, device, "hilt.runtime.shard" if joined else "hilt.runtime.ranks")
     from hilt.runtime.cluster import open_cluster  # Ray is an extra, and slow to import
 
     return open_cluster(placement, factory, arguments, device)
@@ -247,6 +247,7 @@ class Seat:
             return Answer(function())
         except Exception as error:  # noqa: BLE001  # it is raised where the call was made
             if self._ranks is not None:
+                error = self._ranks.blame(method, error)
                 self._ranks.leave(f"{type(error).__name__}: {error}")
             place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
             return Answer(error=portable(error), trace=place + traceback.format_exc().rstrip())
@@ -339,9 +340,11 @@ class Remote(ABC):
 class Processes(Remote):
     """Workers in processes of this machine, joined by torch.distributed at a loopback port. They end with this process, however."""
 
-    def __init__(self, factory: str, arguments: Sequence[Any], placement: Placement, device: str = "cpu"):
+    def __init__(
+        self, factory: str, arguments: Sequence[Any], placement: Placement, device: str = "cpu", preload: str = "hilt.runtime.ranks"
+    ):
         super().__init__(placement.ranks, placement.call_seconds)
-        self._made_from = (factory, arguments, placement.wait_seconds, device)
+        self._made_from, self._preload = (factory, arguments, placement.wait_seconds, device), preload
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._lives: list[Connection] = []
@@ -358,7 +361,7 @@ class Processes(Remote):
         factory, arguments, wait_seconds, device = self._made_from
         self._meeting, address = host_meeting()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["hilt.runtime.ranks"])  # torch is imported once for all of them
+        context.set_forkserver_preload([self._preload])  # torch is imported once for all of them
         for rank in range(self.size):
             (pipe, theirs), (life, watched) = context.Pipe(), context.Pipe()
             process = context.Process(

@@ -117,6 +117,14 @@ class Joined:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
+    def blame(self, what: str, error: Exception) -> Exception:
+        """The error as it is; one of torch.distributed, in what somebody else does with it (FSDP), says who was waited for."""
+        text = str(error).lower()
+        theirs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError)) or "gloo" in text or "connection closed by peer" in text
+        if theirs and isinstance(error, RuntimeError) and not isinstance(error, HiltError):
+            return self.explain(what, error)
+        return error
+
     def explain(self, what: str, error: BaseException) -> LostRankError:
         """The error of one who waited in vain, from what the others have said of themselves."""
         late = "timeout" in str(error).lower() or "timed out" in str(error).lower()
@@ -180,6 +188,7 @@ def join(address: str, rank: int, size: int, *, name: str = "0", timeout_seconds
         joined = Joined(store, rank, size, timeout_seconds)
         joined.at("join")
         dist.init_process_group(backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size, timeout=timeout)
+        dist.all_reduce(torch.zeros(1))  # gloo connects when it has to: from now on, who goes is noticed
     except RuntimeError as error:
         absent = []
         with contextlib.suppress(RuntimeError, UnboundLocalError):
