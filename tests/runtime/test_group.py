@@ -61,6 +61,11 @@ def test_an_exception_that_cannot_travel_is_told_in_words(group):
         group.call("odd")
 
 
+def test_an_answer_that_cannot_travel_is_said(group):
+    with pytest.raises(RequestError, match=r"what unsendable\(\) answered at rank \d cannot be sent: .*lambda"):
+        group.call("unsendable")
+
+
 def test_a_killed_rank_is_the_cause_and_not_that_others_lost_it(group):
     with pytest.raises(LostWorkerError, match=r"rank 2 of 3 is gone: its process was killed by SIGKILL; .* memory") as raised:
         group.call("die_at", 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -86,7 +88,7 @@ def test_errors_of_others_who_use_torch_distributed():
 def test_the_meeting_is_at_no_other_address_than_its_own():
     store, address = host_meeting()
     port = int(address.rpartition(":")[2])
-    listening = [line.split()[1] for line in open("/proc/net/tcp").readlines()[1:] if line.split()[3] == "0A"]
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"]
     assert f"0100007F:{port:04X}" in listening and f"00000000:{port:04X}" not in listening
     del store
 

@@ -44,6 +44,9 @@ class Toy:
             raise ZeroDivisionError(f"rank {rank} divides by zero")
         self.ranks.barrier()
 
+    def unsendable(self):
+        return lambda: None
+
     def odd(self):
         raise OddError(1, 2)
 
@@ -214,14 +217,17 @@ class Roller:
     """A worker for machines of their own: rolls out pictures, trains a number on them, and keeps files where it is."""
 
     def __init__(self, run, ranks, stop, role="both"):
-        self.run, self.ranks, self.role, self.weight, self.version, self.taken = Path(run), ranks, role, np.zeros(4, np.float32), 0, []
+        self.run, self.ranks, self.stop, self.role = Path(run), ranks, stop, role
+        self.weight, self.version, self.taken = np.zeros(4, np.float32), 0, []
 
-    def collect(self, rows, pixels):
-        self.frames = np.full((rows, pixels, pixels, 3), self.version, np.uint8)
+    def collect(self, rows, pixels=0, until_stopped=False):
         folder = rank_folder(Placement(kind="ray", folder="$HILT_NODE_FOLDER"), self.run, self.ranks.rank)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.role}-{self.ranks.rank}.txt").write_text("here")
-        return {"version": self.version, "rows": rows, "folder": str(folder), "node": os.environ.get("HILT_NODE_FOLDER", "")}
+        folder.mkdir(exist_ok=True)  # in one that only this machine has
+        (folder / f"{self.role}-{self.ranks.rank}.txt").write_text(str(self.version))
+        while until_stopped and not self.stop():
+            time.sleep(0.05)
+        self.frames = np.full((rows, pixels, pixels, 3), self.version, np.uint8)
+        return {"version": self.version, "machine": (folder.parent / "machine.txt").read_text()}
 
     def hand_out(self):
         return {"frames": self.frames, "rank": self.ranks.rank}
@@ -234,18 +240,16 @@ class Roller:
             raise ZeroDivisionError("in mid-update")
         if fail == "die" and self.ranks.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        self.version += 1
+        self.version += 100 if fail == "slow" else 1
         self.weight = self.ranks.sum_(torch.from_numpy(self.weight + 1)).numpy()
-        return [(int(p["rank"]), p["frames"].nbytes, int(p["frames"].max())) for p in self.taken]
+        return [(part["rank"], part["frames"].nbytes, int(part["frames"].max())) for part in self.taken]
+
+    def load_shared(self, version):
+        self.version = version
 
     def weights(self):
         return self.version, {"weight": self.weight}
 
     def take_weights(self, version, weights):
+        time.sleep(60 if version >= 100 else 0)
         self.version, self.weight = version, weights["weight"].copy()
-        return version
-
-    def die_in_rollout(self, rank):
-        if self.ranks.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return "alive"

@@ -418,10 +418,14 @@ def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tu
 
     threading.Thread(target=watch, name="hilt-life", daemon=True).start()
     seat = Seat(rank, size, stopped.is_set)
-    _send(pipe, seat.open(*opening))
+    _send(pipe, seat.open(*opening)._replace(value=None))
     while True:
         method, arguments = _receive(pipe)
-        _send(pipe, seat.do(method, arguments))
+        answer = seat.do(method, arguments)
+        try:
+            _send(pipe, answer)
+        except (TypeError, AttributeError, ValueError) as error:  # as Python says that it cannot be copied
+            _send(pipe, Answer(error=RequestError(f"what {method}() answered at rank {rank} cannot be sent: {error}")))
 
 
 def portable(error: Exception) -> Exception:
