@@ -250,6 +250,16 @@ def button(hand: Hand) -> Script:
     yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE)
 
 
+def press(name: str) -> Callable[[Hand], Script]:
+    """Quickly: an arm that has little time."""
+
+    def script(hand: Hand) -> Script:
+        yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.08), grip=CLOSE, near=0.02, speed=0.8)
+        yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.02), grip=CLOSE, speed=0.8)
+
+    return script
+
+
 def lever(hand: Hand) -> Script:
     def yaw() -> float:
         return yaw_of(hand.world, "base")
@@ -374,6 +384,7 @@ SCRIPTS: dict[str, Callable[[Hand], Script]] = {
     "drawer": open_drawer,
     "close_drawer": close_drawer,
     "button": button,
+    **{f"press_{name}": press(name) for name in suite.HUES},
     "lever": lever,
     "dial": dial,
     "slide": slide,

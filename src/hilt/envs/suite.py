@@ -1,4 +1,4 @@
-"""The tabletop suite: nineteen tasks, each a handful of bodies, a way to place them, and what counts as done.
+"""The tabletop suite: twenty-three tasks, each a handful of bodies, a way to place them, and what counts as done.
 
 A task is data for ``World``: an MJCF fragment and two functions. Lengths are metres, the table's top is z = 0, the arm's base looks
 along +x. What an episode may place is either free (cubes, pegs) or a mocap body (targets, cabinets, bases of buttons), so that all of a
@@ -9,9 +9,10 @@ State ``i`` of a split is drawn from a generator seeded by (scene, split, i): th
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hilt.envs.rotations import Array, from_euler, to_matrix
 from hilt.envs.world import World
 
 SPLITS: Mapping[str, int] = {"train": 50, "eval": 50, "test": 100}
-"""How many numbered initial states each split of each task has."""
+"""How many numbered initial states each split of a task has, if the task does not say otherwise."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,15 @@ class TabletopTask:
     arms: int = 1
     scene: str = ""
     """Tasks with one scene share its initial states, so that only the words tell them apart; empty: the task's name."""
+    states: Mapping[str, int] = field(default_factory=lambda: SPLITS)
+    """How many initial states each split has."""
 
     def begin(self, world: World, split: str, state: int) -> None:
         """Starts the numbered initial state: the arm at home, the objects where that number puts them."""
-        if split not in SPLITS:
-            raise ConfigError(f"tabletop/{self.name} has no split {split!r}: choose one of {', '.join(SPLITS)}.")
-        if not 0 <= state < SPLITS[split]:
-            raise ConfigError(f"tabletop/{self.name} has {split} states 0 to {SPLITS[split] - 1}, not {state}.")
+        if split not in self.states:
+            raise ConfigError(f"tabletop/{self.name} has no split {split!r}: choose one of {', '.join(self.states)}.")
+        if not 0 <= state < self.states[split]:
+            raise ConfigError(f"tabletop/{self.name} has {split} states 0 to {self.states[split] - 1}, not {state}.")
         world.home()
         self.place(world, np.random.default_rng([zlib.crc32((self.scene or self.name).encode()), list(SPLITS).index(split), state]))
 
@@ -99,11 +102,15 @@ def pose(at: Any, z: float, yaw: float = 0.0) -> Array:
 
 
 def two_points(rng: np.random.Generator, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
+    return points(rng, 2, gap, low, high)
+
+
+def points(rng: np.random.Generator, count: int, gap: float, low: Any = LOW, high: Any = HIGH) -> Array:
     """In a rectangle, at least ``gap`` from each other."""
-    while True:  # every caller's rectangle is more than twice as long as its gap
-        points = rng.uniform(low, high, (2, 2))
-        if np.linalg.norm(points[0] - points[1]) >= gap:
-            return points
+    while True:  # every caller's rectangle has room for twice as many
+        drawn = rng.uniform(low, high, (count, 2))
+        if all(np.linalg.norm(one - other) >= gap for one, other in itertools.combinations(drawn, 2)):
+            return drawn
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------------------
@@ -322,6 +329,44 @@ add(
     place_at("base", 0.5),
     lambda world: world.joint("button") > 0.009,
 )
+
+HUES = {"red": RED, "green": GREEN, "blue": BLUE, "yellow": YELLOW}
+
+
+def place_buttons(world: World, rng: np.random.Generator) -> None:
+    for name, point in zip(HUES, points(rng, len(HUES), 0.095, [0.40, -0.16], [0.58, 0.16]), strict=True):
+        world.place(f"{name} base", pose(point, 0.0))
+
+
+def pressed(world: World, wanted: str) -> bool:
+    """This one, and no other."""
+    return all((world.joint(name) > 0.008) == (name == wanted) for name in HUES)
+
+
+BUTTONS = "".join(
+    fixed(
+        f"{name} base",
+        geom("cylinder", ".04 .012", GREY, "0 0 .012", PART),
+        moving(
+            name,
+            "0 0 .032",
+            'type="slide" axis="0 0 -1" range="0 .012" stiffness="250" damping="3"',
+            geom("cylinder", ".03 .012", rgba, more=PART + 'mass=".01"'),
+        ),
+    )
+    for name, rgba in HUES.items()
+)
+for colour in HUES:
+    add(
+        f"press_{colour}",
+        f"press the {colour} button and no other",
+        40,
+        BUTTONS,
+        place_buttons,
+        lambda world, wanted=colour: pressed(world, wanted),
+        scene="press_colour",
+        states={"train": 2_000, "eval": 50, "test": 100},  # many to learn on, for reinforcement learning from few demonstrations
+    )
 
 
 def place_lever(world: World, rng: np.random.Generator) -> None:
