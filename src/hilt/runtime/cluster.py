@@ -119,7 +119,7 @@ class RankActor:
         head, rest = answer.value if isinstance(answer.value, tuple) else (None, answer.value)
         return answer._replace(value=head), rest
 
-    @ray.method(concurrency_group="control")  # it is heard while a call is under way
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # it is heard while a call is under way
     def stop(self) -> None:
         self._stopped.set()
 

@@ -137,8 +137,10 @@ class Group(Protocol):
     """All workers of a run."""
 
     size: int
-    carried: int
-    """Bytes of arrays and text that went through this process, in arguments and answers"""
+
+    @property
+    def carried(self) -> int:
+        """Bytes of arrays and text that went through this process so far, in arguments and answers."""
 
     def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
         """Calls a method of all workers at once: the answers, by rank. `each` has one more argument for each rank, its own."""
@@ -385,8 +387,10 @@ class Processes(Remote):
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
         by_pipe = {self._pipes[rank]: rank for rank in ranks}
         answers = {}
-        for pipe in wait(list(by_pipe), seconds):
-            rank = by_pipe[pipe]  # type: ignore[index]
+        there = wait(list(by_pipe), seconds)
+        for pipe, rank in by_pipe.items():
+            if pipe not in there:
+                continue
             try:
                 answers[rank] = _receive(pipe)
             except (EOFError, OSError):

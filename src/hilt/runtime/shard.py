@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.runtime.group import Sharding
-from hilt.runtime.ranks import Joined
+from hilt.runtime.ranks import Joined, Ranks
 from hilt.runtime.trainee import Trainee
 
 METHODS = ("act", "evaluate", "supervised_loss")
@@ -44,7 +45,7 @@ class Sharded(Trainee):
 
     lockstep = True
 
-    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Joined, sharding: Sharding):
+    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks, sharding: Sharding):
         sharding.check()
         if not isinstance(ranks, Joined):
             raise ConfigError("sharding needs ranks that have joined: open the group with joined=True.")
@@ -173,7 +174,7 @@ def _in_bfloat16(method: Any, device: str) -> Any:
         with torch.autocast(device, torch.bfloat16, cache_enabled=False):
             return method(*args, **options)
 
-    return wrapped.__get__(method.__self__)
+    return types.MethodType(wrapped, method.__self__)
 
 
 def _piece(parameter: Any) -> Tensor:
