@@ -25,6 +25,7 @@ COMMANDS = {
     "train classifier": ("hilt.cli.classifier", "Train a reward classifier from frames of success and failure."),
     "train sft": ("hilt.cli.sft", "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA."),
     "train rloo": ("hilt.cli.rloo", "Post-train a vision-language-action policy by RLOO, from the YAML of a trainer of RIPT's kind."),
+    "train simplevla": ("hilt.cli.simplevla", "Post-train a vision-language-action policy with the command line of SimpleVLA-RL."),
     "learner": ("hilt.cli.train:learner", "The learner alone; actors on this or other machines join it."),
     "actor": ("hilt.cli.train:actor", "An actor alone: drives a task for a learner that is elsewhere."),
     "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),

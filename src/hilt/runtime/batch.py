@@ -28,7 +28,7 @@ class Batch:
 
     def __init__(self, batch: Mapping[str, Tensor], non_tensor_batch: Mapping[str, Any] | None = None, meta_info: Meta = None):
         self.batch = dict(batch)
-        self.non_tensor_batch = {key: _objects(values) for key, values in (non_tensor_batch or {}).items()}
+        self.non_tensor_batch = {key: objects(values) for key, values in (non_tensor_batch or {}).items()}
         self.meta_info = dict(meta_info or {})
         self.check_consistency()
 
@@ -79,9 +79,7 @@ class Batch:
         ]
         return Batch(*(copy.deepcopy(parts) if deepcopy else parts))
 
-    def pop(
-        self, batch_keys: Sequence[str] = (), non_tensor_batch_keys: Sequence[str] = (), meta_info_keys: Sequence[str] = ()
-    ) -> Batch:
+    def pop(self, batch_keys: Sequence[str] = (), non_tensor_batch_keys: Sequence[str] = (), meta_info_keys: Sequence[str] = ()) -> Batch:
         """The same keys, taken out of this batch."""
         taken = self.select(batch_keys, non_tensor_batch_keys, meta_info_keys)
         for part, keys in self._parts(batch_keys, non_tensor_batch_keys, meta_info_keys):
@@ -183,7 +181,7 @@ def _get(part: Mapping[str, Any], key: str) -> Any:
     return part[key]
 
 
-def _objects(values: Any) -> np.ndarray:
+def objects(values: Any) -> np.ndarray:
     """An array of objects with one dimension, whatever the objects are."""
     if isinstance(values, np.ndarray) and values.dtype == object:
         return values

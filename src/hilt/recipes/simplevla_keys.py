@@ -1,0 +1,250 @@
+"""The keys of SimpleVLA-RL's ``ppo_trainer.yaml``, each in one table, with what becomes of it; see `hilt.recipes.simplevla`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODEL, ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{part}." for part in ("model", "actor", "ref", "rollout"))
+
+SETTINGS: dict[str, tuple[Any, str]] = {
+    "data.n_samples": (1, "collect.group_size"),
+    "data.filter_accuracy": (False, "collect.filter_accuracy"),
+    "data.accuracy_lower_bound": (0.0, "collect.accuracy_lower_bound"),
+    "data.accuracy_upper_bound": (1.0, "collect.accuracy_upper_bound"),
+    "data.filter_truncated": (False, "collect.filter_truncated"),
+    "data.filter_format": (True, "collect.filter_format"),
+    "data.oversample_factor": (1.0, "collect.oversample_factor"),
+    f"{MODEL}lora_rank": (0, "lora.rank"),
+    f"{MODEL}use_remove_padding": (False, "policy_options.packed"),
+    f"{ACTOR}grad_clip": (1.0, "optimiser.gradient_clip"),
+    f"{ACTOR}clip_ratio_high": (0.28, "algorithm.clip_high"),
+    f"{ACTOR}clip_ratio_low": (0.2, "algorithm.clip_low"),
+    f"{ACTOR}entropy_coeff": (0.0, "algorithm.entropy"),
+    f"{ACTOR}ppo_epochs": (1, "algorithm.epochs"),
+    f"{ACTOR}shuffle": (True, "algorithm.batch.shuffle"),
+    f"{ACTOR}ppo_mini_batch_size": (256, "algorithm.batch.trajectories_per_step"),
+    f"{ACTOR}optim.lr": (1e-6, "optimiser.learning_rate"),
+    f"{ACTOR}optim.lr_warmup_steps_ratio": (0.0, "optimiser.warmup_ratio"),
+    f"{ACTOR}optim.warmup_style": ("constant", "optimiser.schedule"),
+    f"{ACTOR}optim.weight_decay": (0.01, "optimiser.weight_decay"),
+    f"{ACTOR}optim.betas": ([0.9, 0.999], "optimiser.betas"),
+    f"{ACTOR}optim.min_lr_ratio": (None, "optimiser.min_lr_ratio"),
+    f"{ROLLOUT}temperature": (1.0, "collect.temperature"),
+    f"{ROLLOUT}center_crop": (True, "policy_options.center_crop"),
+    f"{ROLLOUT}num_images_in_input": (1, "policy_options.num_images"),
+    "algorithm.gamma": (1.0, "algorithm.discount"),
+    "algorithm.lam": (1.0, "algorithm.lam"),
+    "algorithm.adv_estimator": ("gae", "algorithm.estimator"),
+    "verifier.reward_coef": (5.0, "rewards.success"),
+    "trainer.val_before_train": (False, "validation.before"),
+}
+"""Their key: its default, and the setting of ours that it becomes"""
+
+CRITIC: dict[str, tuple[Any, str]] = {
+    "critic.optim.lr": (1e-5, "critic.optimiser.learning_rate"),
+    "critic.optim.lr_warmup_steps_ratio": (0.0, "critic.optimiser.warmup_ratio"),
+    "critic.optim.warmup_style": ("constant", "critic.optimiser.schedule"),
+    "critic.optim.min_lr_ratio": (None, "critic.optimiser.min_lr_ratio"),
+    "critic.optim.weight_decay": (0.01, "critic.optimiser.weight_decay"),
+    "critic.optim.betas": ([0.9, 0.999], "critic.optimiser.betas"),
+    "critic.grad_clip": (1.0, "critic.optimiser.gradient_clip"),
+    "critic.cliprange_value": (0.5, "algorithm.value_clip"),
+    "trainer.critic_warmup": (0, "critic.warmup_steps"),
+}
+"""The same, where there is a critic: with algorithm.adv_estimator=gae"""
+
+READ: dict[str, Any] = {
+    "data.task_suite_name": "libero_10",
+    "data.num_trials_per_task": 50,
+    "data.train_batch_size": 1024,
+    "data.val_batch_size": 1312,
+    f"{MODEL}vla": "openvla-oft",
+    f"{MODEL}action_token_len": 7,
+    f"{MODEL}action_chunks_len": 8,
+    f"{MODEL}path": "",
+    f"{MODEL}enable_gradient_checkpointing": False,
+    f"{MODEL}lora_alpha": 32,
+    f"{MODEL}target_modules": ["all-linear"],
+    f"{ACTOR}traj_mini_batch_size": 16,
+    f"{ACTOR}ppo_micro_batch_size": 64,
+    f"{ACTOR}use_dynamic_bsz": False,
+    f"{ACTOR}ppo_max_token_len_per_gpu": 20480,
+    f"{ACTOR}fsdp_config.param_offload": False,
+    f"{ACTOR}fsdp_config.grad_offload": False,
+    f"{ACTOR}fsdp_config.optimizer_offload": False,
+    f"{REF}log_prob_micro_batch_size": 128,
+    f"{REF}fsdp_config.param_offload": False,
+    f"{ROLLOUT}micro_batch_size": 1,
+    f"{ROLLOUT}val_micro_batch_size": 8,
+    f"{ROLLOUT}log_prob_micro_batch_size": 128,
+    f"{ROLLOUT}unnorm_key": "",
+    f"{ROLLOUT}num_steps_wait": 10,
+    f"{ROLLOUT}use_proprio": False,
+    f"{ROLLOUT}dtype": "bfloat16",
+    f"{ROLLOUT}twin2_task_config": "demo_randomized",
+    f"{ROLLOUT}twin2_instruction_type": "unseen",
+    "reward_model.enable": True,
+    "reward_model.rm_coef": 0.0,
+    "reward_model.rm_type": "prime",
+    "reward_model.model.path": "",
+    "algorithm.kl_penalty": "kl",
+    "algorithm.kl_ctrl.type": "fixed",
+    "algorithm.kl_ctrl.kl_coef": 0.001,
+    "algorithm.kl_ctrl.horizon": 10_000,
+    "algorithm.kl_ctrl.target_kl": 6.0,
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": None,
+    "trainer.project_name": "verl_examples",
+    "trainer.experiment_name": "gsm8k",
+    "trainer.logger": ["console", "wandb"],
+    "trainer.wandb_mode": "online",
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+    "trainer.default_local_dir": "",
+    "trainer.val_only": False,
+}
+"""Keys that `Told` makes settings of, and their defaults"""
+
+AGREE: dict[str, str] = {
+    f"{ACTOR}vla": f"{MODEL}vla",
+    f"{ACTOR}action_token_len": f"{MODEL}action_token_len",
+    f"{ACTOR}action_chunks_len": f"{MODEL}action_chunks_len",
+    f"{ACTOR}use_proprio": f"{ROLLOUT}use_proprio",
+    f"{ACTOR}use_remove_padding": f"{MODEL}use_remove_padding",
+    f"{ACTOR}num_images_in_input": f"{ROLLOUT}num_images_in_input",
+    f"{REF}log_prob_use_dynamic_bsz": f"{ACTOR}use_dynamic_bsz",
+    f"{REF}log_prob_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}vla": f"{MODEL}vla",
+    f"{ROLLOUT}action_chunks_len": f"{MODEL}action_chunks_len",
+    f"{ROLLOUT}task_suite_name": "data.task_suite_name",
+    f"{ROLLOUT}pretrained_checkpoint": f"{MODEL}path",
+    f"{ROLLOUT}experiment_name": "trainer.experiment_name",
+    f"{ROLLOUT}twin2_ckpt_setting": f"{ROLLOUT}twin2_task_config",
+    f"{ROLLOUT}log_prob_use_dynamic_bsz": f"{ACTOR}use_dynamic_bsz",
+    f"{ROLLOUT}log_prob_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
+    **{
+        f"critic.{name}": f"{ACTOR}{name}"
+        for name in (
+            "ppo_mini_batch_size", "ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ppo_epochs", "shuffle",
+        )
+    },
+    **{
+        f"critic.model.{name}": f"{MODEL}{name}"
+        for name in (
+            "action_token_len", "action_chunks_len", "path", "use_remove_padding", "enable_gradient_checkpointing", "lora_rank",
+            "lora_alpha", "target_modules",
+        )
+    },
+    **{f"critic.model.fsdp_config.{name}": f"{ACTOR}fsdp_config.{name}" for name in ("param_offload", "grad_offload", "optimizer_offload")},
+    "critic.model.tokenizer_path": f"{MODEL}path",
+    "reward_model.model.input_tokenizer": f"{MODEL}path",
+    **{f"reward_model.model.{name}": f"{MODEL}{name}" for name in ("action_token_len", "action_chunks_len", "use_remove_padding")},
+    **{f"reward_model.{name}": f"{ACTOR}{name}" for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu")},
+    "reward_model.forward_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
+    "critic.forward_micro_batch_size": "critic.ppo_micro_batch_size",
+    "critic.forward_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
+    "algorithm.adv_params.verifier_gamma": "algorithm.gamma",
+    "algorithm.adv_params.reward_model_gamma": "algorithm.gamma",
+}  # fmt: skip
+"""Keys that say once more what another one says: one value counts for both"""
+
+_ULYSSES = "sequences are not split over GPUs (Ulysses), there as well: it is forced off for robots"
+_VLLM = "it is vllm's, and vllm cannot run a policy that answers with actions, there as well; rollout.name=hf is ours"
+_TEXT = "it is of language models' training, and nothing of a robot's reads it, there as well"
+PRIME = "the implicit reward of PRIME is not built; reward_model.rm_type=normal with the folder of `hilt train classifier` is"
+_WRAP = "layers are gathered one at a time, whatever their size"
+_STRATEGY = "there is FSDP, and no Megatron: that has no OpenVLA, there as well"
+_OUTSIDE = "nothing is imported from outside"
+_BY_STEPS = "it follows from trainer.total_training_steps, or the number of epochs"
+
+_PRIME_DEFAULTS: dict[str, Any] = {
+    "prime_granularity": "token",
+    "prime_norm": "batch_norm",
+    **{f"prime_model.{name}": None for name in ("input_tokenizer", "path", "ref_path", "external_lib")},
+    "prime_model.ref_type": "freeze",
+    **dict.fromkeys(("prime_model.enable_gradient_checkpointing", "prime_model.use_remove_padding"), False),
+    "prime_model.fsdp_config.wrap_policy.min_num_params": 0,
+    **{f"prime_model.fsdp_config.{name}_offload": False for name in ("param", "grad", "optimizer")},
+    "prime_model.update": "none",
+    **{f"prime_model.optim.{name}": value for name, value in {"lr": 1e-6, "lr_warmup_steps_ratio": 0.0, "min_lr_ratio": None,
+       "warmup_style": "constant", "total_training_steps": -1, "weight_decay": 0.0, "grad_clip": 1.0}.items()},
+    "prime_model.beta_train": 0.05,
+    "prime_model.loss_type": "ce",
+}  # fmt: skip
+
+PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
+    "data.tokenizer": ((None,), "the tokenizer is the checkpoint's own"),
+    "data.filter_warmup": ((False,), "it raises there; groups are filtered from the first step on"),
+    **dict.fromkeys(("data.return_raw_input_ids", "data.return_raw_chat", "data.zero"), ((False,), _TEXT)),
+    "data.prompt_key": (("prompt",), _TEXT),
+    "data.system_prompt": ((None,), _TEXT),
+    "data.sample_num": ((-1,), _TEXT),
+    "data.max_prompt_length": ((512, 256), "nothing of a robot's reads it, there as well; a prompt is as long as its words"),
+    "data.max_response_length": (
+        (512, 128),
+        "nothing of a robot's reads it, there as well; an answer is a chunk, an episode ends at its step limit",
+    ),
+    "actor_rollout_ref.hybrid_engine": (
+        (True,),
+        "rollouts and training share the weights of a rank; apart: hilt.placement.rollout_ranks=N",
+    ),
+    f"{MODEL}resume": ((False,), "a projector of proprioception is found in the checkpoint; --resume goes on with a run"),
+    f"{MODEL}external_lib": ((None,), _OUTSIDE),
+    f"{MODEL}override_config": (({}, None), "a checkpoint is what its config.json says; its options are hilt.policy_options.NAME=VALUE"),
+    f"{ACTOR}strategy": (("fsdp",), _STRATEGY),
+    f"{ACTOR}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
+    f"{ACTOR}optim.total_training_steps": ((-1,), _BY_STEPS),
+    f"{ACTOR}fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
+    f"{ACTOR}fsdp_config.fsdp_size": ((-1,), "weights are sharded over all ranks"),
+    f"{REF}fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
+    f"{REF}fsdp_config.fsdp_size": ((-1,), "the reference is whole at each rank"),
+    f"{REF}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
+    f"{ROLLOUT}model_family": (("openvla",), "other policies are folders for `hilt train vla policy=FOLDER`"),
+    f"{ROLLOUT}max_prompt_length": ((512,), "a prompt is as long as its words, and none is padded to more"),
+    f"{ROLLOUT}prompt_length": ((512, 256), _TEXT),
+    f"{ROLLOUT}response_length": ((512, 128), _TEXT),
+    f"{ROLLOUT}name": (("hf",), _VLLM),
+    f"{ROLLOUT}top_k": ((-1, 0), "all action tokens may be drawn: a ratio is of the policy that acted"),
+    f"{ROLLOUT}top_p": ((1,), "all action tokens may be drawn: a ratio is of the policy that acted"),
+    f"{ROLLOUT}do_sample": ((True,), "without draws all members of a group are the same, and nothing is learned; validation draws none"),
+    f"{ROLLOUT}n": ((1,), "nothing reads it there; the group's size is data.n_samples"),
+    f"{ROLLOUT}tensor_model_parallel_size": ((1,), _VLLM),
+    f"{ROLLOUT}gpu_memory_utilization": ((0.5, 0.9), _VLLM),
+    f"{ROLLOUT}ignore_eos": ((False,), _VLLM),
+    f"{ROLLOUT}enforce_eager": ((True,), _VLLM),
+    f"{ROLLOUT}free_cache_engine": ((True,), _VLLM),
+    f"{ROLLOUT}load_format": (("dummy_dtensor",), _VLLM),
+    f"{ROLLOUT}max_num_batched_tokens": ((8192,), _VLLM),
+    f"{ROLLOUT}max_num_seqs": ((1024,), _VLLM),
+    "critic.strategy": (("fsdp",), _STRATEGY),
+    "critic.optim.total_training_steps": ((-1,), _BY_STEPS),
+    "critic.model.override_config": (({}, None), "the critic begins as the policy does"),
+    "critic.model.external_lib": ((None,), _OUTSIDE),
+    "critic.model.fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
+    "critic.model.fsdp_config.fsdp_size": ((-1,), "weights are sharded over all ranks"),
+    "critic.model.type": (("value",), PRIME),
+    "critic.ulysses_sequence_parallel_size": ((1,), _ULYSSES),
+    "verifier.type": (("prime",), "an episode is verified by the simulator's own success"),
+    "reward_model.strategy": (("fsdp",), _STRATEGY),
+    "reward_model.mini_batch_size": ((256, 128), "a classifier judges all last frames of a rank together"),
+    "reward_model.micro_batch_size": ((64,), "a classifier judges all last frames of a rank together"),
+    "reward_model.max_length": ((None,), _TEXT),
+    "reward_model.ulysses_sequence_parallel_size": ((1,), _ULYSSES),
+    "reward_model.model.external_lib": ((None,), _OUTSIDE),
+    "reward_model.model.fsdp_config.min_num_params": ((0,), _WRAP),
+    "reward_model.model.fsdp_config.param_offload": ((False,), "a classifier is small, and stays where it is"),
+    **{f"reward_model.{name}": ((value,), PRIME) for name, value in _PRIME_DEFAULTS.items()},
+    "trainer.default_hdfs_dir": ((None,), "files go to this machine alone (hdfs_path); copy RUN/policy where you need it"),
+    "trainer.runtime_env": (
+        ("none", None),
+        "ranks have the environment of this shell: export what the file (align.json) sets, and leave it out",
+    ),
+}
+"""Keys that change nothing: the values that pass, and what is said of others"""
+
+
+def known() -> list[str]:
+    """All keys."""
+    return [*SETTINGS, *CRITIC, *READ, *AGREE, *PASSING]

@@ -1,0 +1,240 @@
+"""The names that a script of SimpleVLA-RL (verl) knows: its datasets, its loader, its batches, over our tasks and episodes.
+
+    dataset = LIBERO_Dataset("libero_10", num_trials_per_task=50, train_val="train")
+    loader = BufferedDataLoader(DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True, collate_fn=collate_fn))
+    loader.start_new_epoch()
+    prompts = Batch.from_single_dict(loader.get_next_batch())
+    episodes = roll_out(policy, pool, starts(prompts, n_samples=8, seed=0), ...)
+    loader.add_to_buffer(rollout_batch(episodes, policy))
+
+`hilt train simplevla` needs none of this: `runtime/collect.py` does the same for the trainer, and can be resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.envs import libero, robotwin
+from hilt.runtime.batch import Batch, objects
+from hilt.runtime.episode import Episode, Start
+
+__all__ = ["Batch", "BufferedDataLoader", "LIBERO_Dataset", "Robotwin_Dataset", "collate_fn", "rollout_batch", "starts"]
+
+VALIDATION_TRIALS = 128
+"""Of each kind that upstream validates on in RoboTwin, whatever `num_trials_per_task` says"""
+PAD = 32000
+"""Llama's token for nothing, in OpenVLA"""
+
+
+def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Tensors stacked, everything else as arrays of objects."""
+    if not data_list:
+        raise SchemaError("collate_fn was given no row; give it at least one.")
+    for place, row in enumerate(data_list):
+        if row.keys() != data_list[0].keys():
+            raise SchemaError(
+                f"row {place} has {', '.join(row)} and row 0 has {', '.join(data_list[0])}; rows of a batch have the same keys."
+            )
+    columns = {key: [row[key] for row in data_list] for key in data_list[0]}
+    return {key: torch.stack(values) if isinstance(values[0], Tensor) else objects(values) for key, values in columns.items()}
+
+
+class _Prompts:
+    """What a dataset is: rows of where to begin, no pictures; those come from the simulator."""
+
+    def __init__(self, rows: list[dict[str, Any]]):
+        self.dataframe = rows
+
+    def __len__(self) -> int:
+        return len(self.dataframe)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self.dataframe[place]
+
+
+class LIBERO_Dataset(_Prompts):
+    """Every task of a suite from every initial state, by the number that LIBERO stores it under.
+
+    Upstream validates on the states that it trains on. Here `train` and `valid` have none in common; `held_out=False` is as it is there.
+    """
+
+    def __init__(self, task_suite_name: str, num_trials_per_task: int = 50, train_val: str = "train", held_out: bool = True):
+        if task_suite_name not in libero.SUITES:
+            raise UnknownNameError("LIBERO suite", task_suite_name, libero.SUITES)
+        trials = [trial for trial in _trials(train_val, held_out) if trial < num_trials_per_task]
+        if not trials:
+            raise ConfigError(f"num_trials_per_task={num_trials_per_task} leaves no state to {train_val}: give 50, or held_out=False.")
+        tasks = range(libero.SUITES[task_suite_name])
+        super().__init__([_row(task_suite_name, task, trial, -1) for task in tasks for trial in trials])
+        self.task_suite_name, self.num_trials_per_task, self.train_val = task_suite_name, num_trials_per_task, train_val
+
+
+class Robotwin_Dataset(_Prompts):
+    """A task of RoboTwin from seeds. ``train``: those of training. ``valid``: 128 of them, as data_source ``..._train_iid``, and 128 that
+    training never has, ``..._eval_ood``. Version 2 has files of seeds at which its own script succeeds, in upstream's
+    ``verl/utils/envs/robotwin2/seeds``: give them as `train_seeds` and `eval_seeds`."""
+
+    def __init__(
+        self, task_name: str, num_trials_per_task: int = 50, train_val: str = "train", train_seeds: str = "", eval_seeds: str = ""
+    ):
+        _check(train_val)
+        found = robotwin.seeds(*split_name(task_name), train_seeds, eval_seeds)
+        count = num_trials_per_task if train_val == "train" else VALIDATION_TRIALS
+        rows = []
+        for kind, split in [("train_iid", "train")] + [("eval_ood", "eval")] * (train_val == "valid"):
+            if len(found[split]) < count:
+                raise ConfigError(
+                    f"{task_name} has {len(found[split])} seeds of {split}, and {count} were asked for: give fewer, or more seeds."
+                )
+            rows += [{**_row(task_name, -1, seed, seed), "data_source": f"{task_name}_{kind}"} for seed in found[split][:count]]
+        super().__init__(rows)
+        self.task_name, self.num_trials_per_task, self.train_val = task_name, count, train_val
+
+
+class BufferedDataLoader:
+    """A loader, and rows that were made of its prompts and wait for the next step."""
+
+    def __init__(self, dataloader: Any):
+        self.dataloader, self.batch_size = dataloader, dataloader.batch_size
+        self.buffer: Batch | None = None
+        self._batches: Iterator[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataloader)
+
+    def start_new_epoch(self) -> None:
+        self._batches = iter(self.dataloader)
+
+    def get_next_batch(self) -> Any:
+        """Raises StopIteration at the end of an epoch."""
+        if self._batches is None:
+            raise ConfigError("no epoch has begun: call start_new_epoch() before get_next_batch().")
+        return next(self._batches)
+
+    def add_to_buffer(self, samples: Batch) -> None:
+        self.buffer = samples if not self.buffer_size() else Batch.concat([self._held(), samples])
+
+    def get_from_buffer(self, count: int, dp_size: int) -> Batch:
+        """The first `count` rows, which leave the buffer. Where there are fewer: as many as divide among `dp_size` ranks."""
+        held = self._held()
+        if count > len(held):
+            count = len(held) // dp_size * dp_size
+        self.buffer = held[count:]
+        return held[:count]
+
+    def buffer_size(self) -> int:
+        return 0 if self.buffer is None else len(self.buffer)
+
+    def _held(self) -> Batch:
+        if self.buffer is None:
+            raise EmptyError("nothing is in the buffer yet: add_to_buffer() comes first.")
+        return self.buffer
+
+
+def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "", eval_seeds: str = "") -> list[Start]:
+    """Each row `n_samples` times, one after the other, as a group: what our `roll_out` begins from. `seed` is LIBERO's; RoboTwin has the
+    row's own."""
+    made = []
+    names, tasks, trials = prompts.non_tensor_batch["task_suite_name"], prompts.batch["task_id"], prompts.batch["trial_id"]
+    for group, (name, task, trial) in enumerate(zip(names, tasks.flatten().tolist(), trials.flatten().tolist(), strict=True)):
+        if name in libero.SUITES:
+            full, states, begin = f"{name}/{task}", {split: list(numbers) for split, numbers in libero.SPLITS.items()}, seed
+        else:
+            version, of = split_name(name)
+            full, states, begin = f"{version}/{of}", robotwin.seeds(version, of, train_seeds, eval_seeds), trial
+        split = next((split for split, numbers in states.items() if trial in numbers), None)
+        if split is None:
+            raise ConfigError(f"{name} has no initial state {trial}; give the files of seeds that its dataset was made with.")
+        made += [Start(full, split, states[split].index(trial), begin, group, member) for member in range(n_samples)]
+    return made
+
+
+def rollout_batch(episodes: Sequence[Episode], policy: Any, max_prompt_length: int = 0, steps: int = 0) -> Batch:
+    """Episodes as upstream's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
+
+        responses        int64 [B, S, chunk * action_dim]     tokens; 0 after the end
+        input_ids        int64 [B, S, prompt]                 padded on the LEFT with 32000
+        attention_mask   int64 [B, S, prompt]
+        frames           uint8 [B, S, images, H, W, 3]        an eighth of their pixel_values; `policy.pixels` makes these
+        proprio          float32 [B, S, P]                    from -1 to 1, where the policy has it
+        old_log_probs    float32 [B, S * chunk * action_dim]  0 where nothing was carried out
+        complete         bool [B]
+        finish_step      int64 [B]                            actions that were carried out
+
+    `steps` and `max_prompt_length` are S and the prompt's width; 0: as long as is needed.
+    """
+    if not episodes:
+        raise SchemaError("rollout_batch() was given no episode; give it at least one.")
+    for episode in episodes:
+        if "tokens" not in episode.record:
+            raise MissingFieldError(
+                f"a record of {', '.join(episode.record)} has no 'tokens': this batch is of policies that answer in them."
+            )
+    length = max(episode.rows for episode in episodes)
+    width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
+    for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
+        if given and given < needed:
+            raise ConfigError(f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed.")
+    length, width = steps or length, max_prompt_length or width
+    pad = int(policy.config.upstream.get("pad_token_id", PAD))
+    columns: dict[str, list[np.ndarray]] = {}
+    for episode in episodes:
+        record, rows = episode.record, episode.rows
+        ids = np.full((rows, width), pad, np.int64)
+        for row, many in enumerate(record["prompt_length"]):
+            ids[row, width - many :] = record["prompt"][row, :many]
+        done = np.arange(record["log_prob"].shape[1]) < episode.executed[:, None]  # [rows, chunk]
+        made = {
+            "responses": record["tokens"].reshape(rows, -1).astype(np.int64),
+            "input_ids": ids,
+            "frames": record["images"],
+            "old_log_probs": np.where(done[..., None], record["log_prob"], 0).reshape(rows, -1),
+        }
+        if "state" in record:
+            made["proprio"] = policy.scale_state.normalize(record["state"]).astype(np.float32)
+        for name, values in made.items():
+            fill = pad if name == "input_ids" else 0
+            more = [(0, length - rows), *[(0, 0)] * (values.ndim - 1)]
+            columns.setdefault(name, []).append(np.pad(values, more, constant_values=fill))
+    tensors = {name: torch.from_numpy(np.stack(values)) for name, values in columns.items()}
+    tensors["old_log_probs"] = tensors["old_log_probs"].flatten(1)
+    tensors["attention_mask"] = tensors["input_ids"].ne(pad).long()
+    tensors["complete"] = torch.tensor([episode.success for episode in episodes])
+    tensors["finish_step"] = torch.tensor([episode.steps for episode in episodes])
+    return Batch(tensors, {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]})
+
+
+def _row(suite: str, task: int, trial: int, seed: int) -> dict[str, Any]:
+    numbers = {"task_id": task, "trial_id": trial, "trial_seed": seed}
+    return {"task_suite_name": suite, **{name: torch.tensor([number]) for name, number in numbers.items()}}
+
+
+def _trials(train_val: str, held_out: bool) -> list[int]:
+    splits = [_check(train_val)] if held_out else list(libero.SPLITS)
+    return sorted(state for split in splits for state in libero.SPLITS[split])
+
+
+def _check(train_val: str) -> str:
+    kinds = {"train": "train", "valid": "eval"}
+    if train_val not in kinds:
+        raise UnknownNameError("train_val", train_val, kinds)
+    return kinds[train_val]
+
+
+def split_name(task_name: str) -> tuple[str, str]:
+    """Version and task of ``robotwin2_lift_pot``."""
+    version, _, task = task_name.partition("_")
+    if task not in robotwin.TASKS.get(version, ()):
+        raise UnknownNameError("RoboTwin task", task_name, suites()[len(libero.SUITES) :])
+    return version, task
+
+
+def suites() -> list[str]:
+    """What ``data.task_suite_name`` can be."""
+    return [*libero.SUITES, *(f"{version}_{task}" for version, tasks in robotwin.TASKS.items() for task in tasks)]
