@@ -210,6 +210,12 @@ def test_numbers_that_were_not_finite_have_no_gradient():
     assert all(np.isfinite(g).all() for g in actor.seen[0].values())
 
 
+def test_a_reward_where_nothing_was_carried_out_counts():
+    made = episodes([2, 2, 2])
+    made[0]["executed"][-1] = 0
+    assert same(updated(PLAIN, made)[0].seen[0], expected(PLAIN, numbers(Toy()), made))
+
+
 def test_nothing_to_learn_from():
     actor, figures = updated(PLAIN, [])
     assert figures == {"trajectories": 0, "chunks": 0, "tokens": 0} and not actor.seen

@@ -1,6 +1,6 @@
 """Advantages: by how much what was done was better than what could be expected.
 
-Arrays are [B, T]: B episodes, each a row of T chunks, zeros after its end; `mask` is 1 where a chunk was carried out. `r` are rewards, `V`
+Arrays are [B, T]: B episodes, each a row of T chunks, anything after its end; `mask` is 1 up to there. `r` are rewards, `V`
 values, `R_i = sum_t discount^t r_it` the score of episode i, `G_t = r_t + discount G_(t+1)` what comes from chunk t on, and V = 0 after
 the end, the time limit's too: the task is to succeed within it.
 

@@ -195,6 +195,8 @@ class PolicyGradient:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
         if self.normalise == "group" and self.estimator not in GROUPED:
             raise ConfigError(f"algorithm.normalise=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}.")
+        if self.estimator == "remax" and self.discount != 1:
+            raise ConfigError(f"algorithm.discount is {self.discount:g}; remax compares whole scores with a greedy episode's: expected 1.")
         gae = ("estimator=gae", self.estimator == "gae")
         needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), gae)
         _effective(self, {**needs, "horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")})

@@ -138,9 +138,9 @@ class Updater:
             if missing := [e.start.group for e in rows.episodes if e.start.group not in (baselines or {})]:
                 raise ConfigError(f"estimator=remax: group {missing[0]} has no greedy episode beside it; give its score in baselines.")
             baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
-        done = rows.padded(rows.mask.any(-1).any(-1).double())
+        there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
         rewards, values = rows.padded(rows.rewards), rows.padded(rows.values)
-        worth, returns = advantages(settings, rewards, done, group, values, baseline, self.ranks.sum_)
+        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
         return figures | self._told(rows)
 

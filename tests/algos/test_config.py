@@ -1,0 +1,46 @@
+"""Settings of policy gradients: what cannot work, and what would do nothing, is refused with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hilt.algos.config import Batching, Kl, Optimiser, PolicyGradient
+from hilt.core.errors import ConfigError, UnknownNameError
+
+
+def test_the_usual_ones_are_fine():
+    for each in (PolicyGradient(), PolicyGradient("gae"), Optimiser(), Kl("loss", "mse"), Batching(tokens_per_pass=9)):
+        each.check()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (PolicyGradient("gropo"), "no estimator named 'gropo'; did you mean 'grpo'"),
+        (PolicyGradient(discount=1.1), "algorithm.discount is 1.1; expected a number from 0 to 1"),
+        (PolicyGradient("remax", discount=0.9), "algorithm.discount is 0.9; remax compares whole scores"),
+        (PolicyGradient(dual_clip=0.5), "algorithm.dual_clip is 0.5; expected above 1, such as 3, or 0 for none"),
+        (PolicyGradient("gae", normalise="group"), "gae has no groups; take batch, or one of grpo, dr_grpo, rloo"),
+        (PolicyGradient(lam=0.9), "lam=0.9 would do nothing: it needs estimator=gae. Give that, or leave it out"),
+        (PolicyGradient(value_clip=0.1), "value_clip=0.1 would do nothing: it needs estimator=gae"),
+        (PolicyGradient(horizon=5), "horizon=5 would do nothing: it needs reduction=trajectory_sum"),
+        (PolicyGradient(kl=Kl(coefficient=0.1)), "kl.coefficient=0.1 would do nothing: it needs kl.where=reward or loss"),
+        (PolicyGradient(kl=Kl("reward", target=1.0)), "kl.target=1.0 would do nothing: it needs kl.controller=adaptive"),
+        (PolicyGradient(kl=Kl("loss")), "kl.estimate=kl in the loss has a gradient that is 0 on average; take low_var_kl or mse"),
+        (PolicyGradient(batch=Batching(shuffle=False)), "batch.shuffle=False would do nothing: it needs trajectories_per_step=N"),
+        (PolicyGradient(batch=Batching(chunks_per_pass=8, tokens_per_pass=9)), "batch.chunks_per_pass=8 would do nothing"),
+        (
+            PolicyGradient(batch=Batching(log_prob_chunks_per_pass=8)),
+            "batch.log_prob_chunks_per_pass=8 would do nothing: it needs kl.where",
+        ),
+        (PolicyGradient(batch=Batching(chunks_per_pass=0)), "algorithm.batch.chunks_per_pass is 0; expected a number from 1"),
+        (Optimiser(betas=[0.9]), "optimiser.betas is .0.9.; expected two numbers"),
+        (Optimiser(min_lr_ratio=0.1), "min_lr_ratio=0.1 would do nothing: it needs schedule=cosine"),
+        (Optimiser(schedule="linear"), "no schedule named 'linear'"),
+    ],
+)
+def test_refused(made: Any, says: str):
+    with pytest.raises((ConfigError, UnknownNameError), match=says):
+        made.check()

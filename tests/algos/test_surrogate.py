@@ -1,0 +1,41 @@
+"""What the golden numbers and the slow reference do not reach: ratios that overflow, the low-variance divergence, no rows at all."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from hilt.algos.kl import divergence
+from hilt.algos.surrogate import surrogate, terms, weights
+from hilt.core.errors import UnknownNameError
+
+
+def test_a_ratio_that_would_overflow_stays_a_number():
+    change = torch.tensor([500.0, -500.0], requires_grad=True)
+    found = surrogate(change, torch.tensor([-1.0, 1.0]), 0.2, 0.28, 3.0)
+    found.loss.sum().backward()
+    assert found.loss.tolist() == pytest.approx([3.0, 0.0], abs=1e-6) and found.dual_clipped.tolist() == [1.0, 0.0]
+    assert change.grad is not None and change.grad.isfinite().all()
+
+
+def test_numbers_under_the_mask_count_for_nothing():
+    log_prob = torch.tensor([[[-1.0, -2.0], [torch.nan, -torch.inf]]])
+    mask = torch.tensor([[[True, True], [False, False]]])
+    found = {level: [x.tolist() for x in terms(log_prob, mask, level)] for level in ("action", "chunk")}
+    assert found == {"action": [[[-3.0, 0.0]], [[True, False]]], "chunk": [[-3.0], [True]]}
+
+
+def test_the_low_variance_divergence_is_never_negative():
+    p = torch.linspace(-3, 0, 30, dtype=torch.float64).requires_grad_()
+    found = divergence(p, torch.tensor(-1.0, dtype=torch.float64), "low_var_kl")
+    found.sum().backward()
+    assert (found >= 0).all() and p.grad is not None and ((p.grad > 0) == (p > -1)).all()
+    with pytest.raises(UnknownNameError, match="low_var_kl"):
+        divergence(p, p, "k3")
+
+
+def test_no_rows():
+    assert weights("trajectory_mean", torch.zeros(0), torch.zeros(0, dtype=torch.int64), 5, 2, 1).shape == (0,)

@@ -1,0 +1,117 @@
+"""A module that is trained: AdamW as torch has it, clips, schedules, and what no rank has a gradient for is left alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+from hilt.algos.config import Optimiser
+from hilt.core.errors import ConfigError, MissingFieldError
+from hilt.runtime import trainee
+from hilt.runtime.trainee import Trainee, learning_rate
+
+
+class Two(nn.Module):
+    """The second layer begins to learn later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.linspace(-1, 1, 5) + shift) for shift in (0.0, 0.5))
+
+    def loss(self, late: bool) -> torch.Tensor:
+        return self.first.square().sum() + (self.second.pow(3).sum() if late else 0.0)
+
+
+def trained(steps: int = 6, **settings: Any) -> tuple[Two, Trainee, list[dict[str, float]]]:
+    module = Two()
+    ours = Trainee(module, Optimiser(learning_rate=0.1, **settings))
+    figures = []
+    for step in range(steps):
+        ours.backward(module.loss(step >= 2) / 2)  # in two passes
+        ours.backward(module.loss(step >= 2) / 2)
+        figures.append(ours.step((step + 1) / steps))
+    return module, ours, figures
+
+
+@pytest.mark.parametrize("settings", [{}, {"betas": [0.5, 0.9], "weight_decay": 0.3}, {"gradient_clip": 0.0}], ids=str)
+def test_as_torch_does_it(settings: dict[str, Any]):
+    """Where the second layer has no gradient it is not even decayed, and it counts its steps from its own first one."""
+    module, _, figures = trained(**settings)
+    theirs, made = Two(), Optimiser(learning_rate=0.1, **settings)
+    adam = torch.optim.AdamW(theirs.parameters(), 0.1, tuple(made.betas), weight_decay=made.weight_decay)  # type: ignore[arg-type]
+    for step in range(6):
+        adam.zero_grad()
+        theirs.loss(step >= 2).backward()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), made.gradient_clip or math.inf)
+        assert figures[step] == pytest.approx({"gradient_norm": float(norm), "learning_rate": 0.1}, rel=1e-5)
+        adam.step()
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(module.parameters(), theirs.parameters(), strict=True))
+
+
+def test_each_setting_moves_it_otherwise():
+    usual = torch.cat(list(trained()[0].parameters()))
+    for change in ({"betas": [0.5, 0.999]}, {"weight_decay": 0.5}, {"gradient_clip": 0.01}, {"warmup_ratio": 0.5}, {"schedule": "cosine"}):
+        assert not torch.allclose(torch.cat(list(trained(**change)[0].parameters())), usual, atol=1e-5), change
+
+
+def test_schedules():
+    assert [learning_rate(Optimiser(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [0.1, 0.25, 0.5, 0.5]
+    fall = Optimiser(learning_rate=1.0, warmup_ratio=0.2, schedule="cosine", min_lr_ratio=0.1)
+    assert [learning_rate(fall, p) for p in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 0.55, 0.1])
+
+
+def test_goes_on_bit_for_bit():
+    _, ours, _ = trained(4)
+    module = Two()
+    again = Trainee(module, Optimiser(learning_rate=0.1))
+    again.load_state_dict(ours.state_dict())
+    for each in (ours, again):
+        each.backward(each.module.loss(True))  # type: ignore[operator]
+        each.step(1.0)
+    assert all(torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained)
+    state = ours.state_dict()
+    del state["trained"]["second"]
+    with pytest.raises(MissingFieldError, match="trained: second is in the checkpoint or in the module only"):
+        again.load_state_dict(state)
+
+
+class Doubled:
+    """Another rank that has the same gradients, but for the parameters that this one has none for."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.calls = list[int]()
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.calls.append(tensor.numel())
+        return tensor.fill_(1) if tensor.dtype == torch.int64 else tensor.mul_(2)
+
+
+def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
+    """In few calls, the same ones whatever a rank has: zeros where it has no gradient."""
+    monkeypatch.setattr(trainee, "BUCKET", 8)
+    module, ranks = Two(), Doubled()
+    ours = Trainee(module, Optimiser(learning_rate=0.1), ranks)  # type: ignore[arg-type]
+    before = module.second.detach().clone()
+    ours.backward(module.loss(False))
+    assert ours.step(1.0)["gradient_norm"] == pytest.approx(4 * float(torch.linspace(-1, 1, 5).norm()))
+    assert ranks.calls == [2, 5, 5]
+    assert torch.allclose(module.second, before * (1 - 0.1 * 0.01))  # it had zeros, so it is decayed as at the other rank
+
+
+def test_refused():
+    module = Two()
+    with pytest.raises(ConfigError, match="Two has no parameter that is trained"):
+        Trainee(module.requires_grad_(False), Optimiser())
+    ours = Trainee(module.requires_grad_(True), Optimiser(learning_rate=0.1))
+    ours.backward(module.first.sum() * math.nan)
+    with pytest.raises(ConfigError, match=r"the gradient's length is nan; lower optimiser.learning_rate=0.1"):
+        ours.step(1.0)
