@@ -200,6 +200,8 @@ class Pool:
         slot = self._slot(number)
         if slot.asked is not None:
             raise ConfigError(f"slot {number} has an answer that was not collected: collect([{number}]) first.")
+        if slot.worker is not None and not slot.worker.queue and slot.worker.is_dead():
+            self._restart(slot.worker, "died", hangs=False)
         return slot
 
     def _ask(self, slot: _Slot, asked: dict[str, Any]) -> None:
@@ -248,7 +250,7 @@ class Pool:
 
     def _restart(self, worker: _Worker, why: str, hangs: bool) -> None:
         """The episodes of a worker are lost with it; what it had not begun yet is asked of the next process."""
-        doing, *later = worker.queue
+        doing, *later = worker.queue or [{}]
         code, said = worker.stop(hangs)
         self.counts["restarts"] += 1
         worker.failures += 1
@@ -348,6 +350,9 @@ class _Worker:
         self.queue.append(asked)
         self.pipe.send_bytes(msgpack.packb(asked))
 
+    def is_dead(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
     def stop(self, hangs: bool) -> tuple[int, str]:
         """(how it ended, what it printed last). One that hangs is asked where, by a signal that kills it."""
         assert self._process is not None
@@ -411,6 +416,8 @@ def _revived(answer: Mapping[str, Any]) -> Exception | None:
 
 
 def _words(asked: Mapping[str, Any]) -> str:
+    if not asked:
+        return "nothing"
     if "actions" in asked:
         return f"a step of slot {asked['slot']}"
     return f"the making of {asked['task']}" if "describe" in asked else f"the start of {asked['task']} ({asked['split']} {asked['state']})"

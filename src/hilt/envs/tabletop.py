@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, to_rotation_vector
-from hilt.envs.suite import SPLITS, SUITE, TabletopTask
+from hilt.envs.suite import SUITE, TabletopTask
 from hilt.envs.task import choose_state
 from hilt.envs.world import DOWN, TIMESTEP, World
 
@@ -70,7 +70,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"control_hz={control_hz}: between 1 and {1 / TIMESTEP:g} control steps a second are possible.")
         self.metadata = {**self.metadata, "render_fps": control_hz}
         self.task, self.control_hz, self.image_size, self.render_mode = task, control_hz, image_size, render_mode
-        self.instruction, self.initial_states = task.instruction, dict(SPLITS)
+        self.instruction, self.initial_states = task.instruction, dict(task.states)
         slower = 10.0 / control_hz
         self.step_limit = round(task.step_limit / slower) if step_limit is None else step_limit
         self._scale = (ACTION_SCALE[0] * slower, ACTION_SCALE[1] * slower) if action_scale is None else action_scale
@@ -95,7 +95,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         if unknown := set(options) - {"split", "state"}:
             raise UnknownNameError("reset option", min(unknown), ["split", "state"])
         split = options.get("split", "train")
-        state = choose_state(SPLITS, split, options.get("state"), self.np_random)
+        state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
         self.task.begin(self.world, split, state)
         self.world.advance(SETTLE_SECONDS)
         self._steps = 0
