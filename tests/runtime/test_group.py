@@ -139,7 +139,9 @@ def test_a_sharding_that_would_do_nothing():
         Sharding(offload_optimiser=True).check()
     with pytest.raises(UnknownNameError, match="no precision named 'bf16'"):
         Sharding(enabled=True, precision="bf16").check()
-    Sharding(enabled=True, precision="bfloat16", offload_gradients=True).check()
+    with pytest.raises(ConfigError, match=r"sharding.precision=bfloat16 is that of units"):
+        Sharding(enabled=True, precision="bfloat16").check()
+    Sharding(enabled=True, precision="bfloat16", units=["Block"], offload_gradients=True).check()
 
 
 def test_the_folder_of_a_rank(monkeypatch, tmp_path):

@@ -45,14 +45,14 @@ def test_worlds_of_one_to_four(made):
 
 def test_who_leaves_is_named_to_those_who_wait(group):
     answers = group.call("leave_in_turn", 1)
-    wanted = "LostRankError: rank {} in barrier: rank 1 left: ZeroDivisionError: by zero"
-    assert answers == [wanted.format(0), "", wanted.format(2), wanted.format(3)]
+    assert answers.pop(1) == "" and all(answer.startswith("LostRankError: ") for answer in answers)
+    assert all("rank 1 left: ZeroDivisionError: by zero" in answer for answer in answers)
 
 
 def test_who_is_late_is_named_at_the_deadline(group):
     answers = group.call("wait_for", 2, 8)
-    wanted = "LateRankError: rank {} in barrier waited 5 s for rank 2 (last seen in join)."
-    assert answers == [wanted.format(0), wanted.format(1), "", wanted.format(3)]
+    assert answers.pop(2) == "" and all("waited 5 s for rank 2 (last seen in join)." in answer for answer in answers)
+    assert any(answer.startswith("LateRankError: rank ") for answer in answers)  # who hears of it from another, lost that one
 
 
 def test_who_is_killed_is_named(group):
@@ -76,12 +76,16 @@ def test_who_never_came_is_named():
 
 
 def test_errors_of_others_who_use_torch_distributed():
-    ranks = Joined(Store(), 0, 2, 5)
+    def failed(error):
+        ranks = Joined(Store(), 0, 2, 5)
+        return ranks.fail("update", error), ranks._store.said["left/0"]
+
     kept = ValueError("not of gloo's class")
-    assert ranks.blame("update", kept) is kept
-    lost = ranks.blame("update", RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"))
+    assert failed(kept) == (kept, "ValueError: not of gloo's class")
+    lost, told = failed(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"))
     assert str(lost) == "rank 0 in update: rank 1 (last seen in nothing) is gone: the connection closed."
-    late = ranks.blame("update", RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:91] Timed out waiting 5000ms for recv"))
+    assert told == f"it lost another: {lost}"
+    late, _ = failed(RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:91] Timed out waiting 5000ms for recv"))
     assert isinstance(late, DeadlineError) and "waited 5 s for rank 1" in str(late)
 
 
@@ -94,7 +98,13 @@ def test_the_meeting_is_at_no_other_address_than_its_own():
 
 
 class Store:
-    """Where nobody has said anything."""
+    """Where nobody has said anything yet."""
+
+    def __init__(self):
+        self.said = {}
 
     def check(self, keys):
         return False
+
+    def set(self, key, value):
+        self.said[key] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.forkserver
 
 import pytest
@@ -103,10 +104,9 @@ def test_bfloat16_is_near_and_is_not_float32(group, single):
     ],
 )
 def test_offloading_moves_to_the_cpu(options, weights, given, kept, moments):
-    worker = Here(SHARDS, ("cuda",), device="cuda", joined=True)
-    worker.call("build", options)
-    assert worker.call("places") == [({weights}, given, {kept}, {moments})]
-    worker.close()
+    with contextlib.closing(Here(SHARDS, ("cuda",), device="cuda", joined=True)) as here:
+        here.call("build", options)
+        assert here.call("places") == [({weights}, given, {kept}, {moments})]
 
 
 def test_what_cannot_be_sharded():
@@ -115,10 +115,11 @@ def test_what_cannot_be_sharded():
 
     with pytest.raises(ConfigError, match="sharding needs ranks that have joined"):
         Sharded(Net(), Optimiser(), Alone(), Sharding(enabled=True))
-    here = Here(SHARDS, (), joined=True)
-    with pytest.raises(UnknownNameError, match=r"no class of modules in this policy .sharding.units. named 'Peace'; did you mean 'Piece'"):
-        here.call("build", {"units": ["Peace"]})
-    here.call("build", {})
-    with pytest.raises(MissingFieldError, match=r"trained: first.bias is in the checkpoint or in the module only"):
-        here.worker.trainee.load_state_dict({"trained": {}, "adam": {}})
-    here.close()
+    with contextlib.closing(Here(SHARDS, (), joined=True)) as here:
+        with pytest.raises(
+            UnknownNameError, match=r"no class of modules in this policy .sharding.units. named 'Peace'; did you mean 'Piece'"
+        ):
+            here.call("build", {"units": ["Peace"]})
+        here.call("build", {})
+        with pytest.raises(MissingFieldError, match=r"trained: first.bias is in the checkpoint or in the module only"):
+            here.worker.trainee.load_state_dict({"trained": {}, "adam": {}})

@@ -88,9 +88,9 @@ class Sharding:
     enabled: bool = False
     """Shard over all ranks (with one rank there is nothing to divide, but offloading works)"""
     precision: str = "float32"
-    """In which forward and backward compute: float32 or bfloat16. Weights, sums of gradients and moments stay as they are"""
+    """In which the units are gathered and compute: float32 or bfloat16. Their parts, sums of gradients and moments stay as they are"""
     units: list[str] = field(default_factory=list)
-    """Classes of modules that are gathered one after the other, such as DecoderLayer; empty: all weights at once"""
+    """Classes of modules that are gathered one after the other, such as LlamaDecoderLayer; empty: all weights at once"""
     offload_parameters: bool = False
     """The parts lie on the CPU and are copied when they are needed; gradients and moments are then there too"""
     offload_gradients: bool = False
@@ -104,6 +104,10 @@ class Sharding:
         for name in ("precision", "units", "offload_parameters", "offload_gradients", "offload_optimiser"):
             if not self.enabled and (value := getattr(self, name)) != getattr(Sharding(), name):
                 raise ConfigError(f"sharding.{name}={value} would do nothing: it needs sharding.enabled=true. Give that, or leave it out.")
+        if self.precision != "float32" and not self.units:
+            raise ConfigError(
+                f"sharding.precision={self.precision} is that of units: give sharding.units=[LlamaDecoderLayer], or leave it out."
+            )
 
 
 class LostWorkerError(HiltError, RuntimeError):
@@ -249,8 +253,7 @@ class Seat:
             return Answer(function())
         except Exception as error:  # noqa: BLE001  # it is raised where the call was made
             if self._ranks is not None:
-                error = self._ranks.blame(method, error)
-                self._ranks.leave(f"{type(error).__name__}: {error}")
+                error = self._ranks.fail(method, error)
             place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
             return Answer(error=portable(error), trace=place + traceback.format_exc().rstrip())
 

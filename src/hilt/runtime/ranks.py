@@ -22,6 +22,8 @@ from torch import Tensor
 from hilt.core.errors import ConfigError, DeadlineError, HiltError
 
 LOOPBACK = "127.0.0.1"
+CONSEQUENCE = "it lost another: "
+"""How the words of a rank begin that left because another one had"""
 
 
 class LostRankError(HiltError, RuntimeError):
@@ -81,7 +83,7 @@ class Joined:
 
     def __init__(self, store: Any, rank: int, size: int, timeout_seconds: float):
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
-        self._store, self._calls = store, 0
+        self._store, self._calls, self._left = store, 0, False
 
     def sum_(self, tensor: Tensor) -> Tensor:
         self._do("sum_", lambda: dist.all_reduce(tensor))
@@ -108,6 +110,9 @@ class Joined:
 
     def leave(self, why: str) -> None:
         """Leaves for good: the others' waits end now, with `why`. What uses torch.distributed without us (FSDP) ends too."""
+        if self._left:
+            return
+        self._left = True
         with contextlib.suppress(RuntimeError):  # the store may be gone, or its host be the one that died
             self._store.set(f"left/{self.rank}", why)
         if dist.is_initialized():
@@ -117,12 +122,12 @@ class Joined:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def blame(self, what: str, error: Exception) -> Exception:
-        """The error as it is; one of torch.distributed, in what somebody else does with it (FSDP), says who was waited for."""
-        text = str(error).lower()
-        theirs = isinstance(error, (dist.DistBackendError, dist.DistNetworkError)) or "gloo" in text or "connection closed by peer" in text
-        if theirs and isinstance(error, RuntimeError) and not isinstance(error, HiltError):
-            return self.explain(what, error)
+    def fail(self, what: str, error: Exception) -> Exception:
+        """Leaves because of an error, which is returned as it is; but one of torch.distributed, as others raise it, says who was lost."""
+        known = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
+        if known or (type(error) is RuntimeError and any(word in str(error).lower() for word in ("gloo/", "timed out", "timeout"))):
+            error = self.explain(what, error)
+        self.leave(f"{CONSEQUENCE}{error}" if isinstance(error, LostRankError) else f"{type(error).__name__}: {error}")
         return error
 
     def explain(self, what: str, error: BaseException) -> LostRankError:
@@ -135,8 +140,8 @@ class Joined:
             return LostRankError(f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone.")
         behind = [r for r, at in stands.items() if int((at or "0").split()[0]) < self._calls] or list(stands)
         if left:
-            rank, why = next(iter(left.items()))
-            return LostRankError(f"rank {self.rank} in {what}: rank {rank} left: {why}")
+            rank, why = min(left.items(), key=lambda item: item[1].startswith(CONSEQUENCE))
+            return LostRankError(f"rank {self.rank} in {what}: rank {rank} left: {why.removeprefix(CONSEQUENCE)}")
         names = " and ".join(f"rank {r} (last seen in {(stands[r] or '0 nothing').split(' ', 1)[1]})" for r in behind)
         if late:
             return LateRankError(f"rank {self.rank} in {what} waited {self.timeout_seconds:g} s for {names}.")
@@ -157,7 +162,7 @@ class Joined:
             self.at(what)
             collective()
         except RuntimeError as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
-            raise self.explain(what, error) from error
+            raise self.fail(what, error) from error  # nothing more can be done in this group, and others may wait for this rank
 
     def _said(self, key: str) -> str:
         return self._store.get(key).decode() if self._store.check([key]) else ""

@@ -12,8 +12,6 @@ It gives the numbers of `Trainee`, and its checkpoints are the same: they open a
 from __future__ import annotations
 
 import contextlib
-import functools
-import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -147,34 +145,21 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
     for unit in sharding.units:
         if unit not in there:
             raise UnknownNameError("class of modules in this policy (sharding.units)", unit, there)
-    low = sharding.precision == "bfloat16"
     settings = {
         "mesh": init_device_mesh(device.type, (size,)),
-        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32) if low else MixedPrecisionPolicy(),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload_parameters else OffloadPolicy(),
     }
-    units = [part for part in module.modules() if type(part).__name__ in sharding.units] + [module]
-    sharded = [fully_shard(unit, **settings) for unit in units]
+    low = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)  # what goes on after a unit is float32
+    policy = low if sharding.precision == "bfloat16" else MixedPrecisionPolicy()
+    units = [part for part in module.modules() if type(part).__name__ in sharding.units]
+    sharded = [fully_shard(unit, mp_policy=policy, **settings) for unit in units] + [fully_shard(module, **settings)]
     for unit in sharded:
         unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `Trainee` adds them
         unit.set_force_sum_reduction_for_comms(True)
     for name in METHODS:
         if hasattr(module, name):
-            if low:
-                setattr(module, name, _in_bfloat16(getattr(module, name), device.type))
             register_fsdp_forward_method(module, name)
     return sharded
-
-
-def _in_bfloat16(method: Any, device: str) -> Any:
-    """What a policy computes outside of its layers meets weights of fewer bits."""
-
-    @functools.wraps(method)
-    def wrapped(_: Any, *args: Any, **options: Any) -> Any:
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
-            return method(*args, **options)
-
-    return types.MethodType(wrapped, method.__self__)
 
 
 def _piece(parameter: Any) -> Tensor:
