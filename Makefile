@@ -19,13 +19,14 @@ test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/
 	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed  ## the tests that run other people's programs beside ours
+test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
 	$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
 	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
+	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -35,7 +36,7 @@ bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reve
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
-	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-reverb $(VENV)-lerobot $(VENV)-lerobot21 $(VENV)-hdf5 $(VENV)-sinks $(VENV)-libero build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml constraints.txt tools/install.py
@@ -65,4 +66,9 @@ $(VENV)-hdf5/.installed: pyproject.toml constraints.txt tools/install.py
 
 $(VENV)-sinks/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) sinks
+	@touch $@
+
+# LIBERO pins what nothing here needs: it comes alone. Its assets are in $$HILT_LIBERO_ASSETS; without them its tests are skipped with a line.
+$(VENV)-libero/.installed: pyproject.toml constraints.txt tools/install.py
+	@$(PYTHON) tools/install.py $(@D) dev,vla,libero hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
 	@touch $@
