@@ -68,7 +68,7 @@ $(VENV)-sinks/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) sinks
 	@touch $@
 
-# LIBERO pins what nothing here needs: it comes alone. Its assets are in $$HILT_LIBERO_ASSETS; without them its tests are skipped with a line.
+# LIBERO pins what nothing here needs: it comes alone. Its assets are in HILT_LIBERO_ASSETS; without them its tests are skipped with a line.
 $(VENV)-libero/.installed: pyproject.toml constraints.txt tools/install.py
 	@$(PYTHON) tools/install.py $(@D) dev,vla,libero hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1
 	@touch $@
