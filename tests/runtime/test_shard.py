@@ -29,7 +29,7 @@ def group():
 @pytest.fixture(scope="module")
 def single():
     """The reference: one rank, in one piece: figures of nine steps, gradients and states on the way."""
-    worker = Shards(Alone(), None)
+    worker = Shards(ranks=Alone())
     worker.build(None)
     gradients = worker.gradients()
     figures, states = [], []

@@ -133,7 +133,7 @@ class Net(nn.Module):
 class Shards:
     """A worker that trains `Net` on its share of a fixed batch, in one piece or sharded, in worlds of fewer ranks than there are."""
 
-    def __init__(self, ranks, stop, device="cpu"):
+    def __init__(self, device="cpu", *, ranks, stop=None):
         self.ranks, self.world, self.device = ranks, ranks, device
 
     def enter(self, address, size):

@@ -208,7 +208,11 @@ class Here:
             self._meeting, address = host_meeting()
             self._joined = ranks = join(address, 0, 1, device=device)
         self._stopped = False
-        self.worker = names.load(factory)(*arguments, ranks=ranks, stop=lambda: self._stopped)
+        try:
+            self.worker = names.load(factory)(*arguments, ranks=ranks, stop=lambda: self._stopped)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         if hasattr(self, "worker") and hasattr(self.worker, "close"):
@@ -255,7 +259,9 @@ class Seat:
             if self._ranks is not None:
                 error = self._ranks.fail(method, error)
             place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
-            return Answer(error=portable(error), trace=place + traceback.format_exc().rstrip())
+            trace = place + traceback.format_exc().rstrip()
+            error.__cause__ = error.__context__ = error.__traceback__ = None  # its frames would hold the group's connections open
+            return Answer(error=portable(error), trace=trace)
 
 
 class Remote(ABC):

@@ -109,7 +109,7 @@ class Joined:
         self._largest("barrier", 0)
 
     def leave(self, why: str) -> None:
-        """Leaves for good: the others' waits end now, with `why`. What uses torch.distributed without us (FSDP) ends too."""
+        """Leaves for good, saying why. The others' waits end as soon as nobody here holds the group (a sharded module does)."""
         if self._left:
             return
         self._left = True
