@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ COMMAND = f"""
 KL, GAE, LORA = ["algorithm.kl_ctrl.kl_coef=0.01"], ["algorithm.adv_estimator=gae"], [f"{MODEL}lora_rank=8"]
 ADAPTIVE = [*KL, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=100", "algorithm.kl_ctrl.target_kl=0.1"]
 NORMAL = ["reward_model.rm_coef=2", "reward_model.rm_type=normal"]
-ROBOTWIN = ["data.task_suite_name=robotwin2_lift_pot"]
+ROBOTWIN = ["data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000"]
 
 
 def run(*words: str, **environment: str) -> Run:
@@ -41,20 +40,10 @@ def run(*words: str, **environment: str) -> Run:
 
 @functools.cache
 def seen(*words: str) -> Any:
-    """What a command line comes to: a run whose parts are in order, or why there is none."""
+    """What a command line comes to before it is built, which takes longer; or why it comes to nothing."""
     try:
-        found = run(*words, WANDB_API_KEY="key")
-    except ConfigError as error:
-        return str(error)
-    for part in ("collect", "algorithm", "optimiser", "placement", "sharding"):
-        getattr(found.config, part).check()
-    return {**asdict(found.config), "folder": found.folder, "environment": found.environment}
-
-
-def settings(*words: str) -> Any:
-    """The same before it is built, which takes longer."""
-    try:
-        return Told([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).settings()
+        told = Told([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft", "WANDB_API_KEY": "key"})
+        return {**told.settings(), "folder": told.folder, "environment": told.tracker()}
     except ConfigError as error:
         return str(error)
 
@@ -97,6 +86,7 @@ CHANGES: dict[str, str] = {
     "data.n_samples": "4",
     "data.accuracy_lower_bound": "0.2",
     "data.accuracy_upper_bound": "0.8",
+    "data.filter_accuracy": "False",
     "data.filter_truncated": "True",
     "data.filter_format": "False",
     "data.oversample_factor": "1.5",
@@ -160,7 +150,6 @@ CHANGES: dict[str, str] = {
 """For each key that is accepted: another value"""
 
 NEEDS: dict[str, tuple[str, list[str]]] = {
-    "data.filter_accuracy": ("False", ["data.accuracy_lower_bound=0.0", "data.accuracy_upper_bound=1.0"]),
     f"{ACTOR}optim.min_lr_ratio": ("0.1", [f"{ACTOR}optim.warmup_style=cosine"]),
     "algorithm.lam": ("0.95", GAE),
     "critic.optim.lr": ("3e-5", GAE),
@@ -210,9 +199,9 @@ def test_a_key_that_says_another_once_more_must_agree(key: str):
     while other in AGREE:
         other = AGREE[other]
     value, beside = NEEDS.get(other) or (CHANGES[other], [])
-    once = settings(*beside, f"{other}={value}")
-    assert isinstance(once, dict) and settings(*beside, f"{other}={value}", f"{key}={value}") == once
-    refused = settings(*beside, f"{key}={value}")
+    once = seen(*beside, f"{other}={value}")
+    assert isinstance(once, dict) and seen(*beside, f"{other}={value}", f"{key}={value}") == once
+    refused = seen(*beside, f"{key}={value}")
     assert f"{key}=" in refused and f"{AGREE[key]}=" in refused and "differ: one value counts for both" in refused
 
 
@@ -220,9 +209,9 @@ def test_a_key_that_says_another_once_more_must_agree(key: str):
 def test_what_changes_nothing_passes_and_the_rest_is_refused(key: str):
     passing, _ = PASSING[key]
     for value in passing:
-        assert settings(f"{key}={json.dumps(value)}") == settings()
+        assert seen(f"{key}={json.dumps(value)}") == seen()
     strange = {bool: str(not passing[0]), int: "7", float: "0.7"}.get(type(passing[0]), "strange")
-    refused = settings(f"{key}={strange}")
+    refused = seen(f"{key}={strange}")
     assert re.match(f"{key}={strange} has no meaning here: .{{20,}}", refused) or f"{key}={strange}: expected" in refused
 
 
@@ -269,6 +258,17 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
     assert run(*ADAPTIVE).config.algorithm.kl.controller == "adaptive"
     two = run("trainer.nnodes=2", f"{ACTOR}ppo_micro_batch_size=16").config
     assert (two.placement.kind, two.placement.ranks, two.placement.address, two.collect.idle_ranks) == ("ray", 16, "auto", "steal")
+
+
+@pytest.mark.parametrize(
+    "words", [KL, ADAPTIVE, GAE, LORA, [*NORMAL, "reward_model.model.path=judge"], ROBOTWIN, [f"{ACTOR}use_dynamic_bsz=True"]]
+)
+def test_what_it_comes_to_is_in_order(words: list[str]):
+    config = run(*words).config
+    for part in ("collect", "algorithm", "optimiser", "placement", "sharding"):
+        getattr(config, part).check()
+    config._check_sense()
+    config._check_sizes()
 
 
 def test_the_environment(tmp_path: Path):

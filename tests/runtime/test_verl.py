@@ -99,7 +99,7 @@ def episode(policy: Any, rows: int, seed: int, success: bool) -> Episode:
 
 
 def test_the_rollout_batch_is_upstreams():
-    policy = tiny(use_proprio=True, proprio_dim=8, norm_stats={"libero_goal": _wide()})
+    policy = tiny(use_proprio=True, proprio_dim=8, norm_stats={"libero_spatial": _wide()})
     episodes = [episode(policy, 3, 0, True), episode(policy, 2, 1, False)]
     batch = rollout_batch(episodes, policy)
     slots, length = policy.slots, batch.batch["input_ids"].shape[2]

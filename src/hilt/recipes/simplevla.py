@@ -111,9 +111,12 @@ class Told:
     def run(self) -> Run:
         _check_platform(self)
         made = self.settings()
+        return Run(build(Vla(), _nested(made), *self._ours), self.folder, self.tracker(), self.lines)
+
+    @property
+    def folder(self) -> Path:
         default = Path("checkpoints", str(self["trainer.project_name"]), str(self["trainer.experiment_name"]))
-        environment = self._tracker(made["sinks"])
-        return Run(build(Vla(), _nested(made), *self._ours), Path(self["trainer.default_local_dir"] or default), environment, self.lines)
+        return Path(self["trainer.default_local_dir"] or default)
 
     def settings(self) -> dict[str, Any]:
         """Ours, by their dotted names."""
@@ -284,14 +287,19 @@ class Told:
         for kind, given, choices in (("logger", loggers, (*SINKS, "console")), ("wandb_mode", [mode], ("online", "offline", "disabled"))):
             if unknown := [name for name in given if name not in choices]:
                 raise UnknownNameError(kind, unknown[0], choices)
-        if "wandb" in loggers and (mode == "disabled" or ("trainer.logger" not in self.given and not _installed("wandb"))):
-            loggers.remove("wandb")
+        if "wandb" in loggers and not self._tracked:
             self.lines.append("wandb is off or not installed: metrics are in RUN/metrics.jsonl, and `hilt plot RUN` draws them")
-        return [name for name in loggers if name in SINKS]
+        return [name for name in loggers if name in SINKS and (name != "wandb" or self._tracked)]
 
-    def _tracker(self, sinks: Sequence[str]) -> dict[str, str]:
+    @property
+    def _tracked(self) -> bool:
+        """Whether Weights & Biases is there and wanted. Who does not name it does without where it is not installed."""
+        wanted = "wandb" in _listed(self["trainer.logger"]) and self["trainer.wandb_mode"] != "disabled"
+        return wanted and ("trainer.logger" in self.given or _installed("wandb"))
+
+    def tracker(self) -> dict[str, str]:
         """What Weights & Biases is told by its own variables."""
-        if "wandb" not in sinks:
+        if not self._tracked:
             return {}
         mode = str(self["trainer.wandb_mode"])
         if mode == "online" and not self._environment.get("WANDB_API_KEY"):
