@@ -41,11 +41,13 @@ class StandIn:
     def __init__(self, size: int | None) -> None:
         self.size, self.state, self.actions, self.drawn, self.looked = size, np.zeros(3), [], [], 0
         self._observables = {key: Eye() for key in [*libero.STATE, "bowl_pos", *(libero.CAMERAS if size else ())]}
-        self.robots = [SimpleNamespace(gripper=SimpleNamespace(dof=1, current_action=np.ones(1)))]
+        self.controller = SimpleNamespace(goal_pos=np.zeros(3), goal_ori=np.eye(3))
+        self.robots = [SimpleNamespace(gripper=SimpleNamespace(dof=1, current_action=np.ones(1)), controller=self.controller)]
         self.sim = SimpleNamespace(
+            data=SimpleNamespace(qacc_warmstart=np.zeros(2), ctrl=np.zeros(2)),
             set_state_from_flattened=lambda state: setattr(self, "state", np.array(state)),
             forward=lambda: None,
-            get_state=lambda: self.state,
+            get_state=lambda: self.state.copy(),
             render=lambda camera_name, width, height: np.full((height, width, 3), 7, np.uint8),
             _render_context_offscreen=SimpleNamespace(scn=SimpleNamespace(flags=np.ones(8))),
         )
@@ -53,11 +55,13 @@ class StandIn:
     def reset(self) -> None:
         self.drawn.append(np.random.uniform())
         self.state, self.actions = np.zeros(3), []
+        self.controller.goal_pos[:] = 0  # as a new controller has it
         self.sim._render_context_offscreen.scn.flags[:] = 1  # as after a hard reset
 
     def step(self, action: np.ndarray) -> Any:
         self.actions.append(np.array(action))
-        self.state[1] += action[0]
+        self.controller.goal_pos += 0.1 * action[:3]
+        self.state[1] += action[0] + self.controller.goal_pos[0] * 0.01
         self.state[2] += 0.01
         return self._get_observations(), float(self._check_success()), self._check_success(), {}
 
@@ -164,6 +168,26 @@ def test_one_state_is_one_scene_and_numpys_generator_is_left_alone(installed: Pa
     assert len(set(env._sim.drawn)) == 1  # the fixtures stand where they stood
     assert (np.random.get_state()[1] == before).all()
     assert (env._sim.robots[0].gripper.current_action == 0).all()
+
+
+def test_two_episodes_in_turns_are_as_each_alone(installed: Path) -> None:
+    env = make("libero_spatial/0", image_size=8, step_limit=5)
+    moves = np.random.default_rng(0).uniform(-1, 1, (2, 6, 7))
+    alone: list[list[Any]] = []
+    for state in (0, 1):
+        env.reset(options={"split": "eval", "state": state})
+        alone.append([env.step_chunk(part) for part in np.split(moves[state], 3)])
+    begun = []
+    for state in (0, 1):
+        env.reset(options={"split": "eval", "state": state})
+        begun.append(env.snapshot())
+    for turn in range(3):
+        for state in (0, 1):
+            env.restore(begun[state])
+            now, before = env.step_chunk(np.split(moves[state], 3)[turn]), alone[state][turn]
+            assert all(np.array_equal(now[0][key], before[0][key]) for key in now[0]) and now[2:] == before[2:]
+            begun[state] = env.snapshot()
+    assert now[3] and env._over  # the last chunk came to the limit
 
 
 @pytest.mark.parametrize("options", [{}, {"shadows": True}, {"reflections": False}])

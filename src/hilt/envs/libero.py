@@ -126,10 +126,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
             for effect, wanted in self._effects.items():  # of a scene that a hard reset makes anew
                 sim.sim._render_context_offscreen.scn.flags[effect] = wanted
         self._look(self._wait == 0)
-        sim.sim.set_state_from_flattened(np.asarray(flattened))
-        sim.sim.forward()
-        sim._check_success()
-        sim._post_process()
+        self._set(flattened)
         raw = sim._get_observations(force_update=True)
         for left in range(self._wait, 0, -1):
             self._look(left == 1)
@@ -170,6 +167,29 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
     def state(self) -> np.ndarray:
         """The whole simulator's state, flattened as LIBERO stores it, for `begin`."""
         return self._sim.sim.get_state().flatten()
+
+    def snapshot(self) -> tuple[int, bool, list[np.ndarray]]:
+        """All that the rest of the episode depends on; ``restore`` continues from it bit for bit."""
+        return self._steps, self._over, [self.state(), *(np.array(getattr(owner, name)) for owner, name in self._besides())]
+
+    def restore(self, snapshot: tuple[int, bool, list[np.ndarray]]) -> None:
+        self._steps, self._over, (state, *besides) = snapshot
+        self._set(state)
+        for (owner, name), part in zip(self._besides(), besides, strict=True):  # the solver's last answer, too, which `_set` has changed
+            getattr(owner, name)[...] = part
+
+    def _besides(self) -> list[tuple[Any, str]]:
+        """What robosuite keeps from step to step that is not in a flattened state: owners and names of arrays."""
+        data, (robot,) = self._sim.sim.data, self._sim.robots
+        goal = [(robot.controller, "goal_pos"), (robot.controller, "goal_ori")]
+        return [(data, "qacc_warmstart"), (data, "ctrl"), (robot.gripper, "current_action"), *goal]
+
+    def _set(self, flattened: Any) -> None:
+        sim = self._sim
+        sim.sim.set_state_from_flattened(np.asarray(flattened))
+        sim.sim.forward()
+        sim._check_success()
+        sim._post_process()
 
     def render(self) -> Any:
         """What the camera sees, the right way up, for people."""
@@ -262,12 +282,9 @@ def missing_assets(suite: str, tasks: Sequence[int], folder: Path) -> list[str]:
                     wanted.add(folder / found)
     for path in [path for path in wanted if path.suffix == ".xml" and path.exists()]:
         # of two of a name robosuite takes the first, and an arena puts the style's own textures in place of two of the scene
-        named = {(element.tag, element.get("name")): element for element in reversed(list(ElementTree.parse(path).iter()))}
-        wanted |= {
-            Path(os.path.normpath(path.parent / file))
-            for (_, name), element in named.items()
-            if (file := element.get("file")) and name not in ("texplane", "tex-wall")
-        }
+        files = [element for element in ElementTree.parse(path).iter() if element.get("file")]
+        named = {(element.tag, element.get("name", element.get("file"))): element.get("file", "") for element in reversed(files)}
+        wanted |= {Path(os.path.normpath(path.parent / file)) for (_, name), file in named.items() if name not in ("texplane", "tex-wall")}
     return sorted(os.path.relpath(path, folder) for path in wanted if not path.exists())
 
 
