@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hilt.core.errors import ConfigError, DeadlineError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.runtime.group import Placement, Processes
-from hilt.runtime.ranks import Alone, Joined, LateRankError, LostRankError, host_meeting, join
+from hilt.runtime.ranks import Alone, Unjoined, Joined, LateRankError, LostRankError, host_meeting, join
 
 TOY = "tests.runtime.toy_group:Toy"
 
@@ -19,6 +19,13 @@ def test_alone():
     assert ranks.sum_(torch.tensor([2.0])) == 2 and ranks.max(3) == 3 and ranks.any(True) and not ranks.any(False)
     assert ranks.gather({"a": (1, None)}) == [{"a": [1, None]}]  # as JSON is
     ranks.barrier()
+
+
+def test_a_rank_that_joined_nobody_adds_nothing_up():
+    ranks = Unjoined(1, 3)
+    for call in (lambda: ranks.sum_(torch.ones(1)), lambda: ranks.max(1), lambda: ranks.any(True), lambda: ranks.gather(1), ranks.barrier):
+        with pytest.raises(ClosedError, match="rank 1 of 3 only rolls out"):
+            call()
 
 
 @pytest.fixture(scope="module")

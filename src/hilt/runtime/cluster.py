@@ -186,8 +186,7 @@ class RayGroup(Remote):
             except ray.exceptions.RayTaskError as error:  # an answer that Ray cannot carry
                 answers[rank] = Answer(error=error.as_instanceof_cause())
             except ray.exceptions.RayError as error:
-                why = " ".join(str(error).split())
-                message = f"rank {rank} of {self.size} ({self._role}) is gone, {self.where[rank]}: {why}"
+                message = f"rank {rank} of {self.size} ({self._role}) is gone, {self.where[rank]}: {_in_short(error)}"
                 answers[rank] = Answer(error=LostWorkerError(message, rank))
         return answers
 
@@ -263,5 +262,11 @@ def _here(value: Any, end: float) -> Any:
         except ray.exceptions.GetTimeoutError as error:
             raise LostWorkerError(f"what rank {value.rank} has made did not arrive before the deadline.", value.rank) from error
         except ray.exceptions.RayError as error:
-            raise LostWorkerError(f"what rank {value.rank} has made is lost: {' '.join(str(error).split())}", value.rank) from error
+            raise LostWorkerError(f"what rank {value.rank} has made is lost: {_in_short(error)}", value.rank) from error
     return [_here(each, end) for each in value] if isinstance(value, list) else value
+
+
+def _in_short(error: Exception) -> str:
+    """What Ray says of a loss, without its numbers and its advice."""
+    text = " ".join(str(error).split())
+    return text.rpartition("The actor is dead because ")[2].partition(" Some common causes")[0][:400]

@@ -235,14 +235,14 @@ class Seat:
         def make() -> None:
             import torch
 
-            from hilt.runtime.ranks import Alone, join
+            from hilt.runtime.ranks import Unjoined, join
 
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self._size))
             if device == "cuda":  # each rank of a machine has its own
                 torch.cuda.set_device(self._rank % torch.cuda.device_count())
             if address:
                 self._ranks = join(address, self._rank, self._size, timeout_seconds=wait_seconds, device=device)
-            self.worker = names.load(factory)(*arguments, ranks=self._ranks or Alone(), stop=self._stop, **further)
+            self.worker = names.load(factory)(*arguments, ranks=self._ranks or Unjoined(self._rank, self._size), stop=self._stop, **further)
 
         return self._attempt("open", make)
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hilt.core.errors import ConfigError, DeadlineError, HiltError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 
 LOOPBACK = "127.0.0.1"
 CONSEQUENCE = "it lost another: "
@@ -76,6 +76,28 @@ class Alone:
 
     def barrier(self) -> None:
         pass
+
+
+class Unjoined:
+    """A rank that has its number, and does nothing together with others: one that only rolls out."""
+
+    def __init__(self, rank: int, size: int):
+        self.rank, self.size = rank, size
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        raise ClosedError(f"rank {self.rank} of {self.size} only rolls out: it has joined nobody, and adds nothing up with others.")
+
+    def max(self, value: int) -> int:
+        return int(self.sum_(torch.tensor(value)))
+
+    def any(self, value: bool) -> bool:
+        return self.max(value) > 0
+
+    def gather(self, tree: Any) -> list[Any]:
+        return [self.max(0)]
+
+    def barrier(self) -> None:
+        self.max(0)
 
 
 class Joined:
