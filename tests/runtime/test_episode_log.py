@@ -45,10 +45,11 @@ def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Pat
     given = [episode(3, 7), episode(5, 30, success=False, truncated=True, ill_formed="it is not finite")]
     log = EpisodeLog(tmp_path / "log")
     assert log.end() == -1
-    assert [log.add(one, step=4) for one in given] == [one.trajectory for one in given] == [0, 1]
+    assert [log.add(one, 4, 2 * one.rewards) for one in given] == [one.trajectory for one in given] == [0, 1]
     log.close()
     again = EpisodeLog(tmp_path / "log")
-    assert again.end() == 1 and all(same(one, again.read(one.trajectory)) for one in given)
+    assert again.end() == 1 and all(same(one, again.read(one.trajectory)[0]) for one in given)
+    assert all(np.array_equal(2 * one.rewards, again.read(one.trajectory)[1]) for one in given)
     again.close()
     with Log.open(tmp_path / "log", "r") as plain:  # as every other part reads it
         facts = plain.facts.about(1)
@@ -61,12 +62,14 @@ def test_an_episode_comes_back_bit_for_bit_also_in_another_process(tmp_path: Pat
 def test_what_came_after_a_checkpoint_is_taken_out(tmp_path: Path):
     log = EpisodeLog(tmp_path / "log")
     for number in range(4):
-        log.add(episode(), step=number)
+        log.add(episode(), number, np.zeros(3, np.float32))
     log.forget_after(1)
-    assert log.end() == 1 and log.add(episode(), step=2) > 1
+    assert log.end() == 1 and log.add(episode(), 2, np.zeros(3, np.float32)) > 1
     log.close()
     again = EpisodeLog(tmp_path / "log")
-    assert same(again.read(again.end()), episode(trajectory=again.end()))
+    assert same(again.read(again.end())[0], episode(trajectory=again.end()))
+    empty = episode(record={}, executed=np.zeros(0, np.int32), rewards=np.zeros(0, np.float32))
+    assert again.add(empty, 2, empty.rewards) == empty.trajectory == -1, "the policy's first chunk was ill-formed: there is nothing"
     again.close()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,7 @@ def _option(metavar: str, help: str, default: str | bool = True, **rest: Any) ->
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The folder that `hilt train` made.", show_default=False)],
     checkpoint: Annotated[
-        str, _option("WHICH", "last, best (by an evaluation on the split eval), or its number of learner steps. Of sft: leave it out.")
+        str, _option("WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out.")
     ] = "last",
     split: Annotated[str, _option("NAME", "Whose initial states are tried.")] = "test",
     episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
@@ -41,24 +42,27 @@ def evaluate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
     ] = None,
 ) -> None:
-    """Try a policy on all evaluation states, each episode counted. Nobody can take over. Of a run of `hilt train sft`, RUN/policy is tried
-    on each of its tasks: the policy as it was at its lowest held-out loss."""
+    """Try a policy on all evaluation states, each episode counted. Nobody can take over. A run of several tasks is tried on each of them;
+    of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
     optional_module("gymnasium", "hilt eval", "sim")
     torch = optional_module("torch", "hilt eval", "torch")
+    from hilt.runtime import post_train
     from hilt.runtime.evaluate import evaluate as tried
 
     torch.set_num_threads(1)
     options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
     cards = []
-    for config, agent, update in _tried(run, checkpoint, workers):
-        with progress_bar(f"{config.task}, {split} states") as move:
-
-            def watch(outcome: Any, count: int, total: int, move: Any = move, task: str = config.task) -> None:
-                move(count, total)
-                if not sys.stderr.isatty() and (count == 1 or count * 10 // total > (count - 1) * 10 // total):  # where no bar is seen
-                    typer.echo(f"{task}: {count} of {total} {split} states tried", err=True)
-
-            done = tried(config, agent, split, update=update, folder=run / "evaluations", watch=watch, **options)
+    if post_train.is_run(run):
+        with _told(str(run), split) as watch:
+            options |= {"episodes": episodes or 0, "workers": workers if workers > 1 else 0}
+            made = post_train.evaluate(run, checkpoint, split, watch=watch, **options)
+        for done in made:
+            cards.append(done.card())
+            show(done)
+    for config, agent, update in () if cards else _tried(run, checkpoint, workers):
+        with _told(config.task, split) as watch:
+            more = {"update": update, "folder": run / "evaluations", "watch": lambda outcome, *counts, watch=watch: watch(*counts)}
+            done = tried(config, agent, split, **more, **options)
         cards.append(done.card())
         show(done)
     if json_file is not None:
@@ -66,7 +70,7 @@ def evaluate(
 
 
 def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any, int]]:
-    """The task, the policy and its age; of a run of `hilt train sft`, each of its tasks."""
+    """The task, the policy and its age; of a run of several tasks, each of them."""
     from hilt.runtime.sft import agents, is_run
 
     if is_run(run):
@@ -84,6 +88,19 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
     yield config, agent, found.update
+
+
+@contextlib.contextmanager
+def _told(what: str, split: str) -> Iterator[Callable[[int, int], None]]:
+    """Called with how many are done, of how many: a bar, or lines where no bar is seen."""
+    with progress_bar(f"{what}, {split} states") as move:
+
+        def watch(count: int, total: int) -> None:
+            move(count, total)
+            if not sys.stderr.isatty() and (count == 1 or count * 10 // total > (count - 1) * 10 // total):
+                typer.echo(f"{what}: {count} of {total} {split} states tried", err=True)
+
+        yield watch
 
 
 def show(done: Evaluation) -> None:

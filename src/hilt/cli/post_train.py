@@ -44,7 +44,7 @@ def run(
     else:
         assert config is not None
         begin_run(folder, recipe, config)
-    with stop_signals() as stopped, _live(folder, config) as screen:
+    with stop_signals() as stopped, live(folder, config) as screen:
         for line in (*also, *config.arithmetic()):
             screen.say(line)
         done = train(config, folder, say=screen.say, stop=lambda: bool(stopped))
@@ -61,7 +61,7 @@ def _share(success: float) -> str:
 
 
 @contextlib.contextmanager
-def _live(folder: Path, config: Vla) -> Iterator[Live]:
+def live(folder: Path, config: Vla) -> Iterator[Live]:
     """The table of the run, looked at by a thread: whoever trains is busy for minutes."""
     from hilt.observe.live import Live
 

@@ -21,7 +21,8 @@ EPISODES = 20
 LOOK_S, LINE_S = 0.5, 10.0
 """Seconds between two looks at the file, and between two lines in a pipe"""
 SHARES = {"torch_share": "torch", "sample_wait_share": "batches", "wait_share": "waiting for steps"}
-"""Where the learner's time goes"""
+SHARES |= {"simulator_share": "simulator", "model_share": "policy", "update_share": "learning", "other_share": "other"}
+"""Where the learner's time goes, and that of post-training"""
 SILENT_S = 10.0
 """An actor that told nothing for so long is shown as silent"""
 
@@ -92,7 +93,15 @@ class Standing:
         alone = [one for one in known if not one.get("intervention_steps")]
         if not known:
             return "–" if self.episodes else "no episode yet"
-        return f"{_share(known)} of the last {len(known)} episodes; {_share(alone)} of {len(alone)} in which nobody took over"
+        told = f"{_share(known)} of the last {len(known)} episodes"
+        return told + f"; {_share(alone)} of {len(alone)} in which nobody took over" * any("intervention_steps" in one for one in known)
+
+    def validation(self) -> str:
+        """Of post-training: on states that are not trained on."""
+        u = self.update
+        if not _is(u, "validation_success"):
+            return ""
+        return f"{100 * u['validation_success']:.0f}% [{100 * u['validation_low']:.0f}, {100 * u['validation_high']:.0f}]"
 
     def person(self) -> str:
         steps = sum(one.get("length", 0) for one in self.episodes)
@@ -116,10 +125,12 @@ class Standing:
             ("online steps", f"{self.steps:,}{_rate(u, 'env_steps_per_second')}"),
             ("updates", "   ".join([f"{self.updates:,}{_rate(u, 'updates_per_second')}", *shares])),
             ("success", self.success()),
-            ("a person makes", self.person()),
+            ("validation", self.validation()),
+            ("a person makes", self.person() if any("intervention_steps" in one for one in self.episodes) else ""),
             ("episode", f"{sum(length) / len(length):.0f} steps" if length else ""),
             ("return", f"{sum(returns) / len(returns):.3g}" if returns else ""),
             ("losses", _values(u, {"critic": "critic_loss", "actor": "actor_loss", "temperature": "temperature_loss"})),
+            ("ratios", _values(u, {"clipped": "clip_fraction", "KL": "kl"})),
             ("Q values", _values(u, {"online": "q/online", "demo": "q/demo", "human": "q/human"}) or _values(u, {"mean": "q"})),
             ("policy", _values(u, {"entropy": "entropy", "temperature": "temperature"})),
             ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
@@ -137,7 +148,8 @@ class Standing:
             f"{self.steps:,} steps{_rate(self.update, 'env_steps_per_second')}",
             f"{self.updates:,} updates{_rate(self.update, 'updates_per_second')}",
             f"success {self.success()}" if self.episodes else "",
-            f"person {self.person()}" if self.episodes else "",
+            f"validation {self.validation()}" if self.validation() else "",
+            f"person {self.person()}" if any("intervention_steps" in one for one in self.episodes) else "",
             _values(self.update, {"critic loss": "critic_loss"}),
             f"{clock(left)} left" if left is not None else "",
             self.event if not self.updates else "",  # what goes before learning may take minutes

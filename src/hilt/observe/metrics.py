@@ -9,7 +9,8 @@ its kind has:
 - ``event``: something that happened, in words
 
 Who goes on with a run says so first (`GOES_ON`). A learner that resumes repeats updates that an earlier one made and that no checkpoint
-had. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of those that were repeated.
+had. It calls `Metrics.resumed`, and `read_metrics` leaves out the records of those that were repeated; so it does with episodes that were
+made again (they have a ``training_step``, and are of post-training).
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any
         try:
             record = json.loads(line)
             if record["kind"] == "event" and record["event"] == RESUMED:
-                records = [known for known in records if known["kind"] != "update" or known["update"] <= record["update"]]
+                records = [known for known in records if _made(known) <= record["update"]]
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptError(
                 f"{path}: line {number} is no record of metrics ({error!r}). Restore the file, or remove the line."
@@ -135,6 +136,11 @@ def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any
         records.append(record)
     wanted = set(kinds)
     return [record for record in records if record["kind"] in wanted]
+
+
+def _made(record: Mapping[str, Any]) -> int:
+    """The update that a record came with, if it comes again with that; else none, and it stays."""
+    return int(record["update"] if record["kind"] == "update" else record.get("training_step", 0))
 
 
 def _plain(value: Any) -> Value:

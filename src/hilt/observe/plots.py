@@ -65,7 +65,7 @@ def _success(record: Record) -> float | None:
 
 
 def _alone(record: Record) -> float | None:
-    return None if record.get("intervention_steps") else _success(record)
+    return None if record.get("intervention_steps", 1) else _success(record)
 
 
 def _interventions(record: Record) -> float | None:
@@ -92,6 +92,10 @@ PANELS = [
         "Loss (in training: mean of {n} records)", "", "update",
         {"training": _get("loss"), "held out": _get("validation_loss")}, raw=["held out"],
     ),
+    Panel("Loss of the policy and its critic", "", "update", {"policy": _get("policy_loss"), "critic": _get("value_loss")}),
+    Panel("Ratios that are clipped", "of them", "update", {"": _get("clip_fraction")}, percent=True),
+    Panel("From the reference", "nats", "update", {"": _get("kl")}),
+    Panel("Groups that are dropped", "", "update", {f"all {name}": _get(f"dropped_all_{name}") for name in ("succeeded", "failed")}),
     Panel("Learning rate", "", "update", {"": _get("learning_rate")}, raw=[""]),
     Panel("Length of the gradient", "before it is clipped", "update", {"": _get("gradient_norm")}),
     Panel("Q values, by whose steps they are", "", "update", _per_source("q")),
@@ -110,7 +114,8 @@ PANELS = [
         "Where the learner's time goes",
         "of its time",
         "update",
-        {"torch": _get("torch_share"), "batches": _get("sample_wait_share"), "waiting for steps": _get("wait_share")},
+        {"torch": _get("torch_share"), "batches": _get("sample_wait_share"), "waiting for steps": _get("wait_share")}
+        | {name: _get(f"{key}_share") for name, key in (("simulator",) * 2, ("policy", "model"), ("learning", "update"), ("other",) * 2)},
         percent=True,
     ),
     Panel(

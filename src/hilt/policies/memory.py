@@ -111,6 +111,8 @@ def estimate(
 
 def weights_fit(policy: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
     """The least that can be said without running anything: raises `ConfigError` if the weights alone do not fit on the device."""
+    if str(device) == "meta":  # it is only estimated
+        return
     sizes = [dtype.itemsize * parameter.numel() for parameter in policy.parameters()]
     Estimate(sum(sizes), 0, 0, 0, max(sizes, default=0), rows=0, training=False).check(device)
 

@@ -232,11 +232,12 @@ class SmallVLA(Policy):
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], device: torch.device | str = "cpu", **changes: Any) -> SmallVLA:
-        """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``."""
+        """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or ``value``: a value
+        head that the folder has not begins untrained."""
         tensors = Tensors(folder)
         config = SmallVLAConfig.from_json(read_json(tensors.path / "config.json") | changes)
         policy = cls(config)
-        load_into(policy, tensors)
+        load_into(policy, tensors, optional=("value_head.",))
         return policy.to(check_device(device))
 
     def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:

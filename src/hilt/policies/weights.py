@@ -105,6 +105,8 @@ class Tensors(Mapping[str, Tensor]):
         entry = self.entries[name]
         if entry.shape != tuple(out.shape):
             raise SchemaError(f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for.")
+        if out.is_meta:  # nothing is there to be filled: memory is estimated
+            return
         direct = out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous()
         buffer = out.detach() if direct else torch.empty(entry.shape, dtype=entry.dtype)
         view = _bytes_of(buffer)

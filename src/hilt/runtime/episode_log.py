@@ -1,6 +1,7 @@
 """The episodes that a rank collected, as trajectories of a log: written once, where they were made, and read back bit for bit.
 
-One step of the log is one chunk: the policy's record, how many of its actions were carried out, and the reward of these. What is known
+One step of the log is one chunk: the policy's record, how many of its actions were carried out, the environment's reward of these
+(``rewards``) and what is learned from (``earned``). What is known
 of the whole episode (task, state, seed, group, success) are facts of its trajectory, so `hilt data` shows and selects it.
 """
 
@@ -35,8 +36,9 @@ class EpisodeLog:
         self.path, self._capacity = path, capacity_bytes or None
         self._log = Log.open(path, "a") if (path / "log.json").is_file() else None
 
-    def add(self, episode: Episode, step: int) -> int:
-        """Writes an episode of training step `step`; its number is also in `episode.trajectory`. One without a chunk has none."""
+    def add(self, episode: Episode, step: int, earned: np.ndarray) -> int:
+        """Writes an episode of training step `step` and what its rows `earned`, float32 [rows]; its number is also in
+        `episode.trajectory`. One without a chunk has none."""
         if not episode.rows:
             return -1
         record = episode.record
@@ -46,7 +48,8 @@ class EpisodeLog:
         end = np.zeros((2, episode.rows), bool)
         end[int(episode.truncated), -1] = True
         columns = {
-            "record": record, "rewards": episode.rewards, "executed": episode.executed, "terminated": end[0], "truncated": end[1],
+            "record": record, "rewards": episode.rewards, "executed": episode.executed, "earned": earned,
+            "terminated": end[0], "truncated": end[1],
             "source": np.full(episode.rows, Source.POLICY, np.uint8), "policy_version": np.full(episode.rows, episode.version, np.int64),
         }  # fmt: skip
         trajectory = _wide(columns)
@@ -57,18 +60,18 @@ class EpisodeLog:
         episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)
         return episode.trajectory
 
-    def read(self, trajectory: int) -> Episode:
-        """The episode as it was added."""
+    def read(self, trajectory: int) -> tuple[Episode, np.ndarray]:
+        """An episode as it was added, and what it earned."""
         if self._log is None:
             raise ConfigError(f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder.")
         facts = self._log.facts.about(trajectory)
-        columns = self._log.read(self._log.trajectory_keys(trajectory), ["record", "rewards", "executed"])
+        columns = self._log.read(self._log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
         record = dict(columns["record"])
         if facts["prompt_width"]:
             record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
         told = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
         start = Start(**{name: facts[name] for name in STARTED})
-        return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory)
+        return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
 
     def end(self) -> int:
         """The number of the last one, -1 when there is none."""

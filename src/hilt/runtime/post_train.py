@@ -5,7 +5,7 @@
     RUN/evaluations/            what each validation gave, by task, with intervals; videos beside
     RUN/best/STEP/              what was trained, as it was at the best validation so far
     RUN/checkpoints/            where --resume goes on, bit for bit
-    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged
+    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged; these alone: RUN/adapter/
 
 This is the controller: one process that tells the workers (`hilt.runtime.roles`) what to do and writes down what they answer. It holds no
 policy and sees no frame: a worker answers with figures and with cards of its episodes, which stay in its log.
@@ -26,16 +26,19 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError, LockedError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.observe.metrics import FILE, Metrics
+from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
-from hilt.runtime.evaluate import CARD as EVALUATION
-from hilt.runtime.evaluate import Evaluation, Outcome, wilson
+from hilt.runtime.evaluate import Evaluation, wilson
 from hilt.runtime.group import Group, LostWorkerError, open_group
+from hilt.runtime.roles import export, pool_of, trained_policy
+from hilt.runtime.sft import words
 from hilt.runtime.train import CARD, CONFIG, check_new, differences
+from hilt.runtime.trials import evaluations_of, starts_of, tried
 from hilt.runtime.vla_config import Vla
 
 WORKER = "hilt.runtime.roles:make_worker"
 LOOK_S = 0.1
-KIND, POLICY, BEST, RESULT = "vla", "policy", "best", "result.json"
+KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
 CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "placement"}
 """What may be another when a run is resumed: a setting, or all of a section"""
@@ -133,8 +136,63 @@ def train(
         group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
+        if config.policy == "small_vla":
+            write_json(run / SIZES, group.call("sizes")[0])
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        return Controller(config, run, group, metrics, say).run()
+        done = Controller(config, run, group, metrics, say).run()
+    if done.reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
+        export(policy_of(run, "best"), run)
+        write_json(run / RESULT, asdict(done))
+    return done
+
+
+def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
+    """The policy of a run: as it was at its "best" validation, at the "last" checkpoint, or at the one of a training step."""
+    config, sizes = thaw(Vla, run / CONFIG), read_json(run / SIZES) if (run / SIZES).is_file() else {}
+    return trained_policy(config, sizes, _trained(run, which)[1], device)
+
+
+def evaluate(
+    run: Path,
+    which: str = "best",
+    split: str = "test",
+    episodes: int = 0,
+    *,
+    sample: bool = False,
+    seed: int = 0,
+    workers: int = 0,
+    videos: int = 0,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Evaluation]:
+    """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once. Told how many are done."""
+    config, began = thaw(Vla, run / CONFIG), time.monotonic()
+    step, policy = _trained(run, which)[0], policy_of(run, which, config.device)
+    with contextlib.closing(pool_of(config, workers)) as pool:
+        starts = starts_of(pool, config.tasks, split, episodes, seed)
+        folder, cards = run / "evaluations", list[dict[str, Any]]()
+        options = {"sample": sample, "version": step, "seed": (seed, step), "videos": folder / f"videos-{step:08d}", "filmed": videos}
+        for card in tried(policy, pool, starts, words(config), config.collect, **options):  # type: ignore[arg-type]
+            cards.append(card)
+            watch(len(cards), len(starts))
+    return evaluations_of(cards, config.tasks, split, step, sample, seed, time.monotonic() - began, folder)
+
+
+def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
+    """The training step and the weights that were trained."""
+    if which == "best":
+        step = max((int(path.name) for path in (run / BEST).glob("*") if path.name.isdecimal()), default=-1)  # each was better than before
+        if step < 0:
+            raise ConfigError(f"{run} has no best policy yet: it was never validated. Give --checkpoint last, or go on with it first.")
+        return step, Tensors(run / BEST / str(step))
+    if which != "last" and not which.isdecimal():
+        known = ", ".join(map(str, checkpoint.numbers(run))) or "none"
+        raise ConfigError(f"checkpoint {which!r}: expected best, last, or the number of one: {known}.")
+    saved = checkpoint.latest(run) if which == "last" else checkpoint.load(run, int(which))
+    if saved is None:
+        raise ConfigError(
+            f"{run} has no checkpoint yet: one is made every checkpoint_period training steps, and when it ends or is stopped."
+        )
+    return saved.update, saved.agent["shared"]["actor"]["trained"]
 
 
 @contextlib.contextmanager
@@ -193,26 +251,23 @@ class Controller:
         if self._best_step < 0 and reason != "stopped":  # never validated: what is last is kept
             self._keep(-1.0)
         self._save()
-        done = Summary(reason, self.step, self._best_step, self._best, self._seconds())
-        if reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
-            self._group.call("finish", str(self._run / BEST / str(self._best_step)), str(self._run))
-            write_json(self._run / RESULT, asdict(done))
-        return done
+        return Summary(reason, self.step, self._best_step, self._best, self._seconds())
 
     def _go_on(self) -> str:
         """Until it is over; why it is."""
         validation = self._config.validation
         if validation.before and self._validated < 0:
             self._validate()
-        while not (reason := self._over()):
-            self._train_once()
-            if validation.period and self.step % validation.period == 0 and not self._over():
+        while True:
+            reason = self._over()
+            due = validation.after if reason else validation.period and self.step % validation.period == 0
+            if due and self._validated < self.step:
                 self._validate()
-            if self.step % self._config.checkpoint_period == 0:
+            if self.step and self.step % self._config.checkpoint_period == 0:
                 self._save()
-        if validation.after and self._validated != self.step:
-            self._validate()
-        return reason
+            if reason:
+                return reason
+            self._train_once()
 
     def _over(self) -> str:
         if self.step >= self._config.max_steps:
@@ -241,7 +296,7 @@ class Controller:
         self.step += 1
         spent = {name: max(part["seconds"].get(name, 0.0) for part in parts) for name in ("simulator", "model")}
         spent["update"] = now - collected
-        values = _mean([part["figures"] for part in parts]) | updates[0]
+        values = _summed([part["figures"] for part in parts]) | updates[0]
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
         values["other_share"] = 1 - sum(values[f"{name}_share"] for name in DRAWN)
         steps = sum(card["length"] for part in parts for card in part["episodes"])
@@ -254,19 +309,11 @@ class Controller:
         """All states of the split, dealt to the ranks; every episode counts, a lost one as a failure."""
         began, config = time.monotonic(), self._config.validation
         parts = self._ask("validate", self.step)
-        outcomes = sorted((card for part in parts for card in part["outcomes"]), key=lambda card: card["place"])
+        outcomes = [card for part in parts for card in part["outcomes"]]
         seconds = time.monotonic() - began
-        values: dict[str, float] = {}
-        for task in self._config.tasks:
-            mine = [card for card in outcomes if card["task"] == task]
-            made = Evaluation(task, config.split, self.step, config.sample, self._config.seed, seconds=seconds * len(mine) / len(outcomes))
-            made.outcomes = [
-                Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine
-            ]
-            folder = self._run / "evaluations" / f"{config.split}-{self.step:08d}-{task.replace('/', '-')}"
-            DISK.make_folders(folder)
-            write_json(folder / EVALUATION, made.card())
-            values[f"validation_success/{task}"] = made.successes / len(mine)
+        settings = (config.split, self.step, config.sample, self._config.seed)
+        made = evaluations_of(outcomes, self._config.tasks, *settings, seconds, self._run / "evaluations", again=True)
+        values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
         good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
         low, high = wilson(good, len(outcomes))
         values |= {"validation_success": good / len(outcomes), "validation_low": low, "validation_high": high, "validation_lost": lost}
@@ -281,7 +328,11 @@ class Controller:
 
     def _keep(self, success: float) -> None:
         self._best, self._best_step = success, self.step
-        self._ask("keep", str(self._run / BEST / str(self.step)))
+        folder = self._run / BEST / str(self.step)
+        DISK.remove(folder)  # of a process that was killed before it said so
+        DISK.make_folders(folder.parent)
+        with new_folder(folder) as beside:
+            write_tensors(beside, self._group.call("trained")[0])
 
     # What is kept
 
@@ -309,7 +360,7 @@ class Controller:
         self._elapsed, self._began = float(state.get("elapsed", 0.0)), time.monotonic()
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._validated = int(state.get("validated", -1))
-        own = None
+        own: list[Any] = []
         if saved is not None:
             self._group.call("load_shared", saved.agent["shared"])
             own = [saved.agent["ranks"][str(rank)] for rank in range(len(saved.agent["ranks"]))]
@@ -317,17 +368,15 @@ class Controller:
                 self._say(
                     f"{self._run} had {len(own)} ranks that collect and has {now} now: what was learned goes on, collecting begins anew"
                 )
-                own = None
-        self._group.call("load_own", own)
+                own = []
+        self._group.call("load_own", own, self.step)
         if self._metrics.path.stat().st_size:
             self._metrics.resumed(self.step, self._env_steps)
 
 
-def _mean(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Over the ranks that have each figure."""
-    names = dict.fromkeys(name for part in figures for name in part)
-    found = {name: [part[name] for part in figures if part.get(name) is not None] for name in names}
-    return {name: sum(values) / len(values) for name, values in found.items() if values}
+def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over ranks, which all have the same ones."""
+    return {name: sum(part[name] for part in figures) for name in figures[0]}
 
 
 __all__ = ["Controller", "Summary", "Vla", "begin_run", "is_run", "resume_run", "train"]

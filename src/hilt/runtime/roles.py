@@ -6,8 +6,8 @@
     reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
 
 The controller (`hilt.runtime.post_train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
-on another machine: `collect`, `update`, `validate`, `shared` and `own` (what a checkpoint has of it), `keep`, `finish`. Answers are small:
-figures and cards. `collect` and `validate` are a rank's own affair; in `update`, `keep` and `finish` all ranks do the same.
+on another machine: `collect`, `update`, `validate`, and `shared`, `own` and `trained` for what is kept. Answers are small: figures and
+cards. `collect` and `validate` are a rank's own affair; in `update` and `shared` all ranks do the same.
 """
 
 from __future__ import annotations
@@ -23,29 +23,24 @@ import numpy as np
 import torch
 
 from hilt.core.config import build
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite
-from hilt.policies.weights import Tensors, new_folder, read_json, write_tensors
+from hilt.policies.weights import read_json
 from hilt.replay.torch import generator
 from hilt.runtime.collect import Collector
-from hilt.runtime.episode import Episode, Lost, Start, pack
-from hilt.runtime.episode_log import EpisodeLog, film
+from hilt.runtime.episode import Episode, Start, pack, unpack
+from hilt.runtime.episode_log import EpisodeLog
 from hilt.runtime.group import rank_folder
 from hilt.runtime.ranks import Ranks
-from hilt.runtime.rollout import roll_out
 from hilt.runtime.sft import words
 from hilt.runtime.trainee import Trainee
+from hilt.runtime.trials import starts_of, tried
 from hilt.runtime.update import Updater
 from hilt.runtime.vla_config import Rewards, Vla
-
-ROLLOUT = {"collect", "validate", "own", "load_own"}
-"""What is asked of the ranks that roll out, where these are not the ones that train"""
-VIDEO_HZ = 4.0
-"""Chunks that a video of a validation shows in a second"""
 
 
 def make_worker(
@@ -59,31 +54,33 @@ class Worker:
     """All that a rank has."""
 
     def __init__(self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"):
-        self._config, self._run, self._ranks, self._stop = config, run, ranks, stop
+        self._config, self._ranks, self._stop = config, ranks, stop
+        self._run = rank_folder(config.placement, run, ranks.rank)
         self._said: list[str] = []
         self._clock = Clock()
         self._suite = words(config)  # type: ignore[arg-type]
         self._rollout = role != "train"
-        pool = config.pool
-        options = {"start_s": pool.start_s, "step_s": pool.step_s, "restarts": pool.restarts, "envs_per_worker": pool.envs_per_worker}
-        self._pool = Pool(pool.workers if self._rollout else 0, pool.slots, task_options=config.task_options, **options)
+        self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
         self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
         self.policy = first_policy(config, self._sizes)
         self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
         self.episodes: list[Episode] = []
         """Of the step that is under way"""
         self._rewards: list[np.ndarray] = []
+        self._earned: dict[int, np.ndarray] = {}
+        """By trajectory, of the episodes of this step and of the surplus"""
         self._baselines: dict[int, float] | None = None
         self._before: dict[str, Any] | None = None
         if self._rollout:
-            folder = rank_folder(config.placement, run, ranks.rank) / "rollouts" / f"rank-{ranks.rank}"
-            self.log = EpisodeLog(folder, int(config.rollouts_gb * 1e9))
+            self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
             self._collector = Collector(
                 config.collect, config.tasks, _TimedPool(self._pool, self._clock), self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
             )  # fmt: skip
             self._actor: Any = _TimedPolicy(self.policy, self._clock)
-        if role != "roll_out":
+        if role == "roll_out":
+            attach_adapters(self.policy, config)
+        else:
             self._learn()
 
     def _learn(self) -> None:
@@ -114,39 +111,32 @@ class Worker:
     def collect(self, step: int) -> dict[str, Any]:
         """The episodes of a step, of which the log and this worker have the frames, and the answer has cards."""
         began, cards = self._clock.begin(), []
-        self._before = self.own()
+        self._before = self._standing()
 
         def keep(episode: Episode) -> None:
-            self.log.add(episode, step)
+            earned = reward_of(episode, self._config.rewards, self._judge)
+            self._earned[self.log.add(episode, step, earned)] = earned
+            episode.last = None  # it was judged
             cards.append(card_of(episode, step))
 
         self.policy.eval()
         with self._whole():
-            found = self._collector.collect(self._actor, step, keep=keep, stop=self._stop)
-            if not found.stopped and self._config.algorithm.estimator == "remax":
-                self._baselines = self._greedy(found.episodes, step)
+            greedy = self._config.algorithm.estimator == "remax"
+            found = self._collector.collect(self._actor, step, greedy=greedy, keep=keep, stop=self._stop)
         if found.stopped:
-            self.load_own([self._before], mine=0)
+            self._restore(self._before, step)
             return {"stopped": True}
         self.episodes = found.episodes
-        self._rewards = [self.reward(episode) for episode in self.episodes]
-        for episode in self.episodes:
-            episode.last = None
+        self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
+        self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
+        self._earned = {number: self._earned[number] for number in self._surplus()}
         said, self._said[:] = list(self._said), []
         return {"episodes": cards, "figures": found.figures, "said": said, "seconds": self._clock.since(began)}
 
-    def reward(self, episode: Episode) -> np.ndarray:
-        return reward_of(episode, self._config.rewards, self._judge)
-
-    def _greedy(self, episodes: Sequence[Episode], step: int) -> dict[int, float]:
-        """What the likeliest actions earn from where each group began: ReMax compares with that. A lost one earned nothing."""
-        starts = {episode.start.group: episode.start for episode in episodes}
-        settings = {"suite": self._suite, "execute": self._config.collect.execute, "rows_at_once": self._config.collect.rows_at_once}
-        made = dict.fromkeys(starts, 0.0)
-        for one in roll_out(self._actor, self._pool, starts.values(), sample=False, version=step, retries=1, **settings):
-            if isinstance(one, Episode):
-                made[one.start.group] = float(self.reward(one).sum())
-        return made
+    def _surplus(self) -> list[int]:
+        """The trajectories of episodes that wait for the next step."""
+        groups = self._collector.state_dict(_in_the_log)["surplus"]
+        return [held["trajectory"] for group in groups.values() for held in group.values()]
 
     # Learning
 
@@ -164,57 +154,44 @@ class Worker:
 
     def validate(self, step: int) -> dict[str, Any]:
         """This rank's part of the validation: every so-manieth episode. A lost one is a failure, with its error."""
-        config, settings = self._config, self._config.validation
+        config, settings, rank = self._config, self._config.validation, self._ranks.rank
         self._collector.settle()
-        starts = list(self._starts())[self._ranks.rank :: self._ranks.size]
+        starts = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed)[rank :: self._ranks.size]
+        options = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
+        videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()
-        draws = generator(int(np.random.SeedSequence([config.seed, step, self._ranks.rank, 2]).generate_state(1)[0]))
-        options = {"sample": settings.sample, "temperature": config.collect.temperature, "generator": draws, "version": step}
-        options |= {"suite": self._suite, "execute": config.collect.execute, "rows_at_once": config.collect.rows_at_once}
-        ended: dict[Start, dict[str, Any]] = {}
         with self._whole():
-            rolled = roll_out(self._actor, self._pool, starts, **options, retries=config.collect.retries, stop=self._stop)
-            for one in rolled:
-                ended[one.start] = outcome_of(one)
-                if isinstance(one, Episode) and one.rows and one.start.group < settings.videos:
-                    name = f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4"
-                    folder = self._run / "evaluations" / f"videos-{step:08d}"
-                    DISK.make_folders(folder)
-                    film(one, folder / name, VIDEO_HZ)
-        if len(ended) < len(starts):
-            return {"stopped": True}
-        return {"outcomes": list(ended.values())}
-
-    def _starts(self) -> Iterator[Start]:
-        """Of the whole validation, task by task; `group` is an episode's place in it."""
-        config, place = self._config, 0
-        for task in config.tasks:
-            there = self._pool.describe(task)["initial_states"]
-            if config.validation.split not in there:
-                raise UnknownNameError(f"split of {task}", config.validation.split, there)
-            count = config.validation.episodes or there[config.validation.split]
-            seeds = np.random.SeedSequence([config.seed, 3]).generate_state(count)
-            for number in range(count):
-                yield Start(task, config.validation.split, number % there[config.validation.split], int(seeds[number]), group=place)
-                place += 1
+            given = tried(self._actor, self._pool, starts, self._suite, config.collect, **options, videos=videos, stop=self._stop)
+            outcomes = list(given)
+        return {"stopped": True} if len(outcomes) < len(starts) else {"outcomes": outcomes}
 
     # What a checkpoint has
 
     def own(self) -> dict[str, Any]:
-        """What is this rank's alone, as it was at the beginning of the step: cursors, draws, and the surplus as numbers in the log."""
-        if self._before is not None:
-            return self._before
+        """What is this rank's alone: cursors, draws, and the surplus as numbers in the log. In the middle of a step, as it began."""
         self.log.sync()
-        state = self._collector.state_dict(lambda episode: {"trajectory": episode.trajectory})
-        return {**state, "log_end": self.log.end()}
+        return self._before if self._before is not None else self._standing()
 
-    def load_own(self, states: Sequence[Mapping[str, Any]] | None, mine: int | None = None) -> None:
-        """Where this rank was; None: it begins. What its log has of later steps is taken out: they are made again."""
-        self._before = None
-        state = states[self._ranks.rank if mine is None else mine] if states is not None else None
-        self.log.forget_after(-1 if state is None else int(state["log_end"]))
+    def _standing(self) -> dict[str, Any]:
+        return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
+
+    def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
+        """Where each rank was after so many steps; without states it begins. What its log has of later steps is taken out: they are made
+        again."""
+        self._restore(states[self._ranks.rank] if states else None, step)
+
+    def _restore(self, state: Mapping[str, Any] | None, step: int) -> None:
+        self._before, self._earned = None, {}
+        if state is not None or not step:
+            self.log.forget_after(int(state["log_end"]) if state is not None else -1)
+
+        def find(held: Mapping[str, Any]) -> Episode:
+            episode, earned = self.log.read(int(held["trajectory"]))
+            self._earned[episode.trajectory] = earned
+            return episode
+
         if state is not None:
-            self._collector.load_state_dict(state, lambda held: self.log.read(int(held["trajectory"])))
+            self._collector.load_state_dict(state, find)
 
     def shared(self) -> dict[str, Any]:
         """What all ranks have in common; whole at rank 0."""
@@ -233,21 +210,14 @@ class Worker:
         if self._extra is not None:
             self._extra.load_state_dict(tree["imitation"])
 
-    def keep(self, folder: str) -> None:
-        """Writes what is trained, as it is now."""
-        trained = self.trainee.state_dict()["trained"]
-        if self._ranks.rank == 0:
-            DISK.remove(Path(folder))  # of a process that was killed before it said so
-            DISK.make_folders(Path(folder).parent)
-            with new_folder(folder) as beside:
-                write_tensors(beside, trained)
+    def trained(self) -> dict[str, torch.Tensor]:
+        """What is trained, by name; whole at rank 0."""
+        state: dict[str, torch.Tensor] = self.trainee.state_dict()["trained"]
+        return state if self._ranks.rank == 0 else {}
 
-    def finish(self, best: str, run: str) -> None:
-        """The policy as it was at its best becomes a whole checkpoint. It is of no use for training after that."""
-        self.trainee.load_state_dict({**self.trainee.state_dict(), "trained": dict(Tensors(best))})
-        with self._whole():
-            if self._ranks.rank == 0:
-                export(self.policy, Path(run), bool(self._config.lora.rank))
+    def sizes(self) -> dict[str, Any]:
+        """Of a new policy, as the first task has them."""
+        return self._sizes
 
     # Where those that roll out are not those that train
 
@@ -258,8 +228,6 @@ class Worker:
         return [given, self._baselines]
 
     def take_in(self, parts: Sequence[Any]) -> None:
-        from hilt.runtime.episode import unpack
-
         for given, baselines in parts:
             self.episodes += [unpack(packed) for packed, _ in given]
             self._rewards += [rewards for _, rewards in given]
@@ -267,8 +235,7 @@ class Worker:
 
     def weights(self) -> tuple[int, dict[str, np.ndarray]]:
         """What is trained, and its version."""
-        trained = self.trainee.state_dict()["trained"]
-        return int(self.updater.state_dict()["updates"]), {name: tensor.detach().cpu().numpy() for name, tensor in trained.items()}
+        return int(self.updater.updates), {name: tensor.numpy() for name, tensor in self.trained().items()}
 
     def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
         own = dict(self.policy.named_parameters())
@@ -289,6 +256,13 @@ class Worker:
 # --- actor ---
 
 
+def pool_of(config: Vla, workers: int) -> Pool:
+    """The simulators of a rank."""
+    pool = config.pool
+    options = {"start_s": pool.start_s, "step_s": pool.step_s, "restarts": pool.restarts, "envs_per_worker": pool.envs_per_worker}
+    return Pool(workers, pool.slots, task_options=config.task_options, **options)
+
+
 def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Any:
     """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
     from hilt.policies.checkpoints import load_policy
@@ -297,7 +271,7 @@ def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device:
     if config.policy == "small_vla":
         options = {**sizes, **config.policy_options, **({"value": value} if value else {})}
         return SmallVLA(SmallVLAConfig.from_json(options), seed=config.seed).to(device)
-    policy: Any = load_policy(config.policy, device=device, **config.policy_options, **_valued(config, value))
+    policy: Any = load_policy(config.policy, device=device, **{**config.policy_options, **_valued(config, value)})
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
@@ -341,14 +315,24 @@ def _valued(config: Vla, value: str) -> dict[str, Any]:
     return {**head, "detach_value": value == "detached"}
 
 
-def export(policy: Any, run: Path, adapters: bool) -> None:
-    """``run/policy``, whole or as it was; and ``run/adapter`` as peft has it. Adapters are merged, in place."""
-    if adapters:
-        from hilt.policies import lora
+def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Any:
+    """The policy of a run with what it has learned, adapters beside its weights if it has some."""
+    policy = first_policy(config, sizes, device=device)
+    attach_adapters(policy, config)
+    own = dict(policy.named_parameters())
+    with torch.no_grad():
+        for name, tensor in trained.items():
+            own[name].copy_(tensor)
+    return policy.eval()
 
+
+def export(policy: Any, run: Path) -> None:
+    """``run/policy``, whole or as it was; and of one with adapters ``run/adapter``, as peft has it. They are merged."""
+    from hilt.policies import lora
+
+    if lora.adapted(policy):
         DISK.remove(run / "adapter")
         lora.save_adapter(policy, run / "adapter")
-        lora.merge(policy)
     made = run / ".policy.new"
     DISK.remove(made)
     policy.save_pretrained(made)
@@ -359,10 +343,11 @@ def export(policy: Any, run: Path, adapters: bool) -> None:
 # --- reference ---
 
 
-class Reference:
+class Reference(torch.nn.Module):
     """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
 
     def __init__(self, policy: Any, offload: bool):
+        super().__init__()
         self._device, self._offload = policy.device, offload
         self.module = copy.deepcopy(policy).eval().requires_grad_(False)
         if offload:
@@ -409,7 +394,7 @@ class Imitating:
     def __init__(self, config: Vla, run: Path, policy: Any, suite: Suite, rank: int):
         from hilt.runtime.demonstrations import Demonstrations, batches
 
-        self._policy, self._weight, self._draws = policy, config.imitation.weight, generator(config.seed + rank)
+        self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
         self._lessons = Demonstrations([Path(path) for path in config.imitation.data], run / "data", suite)
         self._horizon = int(getattr(policy, "horizon", policy.chunk))
         self._batches = lambda first: batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
@@ -417,16 +402,17 @@ class Imitating:
 
     def __call__(self) -> tuple[torch.Tensor, dict[str, float]]:
         observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
+        draws = generator(int(np.random.SeedSequence([*self._seed, self._made]).generate_state(1)[0]))
         self._made += 1
-        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=self._draws)
+        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=draws)
         return self._weight * loss, {"imitation_loss": float(loss.detach())}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"made": self._made, "draws": self._draws.get_state()}
+        """The same on all ranks."""
+        return {"made": self._made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._made, self._coming = int(state["made"]), self._batches(int(state["made"]))
-        self._draws.set_state(torch.as_tensor(state["draws"], dtype=torch.uint8))
 
 
 # --- cards and clocks ---
@@ -437,14 +423,6 @@ def card_of(episode: Episode, step: int) -> dict[str, Any]:
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
     told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
     return {**start, **told, "trajectory": episode.trajectory, "training_step": step + 1}
-
-
-def outcome_of(one: Episode | Lost) -> dict[str, Any]:
-    """An episode of a validation, as `hilt.runtime.evaluate.Outcome` has it, and its place among all."""
-    start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
-    if isinstance(one, Lost):
-        return {**start, "success": False, "steps": 0, "total": 0.0, "error": one.error.strip().splitlines()[-1]}
-    return {**start, "success": one.success, "steps": one.steps, "total": float(one.rewards.sum()), "error": ""}
 
 
 class Clock:
@@ -500,3 +478,7 @@ class _TimedPool:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
+
+
+def _in_the_log(episode: Episode) -> dict[str, int]:
+    return {"trajectory": episode.trajectory}

@@ -13,6 +13,7 @@ from typing import Any
 
 from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.envs.task import ready
 from hilt.policies.base import check_effect
 from hilt.policies.small_vla import SmallVLAConfig
 from hilt.policies.weights import check_device
@@ -240,6 +241,8 @@ class Vla:
         for path in self.imitation.data:
             if not Path(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
+        if self.placement.kind != "ray":  # its machines have simulators of their own
+            ready(self.tasks, **self.task_options)
 
     # Sizes, in words
 

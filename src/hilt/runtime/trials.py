@@ -1,0 +1,96 @@
+"""How good a policy of chunks is: it tries numbered initial states of several tasks through a pool, and every try counts.
+
+Post-training validates with it, and `hilt eval` tries the policy of such a run. `hilt.runtime.evaluate` is for agents of single steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import UnknownNameError
+from hilt.core.files import DISK, write_json
+from hilt.policies.suites import Suite
+from hilt.replay.torch import generator
+from hilt.runtime.collect import Collecting
+from hilt.runtime.episode import Episode, Lost, Start
+from hilt.runtime.episode_log import film
+from hilt.runtime.evaluate import CARD, Evaluation, Outcome
+from hilt.runtime.rollout import roll_out
+
+VIDEO_HZ = 4.0
+"""Chunks that a video shows in a second"""
+
+
+def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int) -> list[Start]:
+    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `group` is a start's place."""
+    found: list[Start] = []
+    for task in tasks:
+        there = pool.describe(task)["initial_states"]
+        if split not in there:
+            raise UnknownNameError(f"split of {task}", split, there)
+        seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[split])
+        found += [Start(task, split, n % there[split], int(one), group=len(found) + n) for n, one in enumerate(seeds)]
+    return found
+
+
+def tried(
+    policy: Any,
+    pool: Any,
+    starts: Sequence[Start],
+    suite: Suite,
+    how: Collecting,
+    *,
+    sample: bool,
+    version: int,
+    seed: Sequence[int],
+    videos: Path | None = None,
+    filmed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[dict[str, Any]]:
+    """A card of each episode as it ends: its place, its `Outcome`, its task. `videos` of the `filmed` first places."""
+    draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
+    options = {"temperature": how.temperature, "execute": how.execute, "rows_at_once": how.rows_at_once, "retries": how.retries}
+    for one in roll_out(policy, pool, starts, suite=suite, sample=sample, generator=draws, version=version, stop=stop, **options):
+        if videos is not None and one.start.group < filmed and isinstance(one, Episode) and one.rows:
+            DISK.make_folders(videos)
+            film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
+        yield card_of(one)
+
+
+def card_of(one: Episode | Lost) -> dict[str, Any]:
+    """A lost one is a failure, with the last line of its error."""
+    start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
+    if isinstance(one, Lost):
+        return {**start, "success": False, "steps": 0, "total": 0.0, "error": one.error.strip().splitlines()[-1]}
+    return {**start, "success": one.success, "steps": one.steps, "total": float(one.rewards.sum()), "error": ""}
+
+
+def evaluations_of(
+    cards: Sequence[dict[str, Any]],
+    tasks: Sequence[str],
+    split: str,
+    version: int,
+    sample: bool,
+    seed: int,
+    seconds: float,
+    folder: Path,
+    again: bool = False,
+) -> list[Evaluation]:
+    """One for each task, all episodes counted, and written below the folder: beside what is there, or, when made `again`, in its place."""
+    made = []
+    for task in tasks:
+        mine = sorted((card for card in cards if card["task"] == task), key=lambda card: card["place"])
+        one = Evaluation(task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards))
+        one.outcomes = [Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine]
+        stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        one.folder = next(path for path in (folder / name for name in names) if again or not path.exists())
+        DISK.make_folders(one.folder)
+        write_json(one.folder / CARD, one.card())
+        made.append(one)
+    return made

@@ -1,0 +1,216 @@
+"""Post-training from the first validation to the kept policy, and on from wherever it was interrupted, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.config import thaw
+from hilt.core.errors import ConfigError, EmptyError, LockedError
+from hilt.core.files import read_json
+from hilt.observe.metrics import read_metrics
+from hilt.policies.checkpoints import load_policy
+from hilt.replay import Log
+from hilt.replay.lock import WriterLock
+from hilt.runtime import checkpoint, post_train, roles
+from hilt.runtime.evaluate import wilson
+from hilt.runtime.post_train import Summary, begin_run, resume_run, train
+from hilt.runtime.vla_config import Vla
+from tests.runtime.toy_vla import DOWN, UP, config, weights
+
+MEASURED = {"time", "simulator_share", "model_share", "update_share", "other_share", "env_steps_per_second", "updates_per_second"}
+MEASURED |= {"step_seconds", "validation_seconds", "trajectory", "prefetched"}
+"""What is another in each run; what was begun ahead when a run was stopped is begun again later"""
+
+
+def started(run: Path, *changes: Any, **more: Any) -> Summary:
+    settings = config(*changes, **more)
+    begin_run(run, "toy", settings)
+    return train(settings, run)
+
+
+def resumed(run: Path, *changes: str, **more: Any) -> Summary:
+    return train(resume_run(run, "", changes), run, **more)
+
+
+def told(run: Path) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name not in MEASURED} for record in read_metrics(run, ["update", "episode"])]
+
+
+def logged(run: Path) -> list[tuple[Any, ...]]:
+    """All that the log has, but for the numbers of its trajectories: those of a step that was made again are higher."""
+    with Log.open(run / "rollouts" / "rank-0", "r") as log:
+        found = []
+        for trajectory in log.trajectories():
+            facts = {name: fact for name, fact in log.facts.about(trajectory).items() if name != "trajectory"}
+            rows = log.read(log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
+            found.append((json.dumps(facts, sort_keys=True), *(rows["record"][n].tobytes() for n in sorted(rows["record"]))))
+        return found
+
+
+def test_it_learns_validates_and_keeps_its_best(tmp_path: Path):
+    run = tmp_path / "run"
+    done = started(run, "max_steps=10", "collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5")
+    updates = read_metrics(run, ["update"])
+    validated = [record for record in updates if "validation_success" in record]
+    assert [record["update"] for record in validated] == [0, 5, 10]
+    assert validated[-1]["validation_success"] >= validated[0]["validation_success"] + 0.4, "GRPO learns both tasks"
+    assert (done.reason, done.step, done.success) == ("max_steps", 10, max(record["validation_success"] for record in validated))
+    low, high = wilson(round(10 * validated[-1]["validation_success"]), 10)  # five states of each of two tasks, all of them
+    assert (validated[-1]["validation_low"], validated[-1]["validation_high"]) == (low, high)
+    for task in (UP, DOWN):
+        card = read_json(run / "evaluations" / f"eval-00000010-{task}" / "evaluation.json")
+        assert card["episodes"] == 5 and card["success"] == validated[-1][f"validation_success/{task}"] and card["split"] == "eval"
+        assert [one["state"] for one in card["outcomes"]] == [0, 1, 2, 3, 4]
+    learned = [record for record in updates if "policy_loss" in record]
+    assert [record["update"] for record in learned] == list(range(1, 11)) and learned[0]["used_episodes"] == 32
+    for record in learned:
+        assert sum(record[f"{name}_share"] for name in ("simulator", "model", "update", "other")) == pytest.approx(1)
+    episodes = read_metrics(run, ["episode"])
+    with Log.open(run / "rollouts" / "rank-0", "r") as log:
+        assert len(episodes) == len(log.trajectories()) == 10 * 32, "every collected episode is a trajectory of the log"
+        facts = [log.facts.about(trajectory) for trajectory in log.trajectories()]
+    assert {fact["split"] for fact in facts} == {"train"} and {fact["task"] for fact in facts} == {UP, DOWN}
+    assert [fact["success"] for fact in facts] == [episode["success"] for episode in episodes]
+    assert read_json(run / "result.json")["best_step"] == done.best_step
+    kept = load_policy(run / "policy").state_dict()
+    best = post_train.policy_of(run, "best").state_dict()
+    assert all(np.array_equal(kept[name].numpy(), best[name].numpy()) for name in kept)
+    assert len(list((run / "best").iterdir())) == 1 and checkpoint.numbers(run) == [10]
+
+
+WAYS = {
+    "grpo with a surplus, begun ahead, an adaptive KL": [
+        "collect.groups_at_once=3", "collect.prefetch=true", "algorithm.kl.where=reward", "algorithm.kl.controller=adaptive",
+        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "validation.period=3",
+    ],
+    "gae with a critic of its own": ["algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimiser.schedule=cosine"],
+    "gae with a head, filters": ["algorithm.estimator=gae", "critic.kind=shared", "collect.dynamic_sampling=true"],
+}  # fmt: skip
+
+
+class Stop:
+    """Tells the group to stop while the so-manieth episode is written down, or fails in that update."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.after, self.fail_in = 10**9, -1
+        add, update, open_group = roles.EpisodeLog.add, roles.Worker.update, post_train.open_group
+
+        def opened(*given: Any, **named: Any) -> Any:
+            self.group = open_group(*given, **named)
+            return self.group
+
+        def added(log: Any, *given: Any) -> int:
+            self.after -= 1
+            if self.after == 0:
+                self.group.stop()
+            return add(log, *given)
+
+        def updated(worker: Any, step: int, *given: Any) -> Any:
+            figures = update(worker, step, *given)
+            if step == self.fail_in:
+                raise RuntimeError("the power went")
+            return figures
+
+        monkeypatch.setattr(post_train, "open_group", opened)
+        monkeypatch.setattr(roles.EpisodeLog, "add", added)
+        monkeypatch.setattr(roles.Worker, "update", updated)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    started(whole, *WAYS[way])
+    stop = Stop(monkeypatch)
+    stop.after = 21  # in the middle of collecting
+    assert started(parts, *WAYS[way]).reason == "stopped"
+    first = checkpoint.numbers(parts)
+    stop.fail_in = 2  # after an update that no checkpoint has
+    with pytest.raises(RuntimeError, match="the power went"):
+        resumed(parts)
+    stop.fail_in, stop.after = -1, 5
+    assert resumed(parts).reason == "stopped" and len(first) == 1
+    done = resumed(parts)
+    assert done.reason == "max_steps" and done.step == 4
+    one, other = weights(whole), weights(parts)
+    assert set(one) == set(other)
+    different = [name for name in one if not np.array_equal(one[name], other[name]) and "trajectory" not in name and "log_end" not in name]
+    assert not different
+    assert logged(whole) == logged(parts)
+    assert told(whole) == told(parts)
+
+
+def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, stop, validate = tmp_path / "run", Stop(monkeypatch), roles.Worker.validate
+
+    def stopped(worker: Any, step: int) -> Any:
+        stop.group.stop()
+        return validate(worker, step)
+
+    monkeypatch.setattr(roles.Worker, "validate", stopped)
+    assert started(run) == Summary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
+    monkeypatch.setattr(roles.Worker, "validate", validate)
+    assert resumed(run, "max_steps=1").step == 1 and (run / "policy").is_dir()
+    assert [record["update"] for record in read_metrics(run, ["update"]) if "validation_success" in record] == [0, 1]
+
+
+def test_how_often_it_is_validated(tmp_path: Path):
+    def times(name: str, *changes: str) -> list[int]:
+        started(tmp_path / name, "max_steps=3", *changes)
+        return [record["update"] for record in read_metrics(tmp_path / name, ["update"]) if "validation_success" in record]
+
+    assert times("default") == [0, 2, 3]
+    assert times("never", "validation.before=false", "validation.period=0", "validation.after=false") == []
+    assert read_json(tmp_path / "never/result.json")["best_step"] == 3, "what is last is kept"
+    assert times("only", "max_steps=0", "validation.sample=true", "validation.episodes=2") == [0]
+    cards = [read_json(path) for path in (tmp_path / "only").glob("evaluations/*/evaluation.json")]
+    assert [card["episodes"] for card in cards] == [2, 2] and all(card["sample"] for card in cards)
+
+
+def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
+    assert started(tmp_path / "run", "max_seconds=0.001", "validation.before=false").reason == "max_seconds"
+    assert resumed(tmp_path / "run", "max_seconds=0", "max_steps=2").step == 2
+
+
+def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
+    said: list[str] = []
+    settings = config("max_steps=0", "task_options.fails=3", "collect.retries=0")
+    begin_run(tmp_path / "run", "", settings)
+    train(settings, tmp_path / "run", say=said.append)
+    card = read_json(tmp_path / "run/evaluations" / f"eval-00000000-{UP}" / "evaluation.json")
+    assert card["episodes"] == 5 and card["errors"] == 1 and "the lamp is broken" in card["outcomes"][3]["error"]
+    assert any("2 lost" in line for line in said)
+
+
+def test_videos_of_a_validation(tmp_path: Path):
+    pytest.importorskip("av")
+    started(tmp_path / "run", "max_steps=0", "validation.videos=2")
+    assert len(list((tmp_path / "run/evaluations/videos-00000000").glob("*.mp4"))) == 2
+
+
+def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path):
+    run = tmp_path / "run"
+    started(run, "max_steps=1")
+    with pytest.raises(ConfigError, match=r"optimiser\.learning_rate was 0\.01 in .* and is 0\.1 now: a resumed run can change"):
+        resumed(run, "optimiser.learning_rate=0.1")
+    with pytest.raises(ConfigError, match="has no run of post-training to resume"):
+        resume_run(tmp_path, "", [])
+    with pytest.raises(ConfigError, match="is a run of toy, not of other"):
+        resume_run(run, "other", [])
+    assert resume_run(run, "", ["pool.slots=4"]).pool.slots == 4 and thaw(Vla, run / "config.yaml").pool.slots == 4
+    with WriterLock(run), pytest.raises(LockedError, match="is being trained already"):
+        resumed(run)
+    refused = tmp_path / "refused"
+    with pytest.raises(Exception, match=r"no tabletop task named 'pik'"):
+        started(refused, tasks=["tabletop/pik"], columns={}, suite="tabletop")
+    assert list(refused.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"checkpoint 'first': expected best, last, or the number of one: 1"):
+        post_train.policy_of(run, "first")
+    with pytest.raises(EmptyError, match="has 0 of 4 groups"):
+        started(
+            tmp_path / "none", "collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "collect.temperature=0.001", "seed=5"
+        )

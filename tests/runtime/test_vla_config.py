@@ -1,0 +1,108 @@
+"""What cannot work or would do nothing is refused in a sentence, before anything starts; what the sizes come to is said in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.recipes.vla import vla_debug
+from hilt.runtime.vla_config import Vla
+from tests.runtime.toy_vla import UP, config
+
+NEVER = ("validation.before=false", "validation.period=0", "validation.after=false")
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no task": (["tasks=[]"], "there is nothing to try: give tasks="),
+    "a task twice": (["tasks=[tabletop/pick,tabletop/pick]"], "names tabletop/pick twice"),
+    "too large": (["algorithm.batch.trajectories_per_step=64"], r"=64: a training step has 16 episodes \(16 of each of 1 rank.* give 16"),
+    "not whole": (["algorithm.batch.trajectories_per_step=6"], "which are not whole steps of the optimiser; give 4, or 0"),
+    "not whole groups": (["collect.data_batch_size=10"], "data_batch_size=10 episodes are not whole groups of group_size=4: give 8"),
+    "a group of one": (["collect.group_size=1"], "grpo compares the members of a group; give 2 or more"),
+    "no critic": (["algorithm.estimator=gae"], "gae needs a critic: give critic.kind=shared, detached or separate"),
+    "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
+    "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
+    "an idle optimiser": (["algorithm.estimator=gae", "critic.kind=shared", "critic.optimiser.weight_decay=0"], "critic.kind=separate"),
+    "an idle reference": (["reference.offload=true"], "offload=True would do nothing: it needs algorithm.kl.where"),
+    "no classifier": (["rewards.learned=1"], "learned=1.0 would do nothing: it needs rewards.classifier=FOLDER"),
+    "no coefficient": (["rewards.classifier=here"], "it needs a coefficient, rewards.learned=1"),
+    "an absent classifier": (["rewards.classifier=here", "rewards.learned=1"], "here: no classifier is there. Make one with"),
+    "no reward": (["rewards.success=0"], "all coefficients of rewards are 0"),
+    "imitation of nothing": (["imitation.weight=0.1"], "it needs imitation.weight and imitation.data together"),
+    "absent data": (["imitation.weight=0.1", "imitation.data=[nowhere]"], "imitation.data: there is no nowhere"),
+    "the states that it trains on": (["validation.split=train"], "are the states that are trained on"),
+    "an idle split": ([*NEVER, "validation.split=test"], "needs one of validation.before, period and after"),
+    "nothing to do": (["max_steps=0", "validation.before=false"], "there is nothing to do"),
+    "too many videos": (["validation.videos=9", "validation.episodes=2"], "a validation has 4 episodes"),
+    "idle adapters": (["lora.alpha=3"], "they need lora.rank=N"),
+    "an absent policy": (["policy=nowhere", "policy_options={}"], "policy=nowhere: expected the folder of a checkpoint, or small_vla"),
+    "a wrong setting of a new one": (["policy_options.wide=3"], "'wide'"),
+    "two names for one": (["suite=tabletop"], "suite=tabletop would do nothing: it needs no columns beside it"),
+    "below its least": (["pool.slots=0"], "pool.slots=0: expected a number from 1 on"),
+    "an absent device": (["device=cuda:99"], "is not on this machine"),
+    "several ranks here": (["placement.ranks=2"], "needs placement.kind=processes or ray"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused_in_a_sentence(what: str):
+    changes, expected = REFUSED[what]
+    with pytest.raises(HiltError, match=expected) as error:
+        config(*changes).check()
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_key_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"no setting named 'collect.groupsize'; did you mean 'group_size'\?"):
+        config("collect.groupsize=4")
+    with pytest.raises(UnknownNameError, match="no suite named"):
+        build(Vla(), {"tasks": [UP]}).check()  # a task that tells nothing of how its observations are named
+
+
+def test_the_sizes_in_words():
+    said = config().arithmetic()
+    assert said[0] == "tasks: 2, over 1 rank; in flight at each 6 environments in the rank's own process"
+    assert said[1] == "training step: 16 of each of 1 rank with work = 16 episodes = 4 groups of 4"
+    assert said[2].startswith(
+        "update: 1 epoch of 16 episodes, 8 in each step of the optimiser = 2 steps; passes of at most 64 chunks at each"
+    )
+    assert said[3] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimiser"
+    assert said[4] == "validation: 3 times every eval state of every task"
+    many = ["placement.kind=processes", "placement.ranks=3", "pool.workers=2", "algorithm.epochs=3", "collect.oversample_factor=1.5"]
+    many += ["algorithm.batch.trajectories_per_step=0", "algorithm.batch.tokens_per_pass=2048", "max_seconds=60", "validation.episodes=5"]
+    said = config(*many).arithmetic()
+    assert said[0].endswith("over 3 ranks; in flight at each 6 environments in 2 processes")
+    assert said[1].startswith("training step: 16 of each of 2 ranks with work = 32 episodes = 8 groups of 4, and what is rolled out beyond")
+    assert said[2].startswith(
+        "update: 3 epochs of 32 episodes, 32 in each step of the optimiser = 3 steps; passes of at most 2,048 tokens at"
+    )
+    assert said[3].endswith("12 steps of the optimiser, or 60 s") and said[4] == "validation: 3 times 10 episodes"
+    stealing = config(*many, "collect.idle_ranks=steal")
+    assert stealing.episodes == 48, "the third rank has a share of another one's task"
+    never = replace(config().validation, before=False, period=0, after=False)
+    assert replace(config(), validation=never).arithmetic()[-1] == "validation: none"
+
+
+def test_the_recipe_is_whole():
+    vla_debug().check()
+
+
+def settings(path: Path, text: str) -> Any:
+    path.write_text(text)
+    return path
+
+
+def test_which_recipes_are_of_post_training(tmp_path: Path):
+    from hilt.recipes import is_vla, vla_recipe
+
+    assert is_vla("vla_debug") and not is_vla("hil_debug") and not is_vla("nothing") and not is_vla("hil-serl:a:B")
+    assert is_vla("tests.runtime.toy_vla:config") and vla_recipe("tests.runtime.toy_vla:config") == config()
+    assert not is_vla("hilt.recipes.hil:hil_debug")
+    mine = settings(tmp_path / "mine.yaml", f"tasks: ['{UP}']\nmax_steps: 7\n")
+    assert is_vla(str(mine)) and vla_recipe(str(mine)).max_steps == 7
+    assert not is_vla(str(settings(tmp_path / "other.yaml", "task: tabletop/pick\n"))) and not is_vla(str(tmp_path / "absent.yaml"))
+    with pytest.raises(ConfigError, match=r"expected a hilt\.runtime\.vla_config\.Vla"):
+        vla_recipe("hilt.recipes.hil:hil_debug")
