@@ -26,10 +26,10 @@ class Eye:
     """An observable of robosuite."""
 
     def __init__(self) -> None:
-        self.enabled, self._sampled = True, True
+        self._enabled, self._sampled, self._time_since_last_sample = True, True, 0.0
 
     def set_enabled(self, enabled: bool) -> None:
-        self.enabled = enabled
+        self._enabled = enabled
 
     def set_active(self, active: bool) -> None:
         self.active = active
@@ -73,8 +73,8 @@ class StandIn:
     def _get_observations(self, force_update: bool = False) -> dict[str, Any]:
         found: dict[str, Any] = {key: np.full(size, self.state.sum()) for key, size in libero.STATE.items()}
         for key in libero.CAMERAS.keys() & self._observables.keys():
-            self.looked += self._observables[key].enabled
-            found[key] = np.full((self.size, self.size, 3), int(self.state.sum() * 50) * self._observables[key].enabled, np.uint8)
+            self.looked += self._observables[key]._enabled
+            found[key] = np.full((self.size, self.size, 3), int(self.state.sum() * 50) * self._observables[key]._enabled, np.uint8)
         return found
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -
     env.reset(options={"split": "eval", "state": 0})
     rewards, truncated = env.step_chunk(np.zeros((20, 7)))[1::2]
     assert len(rewards) == 12 and truncated
-    assert all(not eye.enabled for key, eye in sim._observables.items() if key == "bowl_pos")
+    assert all(not eye._enabled for key, eye in sim._observables.items() if key == "bowl_pos")
 
 
 def test_one_state_is_one_scene_and_numpys_generator_is_left_alone(installed: Path) -> None:

@@ -213,10 +213,12 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         return self._made
 
     def _look(self, seeing: bool) -> None:
-        """Whether the next step renders. LIBERO measures at the beginning of a step, and counts time to know it."""
-        for key in CAMERAS.keys() & self._sim._observables.keys():
-            self._sim._observables[key].set_enabled(seeing)
-            self._sim._observables[key]._sampled = False
+        """Whether the next step renders: when the rest is measured, for which robosuite counts the time that passed."""
+        observables = self._sim._observables
+        for key in CAMERAS.keys() & observables.keys():
+            observables[key]._enabled = seeing
+            observables[key]._sampled = observables["robot0_eef_pos"]._sampled
+            observables[key]._time_since_last_sample = observables["robot0_eef_pos"]._time_since_last_sample
 
     def _render(self, camera: str) -> np.ndarray:
         return self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
@@ -359,7 +361,7 @@ def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
     size = image_size or 1
     wrapper = importlib.import_module("libero.libero.envs.env_wrapper").ControlEnv
     with _seeded():
-        return wrapper(
+        sim = wrapper(
             bddl_file_name=str(bddl),
             use_camera_obs=seeing,
             has_offscreen_renderer=seeing,
@@ -368,8 +370,10 @@ def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
             camera_widths=size,
             control_freq=CONTROL_HZ,
             ignore_done=True,
-            hard_reset=False,  # the model stays; a hard reset of it takes seconds, and grows LIBERO's list of what it draws
+            hard_reset=False,  # the model stays: a hard reset makes another, which takes seconds
         ).env
+    sim.object_property_initializers *= 2  # a hard reset adds them to the list once more, and what is drawn after them then differs
+    return sim
 
 
 def _reset(sim: Any) -> None:
