@@ -39,7 +39,7 @@ class Trainee:
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this loss to what is there. Losses of all passes and ranks add up."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def step(self, progress: float) -> dict[str, float]:
         """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1."""

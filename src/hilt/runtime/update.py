@@ -102,7 +102,7 @@ class Updater:
         if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
             raise SchemaError(f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk.")
         policy = self.actor.module
-        shape = (0, int(policy.chunk), int(policy.action_dim))  # type: ignore[arg-type]
+        shape = (0, int(policy.chunk), int(policy.action_dim))
         old = np.concatenate([np.zeros(shape, np.float32), *(e.record["log_prob"] for e in episodes)])
         mask = np.concatenate([np.zeros(shape, bool), *(token_mask(e, shape[2]) for e in episodes)]) & np.isfinite(old)
         lengths = torch.tensor([e.rows for e in episodes], dtype=torch.int64)
@@ -246,11 +246,11 @@ class Updater:
         """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if self._acts:
-            seen = self.actor.module.evaluate(record)  # type: ignore[operator]
+            seen = self.actor.module.evaluate(record)
             loss = self._loss(rows, part, share, seen, figures) if len(part) else 0.0 * sum(x.sum() for x in seen if x is not None)
             self.actor.backward(loss)
         if self._critic is not None:
-            value = self._critic.module.evaluate(record).value  # type: ignore[operator]
+            value = self._critic.module.evaluate(record).value
             self._critic.backward(self._value_loss(rows, part, share, value, figures) if len(part) else 0.0 * value.sum())
         return dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True)) if figures else {}
 
