@@ -9,7 +9,7 @@ import torch
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.runtime.group import Placement, Processes
-from hilt.runtime.ranks import Alone, Unjoined, Joined, LateRankError, LostRankError, host_meeting, join
+from hilt.runtime.ranks import Alone, Joined, LateRankError, LostRankError, Unjoined, host_meeting, join
 
 TOY = "tests.runtime.toy_group:Toy"
 

@@ -12,10 +12,12 @@ It gives the numbers of `Trainee`, and its checkpoints are the same: they open a
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo  # what `fully_shard` imports at its first use: here it is imported once for all processes of a machine
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -156,6 +158,7 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
     for unit in sharded:
         unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `Trainee` adds them
         unit.set_force_sum_reduction_for_comms(True)
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # nobody writes into what a policy answers
     for name in METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
