@@ -109,13 +109,13 @@ def test_imitation_is_a_term_of_the_loss_and_goes_on_where_it_was(tmp_path: Path
     settings = config("imitation.weight=0.5", "imitation.batch_size=5", imitation={"data": [str(log)]})
     settings.columns = {"full_image": "front", "state": "state"}
     policy = SmallVLA(first_policy(settings, {**SIZES, "state_dim": 3, "action_dim": 2}).config)
-    term = Imitating(settings, tmp_path, policy, words(settings), rank=0)  # type: ignore[arg-type]
+    term = Imitating(settings, tmp_path, policy, words(settings), rank=0)
     given = [term() for _ in range(3)]
     for loss, figures in given:
         assert loss.requires_grad and loss.item() == pytest.approx(0.5 * figures["imitation_loss"])
     state = term.state_dict()
     following = term()[0].item()
-    again = Imitating(settings, tmp_path, policy, words(settings), rank=0)  # type: ignore[arg-type]
+    again = Imitating(settings, tmp_path, policy, words(settings), rank=0)
     again.load_state_dict(state)
     assert again()[0].item() == following != given[0][0].item()
 

@@ -61,8 +61,8 @@ def evaluate(
             show(done)
     for config, agent, update in () if cards else _tried(run, checkpoint, workers):
         with _told(config.task, split) as watch:
-            more = {"update": update, "folder": run / "evaluations", "watch": lambda outcome, *counts, watch=watch: watch(*counts)}
-            done = tried(config, agent, split, **more, **options)
+            more: dict[str, Any] = {"update": update, "folder": run / "evaluations", **options}
+            done = tried(config, agent, split, watch=lambda outcome, *counts, watch=watch: watch(*counts), **more)
         cards.append(done.card())
         show(done)
     if json_file is not None:

@@ -24,7 +24,7 @@ def footprint(config: Vla) -> list[str]:
     options = {}
     if config.policy == "small_vla":
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
-            options = sizes_of(config.tasks[0], pool, words(config))  # type: ignore[arg-type]
+            options = sizes_of(config.tasks[0], pool, words(config))
     rows = config.algorithm.batch.chunks_per_pass
     needs = {"policy, in training": _needs(config, options, rows, training=True)}
     if config.algorithm.kl.where != "none":

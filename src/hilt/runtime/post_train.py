@@ -170,8 +170,14 @@ def evaluate(
     with contextlib.closing(pool_of(config, workers)) as pool:
         starts = starts_of(pool, config.tasks, split, episodes, seed)
         folder, cards = run / "evaluations", list[dict[str, Any]]()
-        options = {"sample": sample, "version": step, "seed": (seed, step), "videos": folder / f"videos-{step:08d}", "filmed": videos}
-        for card in tried(policy, pool, starts, words(config), config.collect, **options):  # type: ignore[arg-type]
+        options: dict[str, Any] = {
+            "sample": sample,
+            "version": step,
+            "seed": (seed, step),
+            "videos": folder / f"videos-{step:08d}",
+            "filmed": videos,
+        }
+        for card in tried(policy, pool, starts, words(config), config.collect, **options):
             cards.append(card)
             watch(len(cards), len(starts))
     return evaluations_of(cards, config.tasks, split, step, sample, seed, time.monotonic() - began, folder)

@@ -58,7 +58,7 @@ class Worker:
         self._run = rank_folder(config.placement, run, ranks.rank)
         self._said: list[str] = []
         self._clock = Clock()
-        self._suite = words(config)  # type: ignore[arg-type]
+        self._suite = words(config)
         self._rollout = role != "train"
         self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
         self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
@@ -157,7 +157,7 @@ class Worker:
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
         self._collector.settle()
         starts = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed)[rank :: self._ranks.size]
-        options = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
+        options: dict[str, Any] = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
         videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()
         with self._whole():
@@ -259,7 +259,12 @@ class Worker:
 def pool_of(config: Vla, workers: int) -> Pool:
     """The simulators of a rank."""
     pool = config.pool
-    options = {"start_s": pool.start_s, "step_s": pool.step_s, "restarts": pool.restarts, "envs_per_worker": pool.envs_per_worker}
+    options: dict[str, Any] = {
+        "start_s": pool.start_s,
+        "step_s": pool.step_s,
+        "restarts": pool.restarts,
+        "envs_per_worker": pool.envs_per_worker,
+    }
     return Pool(workers, pool.slots, task_options=config.task_options, **options)
 
 

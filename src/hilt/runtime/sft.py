@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -168,7 +168,15 @@ class Sft:
             )
 
 
-def words(config: Sft) -> Suite:
+class Named(Protocol):
+    """Settings that say how observations are named."""
+
+    columns: dict[str, str]
+    suite: str
+    tasks: list[str]
+
+
+def words(config: Named) -> Suite:
     """How the observations of a run are named."""
     if config.columns:
         return columns(config.columns)

@@ -54,7 +54,12 @@ def tried(
 ) -> Iterator[dict[str, Any]]:
     """A card of each episode as it ends: its place, its `Outcome`, its task. `videos` of the `filmed` first places."""
     draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
-    options = {"temperature": how.temperature, "execute": how.execute, "rows_at_once": how.rows_at_once, "retries": how.retries}
+    options: dict[str, Any] = {
+        "temperature": how.temperature,
+        "execute": how.execute,
+        "rows_at_once": how.rows_at_once,
+        "retries": how.retries,
+    }
     for one in roll_out(policy, pool, starts, suite=suite, sample=sample, generator=draws, version=version, stop=stop, **options):
         if videos is not None and one.start.group < filmed and isinstance(one, Episode) and one.rows:
             DISK.make_folders(videos)

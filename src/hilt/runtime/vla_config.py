@@ -169,7 +169,7 @@ class Vla:
             if not low <= value < math.inf:
                 raise ConfigError(f"{name}={value:g}: expected a number from {low:g} on.")
         for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
-            section.check()  # type: ignore[attr-defined]
+            section.check()
         if not self.tasks:
             raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
         if len(set(self.tasks)) != len(self.tasks):
@@ -177,7 +177,7 @@ class Vla:
             raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
         self._check_sizes()
         self._check_sense()
-        words(self)  # type: ignore[arg-type]
+        words(self)
         check_device(self.device)
         self._check_there()
 
