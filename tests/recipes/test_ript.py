@@ -50,6 +50,7 @@ def test_the_plan_as_it_stands(tmp_path):
 def test_nine_is_task_nine(tmp_path, key):
     assert made(tmp_path, f"task: {{{key}: 9}}").tasks == ["libero_spatial/9"]
     assert made(tmp_path, f"task: {{{key}: [2, 9], benchmark_name: LIBERO_GOAL}}").tasks == ["libero_goal/2", "libero_goal/9"]
+    assert made(tmp_path, f"{key}: 9").tasks == ["libero_spatial/9"], "outside its section too"
     assert len(made(tmp_path, f"task: {{{key}: null, benchmark_name: libero_90}}").tasks) == 90
     words = made(tmp_path, f"task: {{{key}: [pick_red, tabletop/reach], benchmark_name: tabletop}}").tasks
     assert words == ["tabletop/pick_red", "tabletop/reach"]
@@ -75,6 +76,7 @@ def test_every_key_changes_the_run(tmp_path, key):
         ({"algo__enable_dynamic_sampling": "yes please"}, "expected is true or false"),
         ({"algo__gradient_accumulation_steps": 0}, "expected is a whole number from 1 to 64"),
         ({"task__task_name": 3}, "task.task_name and task.task_names_to_use both choose the tasks"),
+        ({"data_batch_size": 8}, "algo.data_batch_size is given twice, 4 and 8: leave one out"),
         ({"task__task_names_to_use": 10}, "task 10 was asked for; there are the tasks 0 to 9"),
         ({"task__benchmark_name": "libero_spatiel"}, "did you mean 'libero_spatial'"),
     ],

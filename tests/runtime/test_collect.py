@@ -249,6 +249,8 @@ def test_greedy_episodes_from_where_the_groups_began():
         greedy = got.greedy[episode.start.group]
         assert greedy.start.place == episode.start.place and greedy.first == episode.first and greedy.version == 7
         assert greedy.success == (episode.start.state != 0)
+    with pytest.raises(ConfigError, match="it needs init_state_mode=group"):
+        made(init_state_mode="distinct").collect(Dice(), greedy=True)
     with pytest.raises(EmptyError, match=r"the greedy episode of group 0 was lost with its simulator:\nTraceback"):
         made(ToyPool(lose=lambda start: start.member == 2)).collect(Dice(), greedy=True)
 

@@ -87,8 +87,8 @@ TASKS = ("task.benchmark_name", "task.task_names_to_use", "task.task_name")
 
 def rloo(path: str | Path) -> Vla:
     """The settings that a file of RIPT's kind stands for."""
-    given = _read(Path(path))
     known = [*KEYS, *TASKS]
+    given = _read(Path(path), {key.rpartition(".")[2]: key for key in known})
     for key in given:
         if key not in known:
             raise ConfigError(f"{path}: no setting named {key!r}{suggest(key, known)} Known: {', '.join(known)}.")
@@ -124,8 +124,8 @@ def _tasks(given: Mapping[str, Any], path: str | Path) -> list[str]:
     return chosen(named[0] if named else None, suites[benchmark])
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The keys of a file, dotted; a list is a value."""
+def _read(path: Path, sections: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a file, dotted; a list is a value. One that stands outside its section is found too: ``task_name: 9``."""
     try:
         tree = OmegaConf.to_container(OmegaConf.create(read(path).decode()), resolve=True)
     except (YAMLError, UnicodeDecodeError, ValueError) as error:
@@ -134,5 +134,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected settings by name.")
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= {f"{name!s}.{inner!s}": one for inner, one in value.items()} if isinstance(value, dict) else {str(name): value}
+        section = {f"{name!s}.{inner!s}": one for inner, one in value.items()} if isinstance(value, dict) else {}
+        for key, one in (section or {sections.get(str(name), str(name)): value}).items():
+            if key in found:
+                raise ConfigError(f"{path}: {key} is given twice, {found[key]!r} and {one!r}: leave one out.")
+            found[key] = one
     return found

@@ -197,6 +197,8 @@ class Collector:
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
         """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
+        if greedy and self._config.init_state_mode == "distinct":
+            raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
         before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._solved)
         try:
             groups = self._collected(policy, version, tally, keep, stop) if self.agenda.tasks else []
