@@ -220,8 +220,10 @@ def test_small_vla_goes_through_the_whole_trainer(tmp_path: Path) -> None:
     done = train(config, tmp_path / "run")
     assert done.step == 2 and done.reason == "max_steps"
     assert visited(tmp_path / "run", 0)[:4] == ["libero_spatial/0"] * 2 + ["libero_goal/0"] * 2
-    updates = read_metrics(tmp_path / "run", ["update"])
-    assert len(updates) == 2 and all(record["success"] == 0 for record in updates)  # it has learned nothing
+    episodes, updates = (read_metrics(tmp_path / "run", [kind]) for kind in ("episode", "update"))
+    assert len(episodes) == 8 and not any(record["success"] for record in episodes)  # it has learned nothing
+    assert all(record["gradient_norm"] > 0 for record in updates[:2])
+    assert updates[2]["validation_success/libero_goal/0"] == updates[2]["validation_success/libero_spatial/0"] == 0
     again = train(resume_run(tmp_path / "run", "", ["max_steps=3"]), tmp_path / "run")
     assert again.step == 3 and len(visited(tmp_path / "run", 0)) == 12
     assert (tmp_path / "run/policy").is_dir()

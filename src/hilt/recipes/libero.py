@@ -60,7 +60,7 @@ def libero_debug() -> Vla:
         policy_options={"width": 32, "depth": 1, "chunk": 4},
         pool=Simulators(workers=1, slots=2, envs_per_worker=2, start_s=600, step_s=300),
         collect=Collecting(group_size=2, data_batch_size=4),
-        algorithm=PolicyGradient(batch=Batching(chunks_per_pass=8)),
+        algorithm=PolicyGradient(entropy=0.01, batch=Batching(chunks_per_pass=8)),  # all episodes fail: only entropy moves it
         validation=Validation(episodes=1, before=False, period=0),
         max_steps=2,
         checkpoint_period=1,
