@@ -175,7 +175,9 @@ class Told:
         made |= {f"task_options.{name}": value for name, value in options.items()}
         if sharded:
             made |= {f"sharding.offload_{name}": value for name, value in offload.items()}
-            made |= {"sharding.precision": precision, "sharding.units": UNITS}
+            # torch up to 2.11 casts the input of a layer that is computed twice only the first time: there autocast alone does it
+            twice = self[f"{MODEL}enable_gradient_checkpointing"]
+            made |= {"sharding.precision": "float32" if twice else precision, "sharding.units": UNITS}
         made["policy_options.compute"] = precision
         if self.ranks > 1:
             made |= {"placement.kind": "processes" if self.nodes == 1 else "ray", "placement.ranks": self.ranks}
