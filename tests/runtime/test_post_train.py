@@ -192,6 +192,23 @@ def test_videos_of_a_validation(tmp_path: Path):
     assert len(list((tmp_path / "run/evaluations/videos-00000000").glob("*.mp4"))) == 2
 
 
+@pytest.mark.peers  # peft takes as long to import as all else here takes
+def test_adapters_are_trained_alone_merged_and_gone_on_with(tmp_path: Path):
+    first, run = tmp_path / "first", tmp_path / "run"
+    started(first, "max_steps=0")
+    settings = config("max_steps=2", "lora.rank=2", "lora.targets=[up,down]", policy=str(first / "policy"))
+    settings.policy_options = {}
+    begin_run(run, "", settings)
+    train(settings, run)
+    assert resumed(run, "max_steps=3").step == 3
+    before, after = (load_policy(one / "policy").state_dict() for one in (first, run))
+    last = post_train.policy_of(run, "last")
+    changed = {name.split(".")[-2] for name in before if not np.array_equal(before[name].numpy(), after[name].numpy())}
+    assert set(before) == set(after) and changed <= {"up", "down", "out"}, "adapters, and the head in full"
+    assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name, _ in last.named_parameters() if ".lora_" in name} == {"up", "down"}
+    assert (run / "adapter/adapter_model.safetensors").is_file()
+
+
 def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path):
     run = tmp_path / "run"
     started(run, "max_steps=1")
