@@ -26,7 +26,7 @@ test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py
 	$(VENV)-sinks/bin/python -m pytest -m peers tests/peers/test_sinks.py
-	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py
+	$(VENV)-libero/bin/python -m pytest -m peers tests/peers/test_libero.py tests/peers/test_ript.py
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
