@@ -36,12 +36,11 @@ from hilt.replay import Log
 from hilt.runtime.post_train import begin_run, resume_run, train
 
 ASSETS = os.environ.get("HILT_LIBERO_ASSETS", "")
-pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(find_spec("robosuite") is None, reason="LIBERO is not installed: make test-peers installs it"),
-    pytest.mark.skipif(not Path(ASSETS, "scenes").is_dir(), reason="LIBERO's assets are not here: set HILT_LIBERO_ASSETS to their folder"),
-]
+pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]
+if find_spec("robosuite") is None:
+    pytest.skip("LIBERO is not installed: make test-peers installs it", allow_module_level=True)
+if not Path(ASSETS, "scenes").is_dir():
+    pytest.skip("LIBERO's assets are not here: set HILT_LIBERO_ASSETS to their folder", allow_module_level=True)
 STATE = {"split": "train", "state": 1}
 
 

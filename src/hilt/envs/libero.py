@@ -224,7 +224,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         return self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
 
     def _seen(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: np.array(raw[key], space.dtype) for key, space in self.observation_space.items()}  # type: ignore[attr-defined]
+        return {key: np.array(raw[key], space.dtype) for key, space in self.observation_space.items()}
 
 
 libero_spatial, libero_object, libero_goal, libero_10, libero_90 = (functools.partial(LiberoEnv, suite) for suite in SUITES)
@@ -356,7 +356,8 @@ def _libero() -> Any:
 def _simulator(bddl: Path, assets: Path, image_size: int | None) -> Any:
     """LIBERO's environment within its wrapper, whose reset repeats for ever whatever goes wrong."""
     _libero()
-    importlib.import_module("libero.libero")._assets_path_cache = str(assets)  # else it looks beside itself, and then downloads
+    package: Any = importlib.import_module("libero.libero")
+    package._assets_path_cache = str(assets)  # else it looks beside itself, and then downloads
     seeing = image_size is not None
     size = image_size or 1
     wrapper = importlib.import_module("libero.libero.envs.env_wrapper").ControlEnv

@@ -87,13 +87,17 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
         self._arguments = _arguments(self._root, version, task, task_config)
         self._sim: Any = None
         self._words, self._steps, self._over = task.replace("_", " "), 0, True
-        self._begin("train", 0)  # only a scene tells the size of its pictures and how long it may take
-        limit = int(self._sim.step_lim)
+        limit = self._limit()
         if step_limit is not None and not 1 <= step_limit <= limit:
             raise ConfigError(f"step_limit={step_limit} cannot work: RoboTwin ends an episode of {task} after {limit} actions.")
         self.step_limit = step_limit or limit
         self.action_space = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
         self.observation_space = _space(self._seen())
+
+    def _limit(self) -> int:
+        """Only a scene tells how long it may take, and the size of its pictures."""
+        self._begin("train", 0)
+        return int(self._sim.step_lim)
 
     @property
     def instruction(self) -> str:

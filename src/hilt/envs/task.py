@@ -127,7 +127,7 @@ def step_chunk(env: Any, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, 
     has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
     """
     if hasattr(env, "step_chunk"):
-        return env.step_chunk(actions)  # type: ignore[no-any-return]
+        return env.step_chunk(actions)
     rewards = []
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
