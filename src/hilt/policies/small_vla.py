@@ -141,7 +141,7 @@ class SmallVLA(Policy):
         self.config = config
         self.chunk, self.action_dim = config.chunk, config.action_dim
         width, cameras = config.width, len(config.cameras)
-        with torch.device("meta"):  # so that nothing is drawn from the global generator
+        with torch.random.fork_rng(devices=[]):  # what torch draws here is drawn again below; the meta device would import its compiler
             self.eyes = (
                 Keypoints(width, cameras, config.keypoints, config.bfloat16)
                 if config.vision == "keypoints"
@@ -154,7 +154,6 @@ class SmallVLA(Policy):
             self.norm = nn.LayerNorm(width)
             self.action_head = _head(config)
             self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
-        self.to_empty(device="cpu")
         _initialise(self, torch.Generator().manual_seed(seed))
         for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
