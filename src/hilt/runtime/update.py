@@ -222,10 +222,12 @@ class Updater:
         batch, order = self.settings.batch, np.arange(len(rows.episodes))
         if not batch.trajectories_per_step:
             return [order]
-        steps = self.ranks.max(math.ceil(len(order) * self.ranks.size / batch.trajectories_per_step))
+        steps = math.ceil(self._sum(len(order))[0] / batch.trajectories_per_step)
         if batch.shuffle:
             order = np.random.default_rng([self._seed, self.ranks.rank, self.updates, epoch]).permutation(order)
-        return np.array_split(order, max(steps, 1))
+        place = np.arange(len(order)) * self.ranks.size + self.ranks.rank  # ranks that have as many fill each step evenly
+        step = place * steps // max(len(order) * self.ranks.size, 1)
+        return [order[step == number] for number in range(steps)]
 
     def _shares(self, rows: Rows, chosen: Tensor) -> Shares | None:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
@@ -292,10 +294,9 @@ class Updater:
             parts = _packed(rows, chosen, limit)
         else:
             parts = list(chosen.split(size or batch.chunks_per_pass)) if len(chosen) else []
-        yield from parts
-        if self.actor.lockstep:
-            for _ in range(self.ranks.max(len(parts)) - len(parts)):
-                yield chosen[:0]
+        # agreed before the first: in lockstep a pass is itself a call of all ranks, and one with fewer would ask too early
+        missing = self.ranks.max(len(parts)) - len(parts) if self.actor.lockstep else 0
+        yield from [*parts, *[chosen[:0]] * missing]
 
     def _blank(self, rows: Rows) -> Record:
         """One row of a record, of the first rank that has any: for the passes of one that has none."""
