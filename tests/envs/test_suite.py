@@ -11,7 +11,7 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.envs.rotations import from_euler, to_matrix
-from hilt.envs.suite import BATON, CUBE, POST, SPLITS, SUITE, TabletopTask, pose
+from hilt.envs.suite import BATON, CUBE, HUES, POST, SPLITS, SUITE, TabletopTask, pose
 from hilt.envs.world import World
 
 Array = np.ndarray[Any, Any]
@@ -267,3 +267,16 @@ def test_what_is_on_a_joint_must_go_far_enough(name: str, joint: str, short: flo
     assert not task.success(world)
     world.place_joint(joint, done)
     assert task.success(world)
+
+
+def test_only_the_named_button_counts_and_there_are_more_states_to_learn_on() -> None:
+    task, world = make("press_green")
+    assert all(SUITE[f"press_{name}"].scene == task.scene for name in HUES), "one scene: only the words differ"
+    assert task.states == {"train": 2_000, "eval": 50, "test": 100} and SUITE["button"].states == SPLITS
+    task.begin(world, "train", 1_999)
+    with pytest.raises(ConfigError, match="train states 0 to 1999, not 2000"):
+        task.begin(world, "train", 2_000)
+    for pressed, counts in ((("green",), True), (("red",), False), (("green", "red"), False), ((), False)):
+        for name in HUES:
+            world.place_joint(name, 0.011 if name in pressed else 0.0)
+        assert task.success(world) == counts, pressed

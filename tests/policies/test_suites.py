@@ -100,6 +100,15 @@ def test_tabletop_with_one_arm_and_with_two(joined: bool):
     assert list(two) == ["full_image", "left_wrist", "right_wrist", "state"] and two["state"].shape == (20,)
 
 
+def test_pressing_needs_the_hand_alone():
+    press, pose = suite("tabletop/press_red"), np.array([1.0, 2, 3, 0, 0, 0, 1])
+    seen = press.observe({"state": {"tcp_pose": pose}, "images": {"wrist": image()}}, "go")
+    assert list(seen) == ["wrist_image", "state", "instruction"] and seen["state"].tolist() == [3]
+    told = press.command(np.array([[0.1, 0.2, 0.3]] * 4, np.float32))
+    assert told.shape == (4, 7) and told[0].tolist() == pytest.approx([0.1, 0.2, 0.3, 0, 0, 0, -1]), "no turn, and closed fingers"
+    assert press.taught(told).tolist() == told[:, :3].tolist()
+
+
 def test_a_dataset_of_ones_own():
     mine = columns({"full_image": "images/top", "state": "arm/pose + arm/grip"})
     seen = mine.observe({"images": {"top": image()}, "arm": {"pose": np.ones(3), "grip": np.zeros(1)}}, "go")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.demo_store import store
+from hilt.cli.demo_vla import vla
 from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 app.command("store")(store)
 app.command("wire")(wire)
+app.command("vla")(vla)
 
 VIDEOS = 3
 """Episodes that are shown side by side, before and after"""

@@ -116,6 +116,18 @@ def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**pictures, "state": _joined(*parts)}
 
 
+def _press(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What the hand sees, and how high it is: where on the table it is does not matter to one that looks from the hand."""
+    return {"wrist_image": _at(raw, "images/wrist"), "state": _joined(np.asarray(_at(raw, "state/tcp_pose"))[..., 2:3])}
+
+
+def _press_command(actions: np.ndarray) -> np.ndarray:
+    """The policy moves the hand and does not turn it; its fingers are closed."""
+    told = np.zeros((*np.shape(actions)[:-1], 7), np.float32)
+    told[..., :3], told[..., 6] = actions, -1.0
+    return told
+
+
 ARM_CAMERAS = {"full_image": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
 SUITES = {
     "libero": Suite(_libero, lambda actions: gripper_inverted(gripper_signs(actions)), _libero_taught),
@@ -124,6 +136,7 @@ SUITES = {
     "aloha": Suite(_aloha),
     "bridge": Suite(_bridge, _bridge_command),
     "tabletop": Suite(_tabletop),
+    "tabletop/press_": Suite(_press, _press_command, lambda actions: np.asarray(actions)[..., :3]),
 }
 """By the beginning of their tasks' names."""
 
