@@ -137,6 +137,11 @@ def test_nothing_is_left_to_learn_from(hard, words):
     assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, "without the filter, such groups count"
 
 
+def test_with_too_few_draws_it_goes_on_with_what_there_is():
+    got = made(groups_at_once=1, max_sampling_attempts=1, when_exhausted="continue").collect(Dice())
+    assert len(got.episodes) == 2 and got.report == "1 groups in 1 attempts"
+
+
 def test_truncated_and_ill_formed_groups_are_dropped():
     got = made(ToyPool(hard=lambda start: 0.9), filter_truncated=True, max_sampling_attempts=50).collect(Dice())
     assert not any(episode.truncated for episode in got.episodes) and got.figures["dropped_truncated"] > 0
@@ -266,6 +271,10 @@ def test_greedy_episodes_from_where_the_groups_began():
         ({"oversample_factor": 0.5}, "oversample_factor=0.5: expected a number from 1 on"),
         ({"groups_at_once": 2, "oversample_factor": 2.0}, "oversample_factor=2.0 would do nothing: it needs groups_at_once=0"),
         ({"group_size": 1, "dynamic_sampling": True}, "dynamic_sampling=True would do nothing: it needs a group_size of at least 2"),
+        (
+            {"groups_at_once": 1, "max_sampling_attempts": 1},
+            "groups_at_once=1 in max_sampling_attempts=1 are 1 groups, and .* needs 2: raise",
+        ),
         ({"init_state_mode": "destinct"}, "did you mean 'distinct'"),
         ({"idle_ranks": "join"}, "no idle_ranks named 'join'"),
         ({"temperature": 0.0}, "a temperature of 0.0 draws nothing"),

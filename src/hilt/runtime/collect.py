@@ -110,6 +110,12 @@ class Collecting:
                 f"data_batch_size={self.data_batch_size} episodes are not whole groups of group_size={self.group_size}: give {near}, or "
                 "another multiple."
             )
+        most, wanted = self.groups_at_once * self.max_sampling_attempts, self.data_batch_size // self.group_size
+        if 0 < most < wanted and self.when_exhausted == "error":
+            raise ConfigError(
+                f"groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
+                f"data_batch_size={self.data_batch_size} needs {wanted}: raise one of the two, or give groups_at_once=0 for all at once."
+            )
         if not 0 <= self.accuracy_lower_bound <= self.accuracy_upper_bound <= 1:
             bounds = f"accuracy from {self.accuracy_lower_bound} to {self.accuracy_upper_bound}"
             raise ConfigError(f"{bounds}: expected 0 <= lower <= upper <= 1.")
@@ -409,7 +415,7 @@ class _Tally:
         return ", ".join(said)
 
     def cure(self) -> str:
-        reason = max(REASONS, key=lambda reason: self.dropped[reason])
+        reason = max(REASONS, key=lambda reason: self.dropped[reason]) if self.dropped.total() else ""
         return {
             "all_succeeded": "The policy solves these states: give others (states_per_task, skip_solved), a wider filter, or end the run.",
             "all_failed": "The policy solves none of them: begin with a better one (hilt train sft), or give a larger group_size.",
