@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from hilt.core.errors import DeadlineError
+from hilt.observe.metrics import read_metrics
 from hilt.runtime.group import LateWorkerError, LostWorkerError, Placement, WorkerTraceback, open_group
+from hilt.runtime.post_train import begin_run, train
+from tests.runtime.toy_vla import config
 
 pytest.importorskip("ray", reason="pip install 'hilt[cluster]'")
 pytestmark = pytest.mark.peers  # a cluster takes a quarter of a minute and 0.7 GB to start
 
 ROLLER = "tests.runtime.toy_group:Roller"
 ROWS, PIXELS = 64, 224  # a trajectory: 9.6 MB
+STEPS = ["max_steps=3", "collect.data_batch_size=8", "validation.period=2", "checkpoint_period=1"]
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +115,56 @@ def test_what_finds_no_place(placed):
 def _shared_memory() -> int:
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("RssShmem:")[1].split()[0])
+
+
+def ran(run, *changes, fails="", said=None):
+    """A whole run of two ranks, where one fails in the first step; its figures by training step, as they were last told."""
+    settings = config(*STEPS, "placement.ranks=2", *changes)
+    begin_run(run, "toy", settings)
+
+    said = [] if said is None else said
+
+    def say(line):
+        if fails and line.startswith("step 0:") and not any(before.startswith("step 0:") for before in said):
+            (run / fails).touch()  # once: without a checkpoint, it is validated again
+        said.append(line)
+
+    train(settings, run, say=say)
+    names = ("episodes", "successes", "policy_loss", "gradient_norm", "validation_success")
+    found = {}
+    for record in read_metrics(run, ["update"]):
+        found.setdefault(record["update"], {}).update({name: record[name] for name in names if name in record})
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return ran(tmp_path_factory.mktemp("runs") / "plain", "placement.kind=processes")
+
+
+@pytest.mark.parametrize(
+    ("fails", "changes"),
+    [
+        ("", ["placement.kind=processes", "sharding.enabled=true", "sharding.units=[Block]"]),
+        ("die-in-update", ["placement.kind=processes"]),
+        ("die-in-rollout", ["placement.kind=ray", "placement.rollout_ranks=2"]),
+        ("die-in-update", ["placement.kind=ray", "sharding.enabled=true"]),
+    ],
+)
+def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(fails, changes, machines, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr("hilt.runtime.post_train.WORKER", "tests.runtime.toy_placed:make_worker")
+    said = []
+    address = [f"placement.address={machines.address}"] if "placement.kind=ray" in changes else []
+    figures = ran(tmp_path / "run", *changes, *address, fails=fails, said=said)
+    again = [line for line in said if "started again" in line]
+    assert len(again) == bool(fails) and all("rank 1 of 2" in line and " is gone" in line for line in again)
+    assert list(figures) == list(undisturbed) == [0, 1, 2, 3]
+    for step, theirs in undisturbed.items():
+        assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_what_a_rank_raises_ends_a_run_as_itself(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr("hilt.runtime.post_train.WORKER", "tests.runtime.toy_placed:make_worker")
+    with pytest.raises(ZeroDivisionError, match="in mid-update") as raised:
+        ran(tmp_path / "run", "placement.kind=ray", f"placement.address={machines.address}", fails="raise-in-update")
+    assert "rank 1 of 2, in update()" in str(raised.value.__cause__)
