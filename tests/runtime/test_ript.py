@@ -102,6 +102,8 @@ def test_a_failed_rollout_counts_and_is_told(game, caplog):
     with pytest.raises(SchemaError, match="did not begin with the same observation"):
         collect(game(ToyPool(2, broken=True)))
     assert len(collect(game(ToyPool(2, broken=True)), init_state_mode="distinct")[0]) == 4
+    with pytest.raises(SchemaError, match=r"initial states are float64 \[4, 3\]"):  # a mistake is no failed rollout
+        collect(game(), DistributedInitialStateDataset(states=np.zeros((4, 3))))
 
 
 def test_rollouts_come_in_the_order_of_their_states_and_may_be_left_early(game):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, HiltError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, EmptyError, HiltError, MissingPackageError, SchemaError, StorageError, UnknownNameError
 from hilt.envs.pool import Pool
 from hilt.policies.suites import suite
 from hilt.replay.torch import generator
@@ -221,6 +221,8 @@ def distributed_collect_batches(
         states, _ = sampler.smart_sample_init_state(init_dataset)
         try:
             rollouts = env_runner.run_single_task(task, states)
+        except (ConfigError, MissingPackageError, SchemaError, StorageError, UnknownNameError):
+            raise  # no other try would mend it
         except Exception:  # noqa: BLE001  # whatever the simulator or the policy raised, it is told
             failed, last = failed + 1, traceback.format_exc()
             logger.warning("iteration %d: an attempt at task %s failed:\n%s", iteration, task, last)
