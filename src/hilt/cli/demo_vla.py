@@ -31,8 +31,9 @@ ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone"
 
 
 def vla(
-    fast: Annotated[bool, typer.Option("--fast", help="Little of everything, in about a minute: it learns something, not all.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="How long GRPO goes on; 0: not at all.", min=0.0)] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Little of everything, in about a minute: it learns much, not all.")] = False,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Of GRPO at most; 0: none of it.", min=0.0)] = None,
+    play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
@@ -49,8 +50,9 @@ def vla(
     one_thread()
     config, playing, states = vla_recipe("vla_tabletop"), Playing(), 100
     if fast:
-        config = build(config, "max_steps=6", "validation.before=false", "validation.period=0", "validation.after=false")
-        playing, states = replace(playing, scenes=60, steps=250), 20
+        config = build(config, "max_steps=15", "validation.before=false", "validation.period=0", "validation.after=false")
+        playing, states = replace(playing, steps=300), 25
+    playing = replace(playing, scenes=playing.scenes if play is None else play)
     long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
     story = Story(build(config, {"seed": seed, **long}, *(overrides or [])), playing, demonstrations, states, _folder(run), fast)
     story.tell()
@@ -77,7 +79,7 @@ class Story:
     _began: float = field(default_factory=time.monotonic)
 
     def tell(self) -> None:
-        long = f"at most {self.config.max_seconds / 60:.3g} minutes" if self.config.max_seconds else f"{self.config.max_steps} steps"
+        long = f"{self.config.max_steps} steps" + f", {self.config.max_seconds / 60:.3g} minutes at most" * bool(self.config.max_seconds)
         self._say(
             "An arm presses the button that words name. Four buttons change places; it sees them through the camera of its hand.",
             f"1. A script shows each of {len(self.config.tasks)} tasks {self.demonstrations} time(s).",
@@ -119,7 +121,8 @@ class Story:
         folder = self.run / "grpo"
         begin_run(folder, "vla_tabletop", self.config)
         with stop_signals() as stopped, live(folder, self.config) as screen:
-            train(self.config, folder, say=screen.say, stop=lambda: bool(stopped))
+            # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
+            train(self.config, folder, say=lambda text: screen.say(text) if text.startswith("step") else None, stop=lambda: bool(stopped))
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {folder} --resume")
             raise typer.Exit(128 + stopped[0])

@@ -12,7 +12,8 @@ POLICY = {"width": 64, "depth": 2, "keypoints": 4, "chunk": 3, "smoothing": 0.7,
 
 
 def vla_tabletop() -> Vla:
-    """GRPO from success alone: groups of eight, those with an advantage; entropy is kept by clipping upwards less strictly."""
+    """GRPO from success alone: twelve groups of eight in a step, all of them with an advantage. Draws are a little cooler than the policy:
+    at 1 its thirteen values cost even a good one a third of its successes. Give it `policy` and `imitation`, as `hilt demo vla` does."""
     return Vla(
         policy_options=dict(POLICY),
         tasks=list(TASKS),
@@ -20,16 +21,15 @@ def vla_tabletop() -> Vla:
         pool=Simulators(workers=2, slots=64),
         collect=Collecting(
             group_size=8,
-            data_batch_size=192,
+            data_batch_size=96,
+            temperature=0.8,
             dynamic_sampling=True,
-            max_sampling_attempts=4,
             when_exhausted="continue",
         ),
         algorithm=PolicyGradient(dual_clip=3.0, reduction="token_mean", batch=Batching(trajectories_per_step=48, chunks_per_pass=144)),
         optimiser=Optimiser(learning_rate=4e-4, weight_decay=0.0, warmup_ratio=0.02),
         validation=Validation(episodes=25, period=10),
-        max_steps=150,
-        max_seconds=600.0,
-        checkpoint_period=50,
+        max_steps=80,
+        checkpoint_period=40,
         rollouts_gb=2.0,
     )

@@ -49,7 +49,7 @@ CLEARLY = 0.6
 class Playing:
     """How much is played, and how a policy learns from it and from demonstrations together."""
 
-    scenes: int = 200
+    scenes: int = 60
     """Training states in which the arm plays; 0: demonstrations alone are learned from"""
     descents: int = 6
     """Times that the hand goes down in each"""
@@ -58,7 +58,7 @@ class Playing:
     batch_size: int = 64
     """Ways in each"""
     demonstrated: int = 32
-    """Steps of demonstrations in each"""
+    """Steps of demonstrations in each; without play, as many more as there would be ways"""
     learning_rate: float = 2e-3
     """Of Adam, at its highest: it rises for a tenth of the steps and falls as a cosine"""
 
@@ -168,7 +168,8 @@ def learn(
 ) -> None:
     """Imitates the demonstrations, and with the same weight the straight ways to what was touched."""
     trained = list(policy.parameters())
-    adam, rows = Adam(trained, config.learning_rate), batches(lessons.rows(), config.demonstrated, 0)
+    shown = config.demonstrated if examples.observations else config.demonstrated + config.batch_size  # as many samples either way
+    adam, rows = Adam(trained, config.learning_rate), batches(lessons.rows(), shown, 0)
     actions, needed = straight(examples.ways, policy.chunk, stride)
     for step in range(config.steps):
         loss, values = policy.supervised_loss(*lessons.batch(next(rows), policy.chunk), draws)
