@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demo_vla import verdict
+from hilt.cli.demo_vla import Story, verdict
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)
@@ -22,6 +22,27 @@ def test_the_verdict() -> None:
     assert "replayed blindly succeeds in 50%" in one
     few, none = verdict({"blind": 0.1, "start": 0.6, "after": 0.5}, 0.9)
     assert "50% of the exam, and 90% is the goal" in few and "began with 60% and ended with 50%: nothing was learned" in none
+
+
+def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Story] = []
+    monkeypatch.setattr(Story, "tell", lambda self: told.append(self))
+    for name in ("warm_up", "learn", "show"):
+        monkeypatch.setattr(Story, name, lambda self: None)
+
+    def story(*options: str) -> Story:
+        assert CliRunner().invoke(cli.app, ["demo", "vla", *options]).exit_code == 0
+        return told[-1]
+
+    usual, fast = story(), story("--fast")
+    assert (usual.demonstrations, usual.playing.scenes, usual.config.max_steps, usual.states) == (1, 60, 80, 100)
+    assert fast.config.max_steps < 80 and fast.playing.steps < usual.playing.steps and fast.states < 100
+    assert story("--play", "7").playing.scenes == 7 and story("--demonstrations", "3").demonstrations == 3
+    assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0
+    assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")
+    assert story("--set", "algorithm.estimator=rloo").config.algorithm.estimator == "rloo"
+    flow = story("--head", "flow").config.policy_options
+    assert flow["head"] == "flow" and "smoothing" not in flow and usual.config.policy_options["smoothing"]
 
 
 @pytest.mark.peers

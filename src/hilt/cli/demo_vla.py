@@ -35,6 +35,7 @@ def vla(
     minutes: Annotated[float | None, typer.Option("--minutes", help="Of GRPO at most; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
+    head: Annotated[str, typer.Option("--head", help="How the policy answers: tokens, gaussian or flow.")] = "tokens",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
@@ -53,6 +54,8 @@ def vla(
         config = build(config, "max_steps=15", "validation.before=false", "validation.period=0", "validation.after=false")
         playing, states = replace(playing, steps=300), 25
     playing = replace(playing, scenes=playing.scenes if play is None else play)
+    if head != "tokens":
+        config.policy_options = {**{name: value for name, value in config.policy_options.items() if name != "smoothing"}, "head": head}
     long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
     story = Story(build(config, {"seed": seed, **long}, *(overrides or [])), playing, demonstrations, states, _folder(run), fast)
     story.tell()
