@@ -20,6 +20,7 @@ LIBERO = Path(os.environ.get("HILT_LIBERO_PYTHON", ROOT / ".venv-libero/bin/pyth
 CHUNK = 8
 CHUNKS = {"libero": 27, "tabletop": 7}
 """Of an episode: OpenVLA's limit for libero_spatial, and that of pick"""
+ROUNDS = {"libero": 3, "tabletop": 15}
 SUBPROC, PROCESSES = "LIBERO's SubprocVectorEnv", "one process per trajectory"
 CONTENDERS = {
     "ours": ("ours", True),
@@ -32,7 +33,7 @@ CONTENDERS = {
 
 def rollouts(suite: str, lab: Lab) -> list[Row]:
     envs = len(os.sched_getaffinity(0))
-    chunks, rounds = lab.pick(CHUNKS[suite], 2), lab.pick(5, 1)
+    chunks, rounds = lab.pick(CHUNKS[suite], 2), lab.pick(ROUNDS[suite], 1)
     rates: dict[str, list[tuple[float, float]]] = {}
     absent: dict[str, str] = {}
     with ExitStack() as stack:
@@ -41,9 +42,9 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
             try:
                 python = LIBERO if LIBERO.exists() or suite == "libero" or role == "subproc" else Path(sys.executable)
                 side = stack.enter_context(Side("bench.rollout_sides", role, python))
-                side.ask("start", suite=suite, envs=envs, chunks=chunks, chunk=CHUNK, cameras=cameras)
+                side.ask("start", suite=suite, envs=envs, chunk=CHUNK, cameras=cameras)
                 sides[name] = side
-                side.ask("episodes", timeout=1200, first=0)  # makes the environments; not counted
+                side.ask("episodes", timeout=1200, first=0, chunks=1)  # makes the environments; not counted
             except (OSError, RuntimeError) as error:
                 sides.pop(name, None)
                 why = str(error).strip().splitlines()[-1]
@@ -51,12 +52,12 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
         for number in range(rounds):
             lab.progress(f"{suite}: round {number + 1} of {rounds}")
             for name, side in sides.items():
-                begin, steps = side.ask("episodes", timeout=1200, first=envs * number)
+                begin, steps = side.ask("episodes", timeout=1200, first=envs * number, chunks=chunks)
                 count = envs * chunks * CHUNK
                 rates.setdefault(name, []).append((count / steps, count / (begin + steps)))
     alone = {name: Rates([steps for steps, _ in found]) for name, found in rates.items()}
     whole = {name: Rates([all_of_it for _, all_of_it in found]) for name, found in rates.items()}
-    size = ", ".join(part for part in (lab.size(chunks, CHUNKS[suite], "chunks"), lab.size(rounds, 5, "rounds")) if part)
+    size = ", ".join(part for part in (lab.size(chunks, CHUNKS[suite], "chunks"), lab.size(rounds, ROUNDS[suite], "rounds")) if part)
     scene = f"{TASKS[suite]}, {envs} environments on {envs} cores, chunks of {CHUNK}"
     pictures = f"two pictures of {SIZES[suite]} pixels"
 
@@ -71,7 +72,7 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
             peers={peer: found[peer].median} if peer in found else {},
             absent={each: absent[each] for each in (ours, peer) if each in absent},
             size=size,
-            note=", ".join(f"{each}: {rate.median:.1f} alone, {whole[each].median:.1f} with the beginning" for each, rate in alone.items()),
+            note="others: " + ", ".join(f"{each} {rate.median:.3g}" for each, rate in found.items() if each not in (ours, peer)),
         )
 
     off = f"{SUBPROC}, cameras off"

@@ -214,8 +214,7 @@ class Pool:
             slot.answer = self._here.answer(asked)
             return
         assert slot.worker is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead one is found by `_await`
-            slot.worker.ask(asked)
+        slot.worker.ask(asked)
 
     def _await(self, awaited: Sequence[_Slot], deadline: float | None) -> None:
         while waiting := [slot for slot in awaited if slot.answer is None]:
@@ -348,7 +347,8 @@ class _Worker:
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(asked)
-        self.pipe.send_bytes(msgpack.packb(asked))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # that it is dead is seen by whoever waits for its answer
+            self.pipe.send_bytes(msgpack.packb(asked))
 
     def is_dead(self) -> bool:
         return self._process is not None and self._process.poll() is not None
