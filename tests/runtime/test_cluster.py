@@ -145,7 +145,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("fails", "changes"),
     [
-        ("", ["placement.kind=processes", "sharding.enabled=true", "sharding.units=[Block]"]),
+        ("", ["placement.kind=processes", "sharding.enabled=true", "sharding.units=[Block]", "algorithm.batch.chunks_per_pass=3"]),
         ("die-in-update", ["placement.kind=processes"]),
         ("die-in-rollout", ["placement.kind=ray", "placement.rollout_ranks=2"]),
         ("die-in-update", ["placement.kind=ray", "sharding.enabled=true"]),

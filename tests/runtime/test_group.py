@@ -126,6 +126,7 @@ def test_here_is_the_same_in_this_process():
         ({"kind": "processes", "ranks": 0}, "placement.ranks=0: expected a number from 1 on."),
         ({"address": "auto"}, "placement.address=auto would do nothing: it needs placement.kind=ray"),
         ({"kind": "processes", "gpus": 1.0}, "placement.gpus=1.0 would do nothing"),
+        ({"restarts": 1}, "placement.restarts=1 would do nothing: it needs placement.kind=processes or ray."),
     ],
 )
 def test_a_placement_that_cannot_work(settings, message):

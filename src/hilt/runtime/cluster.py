@@ -53,7 +53,7 @@ class Session:
             try:
                 new = {"num_cpus": max(os.cpu_count() or 1, -(-wanted * placement.cpus // 1))}
                 ray.init(
-                    placement.address or None,
+                    placement.address or "local",  # whatever the environment names
                     **({} if placement.address else {**new, "include_dashboard": False}),
                     logging_level=logging.WARNING,
                 )
@@ -206,7 +206,6 @@ class Apart:
 
     def __init__(self, session: Session, trainers: RayGroup, rollouts: RayGroup):
         self._session, self.trainers, self.rollouts, self.size = session, trainers, rollouts, trainers.size
-        self._episodes: list[Kept] = []
         self._stale = True
         self.version = -1
         """Of the weights that were last sent"""
@@ -219,14 +218,10 @@ class Apart:
         if method in ROLLOUT:
             if self._stale and method in ("collect", "validate"):
                 self._send_weights()
-            answers = self.rollouts.call(method, *arguments, each=each, timeout=timeout)
-            if method == "collect":
-                self._episodes = self.rollouts.keep("hand_out")[1]
-            return answers
-        if method == "update":
-            parts = [self._episodes[rank :: self.size] for rank in range(self.size)]
-            self.trainers.call("take_in", each=parts, timeout=timeout)
-            self._episodes = []  # the store may forget them
+            return self.rollouts.call(method, *arguments, each=each, timeout=timeout)
+        if method == "update":  # not before: until then what was collected is part of what a rank that rolls out would save
+            episodes = self.rollouts.keep("hand_out")[1]
+            self.trainers.call("take_in", each=[episodes[rank :: self.size] for rank in range(self.size)], timeout=timeout)
         self._stale = self._stale or method in CHANGES
         return self.trainers.call(method, *arguments, each=each, timeout=timeout)
 
@@ -235,7 +230,7 @@ class Apart:
         self.rollouts.stop()
 
     def restart(self) -> None:
-        self._episodes, self._stale = [], True
+        self._stale = True
         self.trainers.restart()
         self.rollouts.restart()
 

@@ -76,9 +76,12 @@ class Placement:
                 raise ConfigError(f"placement.{name}={getattr(self, name):g}: expected a number from {low} on.")
         if self.kind == "here" and self.ranks > 1:
             raise ConfigError(f"placement.ranks={self.ranks} needs placement.kind=processes or ray: in this process there is one.")
-        for name in ("rollout_ranks", "address", "strategy", "cpus", "gpus", "folder"):
-            if self.kind != "ray" and (value := getattr(self, name)) != getattr(Placement(), name):
-                raise ConfigError(f"placement.{name}={value} would do nothing: it needs placement.kind=ray. Give that, or leave it out.")
+        several = dict.fromkeys(("wait_seconds", "call_seconds", "restarts"), "processes or ray")
+        for name, kinds in {**several, **dict.fromkeys(("rollout_ranks", "address", "strategy", "cpus", "gpus", "folder"), "ray")}.items():
+            if self.kind not in kinds and (value := getattr(self, name)) != getattr(Placement(), name):
+                raise ConfigError(
+                    f"placement.{name}={value} would do nothing: it needs placement.kind={kinds}. Give that, or leave it out."
+                )
 
 
 @dataclass
