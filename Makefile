@@ -32,7 +32,7 @@ lint: $(VENV)/.installed  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn
+bench: $(VENV)/.installed-peers $(if $(filter wire formats,$(ARGS)),$(VENV)-reverb/.installed) $(if $(filter rollout,$(ARGS)),$(VENV)-libero/.installed)  ## ours, peers and the machine's limits, as ratios; ARGS="replay --quick", wire, formats, robot, learn, rollout
 	$(BIN)/python -m bench $(or $(ARGS),replay)
 
 clean:  ## remove .venv, caches and build results
