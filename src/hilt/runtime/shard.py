@@ -53,8 +53,9 @@ class Sharded(Trainee):
         self._units = _shard(module, sharding, self.device, ranks.size)
         self._offloaded: dict[str, Tensor] = {}
         super().__init__(module, settings, ranks)
-        if sharding.offload_optimiser:
-            self._moments_to("cpu")
+        self._adam.parameters = self._pieces()
+        self._adam._steps = self._adam._steps.to(self._adam.parameters[0].device)
+        self._adam._step_of = list(self._adam._steps.unbind())
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -62,7 +63,7 @@ class Sharded(Trainee):
             for name, parameter in self.trained.items():
                 if parameter.grad is not None:
                     gradient = parameter.grad.to_local().to("cpu", torch.float32)
-                    self._offloaded[name] = self._offloaded[name] + gradient if name in self._offloaded else gradient
+                    self._offloaded[name] = self._offloaded[name].add_(gradient) if name in self._offloaded else gradient
                     parameter.grad = None
 
     @contextlib.contextmanager
@@ -98,7 +99,10 @@ class Sharded(Trainee):
                     tensor.copy_(state[part][name] if name == "steps" else self._part_of(state[part][name]))
 
     def _pieces(self) -> list[Tensor]:
-        return [_piece(parameter) for parameter in self.trained.values()]
+        pieces = [_piece(parameter) for parameter in self.trained.values()]
+        if self.sharding.offload_optimiser and not hasattr(self, "_adam"):  # moments are born on the CPU, like these, which take no memory
+            return [torch.empty(1, dtype=piece.dtype).expand(piece.shape) for piece in pieces]
+        return pieces
 
     def _gradients(self) -> list[Tensor | None]:
         """This rank's parts: the sum over ranks was made in the backward pass."""
