@@ -290,9 +290,15 @@ def test_what_cannot_work_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyP
             pool.collect([0, 0])
         with pytest.raises(ConfigError, match="state 1000 of split 'train' was asked for"):  # as it was raised in the worker
             pool.collect([0])
+        for slot in (0, 1):
+            pool.start(slot, Begin("tabletop/pick", 1000 - slot))
+        with pytest.raises(ConfigError, match="state 1000"):
+            pool.collect([0, 1])
+        pool.start(1, Begin(COUNTING, 1))  # its answer was collected too
+        assert not pool.collect([1])[0].error
         with pytest.raises(ConfigError, match="expected numbers"):
             pool.step(0, np.zeros(0))
-    assert pool.counts["lost"] == 1
+    assert pool.counts["lost"] == 2
 
 
 def is_alive(pid: str) -> bool:

@@ -228,6 +228,6 @@ def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"checkpoint 'first': expected best, last, or the number of one: 1"):
         post_train.policy_of(run, "first")
     with pytest.raises(EmptyError, match="has 0 of 4 groups"):
-        started(
-            tmp_path / "none", "collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "collect.temperature=0.001", "seed=5"
-        )
+        given = ("collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "collect.temperature=0.001", "seed=5")
+        started(tmp_path / "none", *given, "validation.before=false")
+    assert (tmp_path / "none/rollouts/rank-0").is_dir(), "what was collected stays to be looked at"

@@ -77,6 +77,7 @@ def test_a_task_each_and_on_after_a_rank_was_killed_or_all_were_stopped(tmp_path
 def test_with_another_number_of_ranks_what_was_learned_goes_on(tmp_path: Path):
     run, said = tmp_path / "run", list[str]()
     started(run, "max_steps=1")
-    one = resume_run(run, "", ["placement.kind=here", "placement.ranks=1", "max_steps=2", "algorithm.batch.trajectories_per_step=8"])
+    here = ["placement.kind=here", "placement.ranks=1", "placement.wait_seconds=600"]
+    one = resume_run(run, "", [*here, "max_steps=2"])
     assert train(one, run, say=said.append).step == 2
     assert any("had 2 ranks that collect and has 1 now: what was learned goes on, collecting begins anew" in line for line in said)

@@ -43,6 +43,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "two names for one": (["suite=tabletop"], "suite=tabletop would do nothing: it needs no columns beside it"),
     "below its least": (["pool.slots=0"], "pool.slots=0: expected a number from 1 on"),
     "an absent device": (["device=cuda:99"], "is not on this machine"),
+    "ahead of nobody": (
+        ["collect.prefetch=true", "placement.kind=ray", "placement.rollout_ranks=1"],
+        "prefetch=True would do nothing: it needs placement.rollout_ranks=0",
+    ),
     "several ranks here": (["placement.ranks=2"], "needs placement.kind=processes or ray"),
 }  # fmt: skip
 

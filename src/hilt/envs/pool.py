@@ -157,7 +157,8 @@ class Pool:
         if len({slot.number for slot in awaited}) < len(awaited):
             raise ConfigError(f"slots {list(slots)}: a slot has one answer, so name it once.")
         self._await(awaited, None if timeout is None else time.monotonic() + timeout)
-        return [self._reply(slot, *slot.take()) for slot in awaited]
+        taken = [(slot, *slot.take()) for slot in awaited]  # all of them first: one answer may be an error that is raised
+        return [self._reply(*each) for each in taken]
 
     def describe(self, task: str) -> dict[str, Any]:
         """What a task says of itself: ``instruction``, ``step_limit``, ``initial_states``, ``action_dim``. A worker makes it for that."""

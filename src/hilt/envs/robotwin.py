@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
 import random
@@ -151,8 +152,9 @@ class RobotwinEnv(gymnasium.Env[Any, Any]):
 
     def _begin(self, split: str, state: int) -> int:
         """A scene of the state's seed, or of the first after it that stands; gives the seed."""
-        numbers = self._seeds[split]
-        for seed in [numbers[state]] + [max(numbers) + 1 + state + trial * len(numbers) for trial in range(_UNSTABLE - 1)]:
+        numbers, taken = self._seeds[split], {seed for each in self._seeds.values() for seed in each}
+        following = itertools.count(max(numbers) + 1 + state, len(numbers))
+        for seed in [numbers[state], *itertools.islice((seed for seed in following if seed not in taken), _UNSTABLE - 1)]:
             try:
                 with self._alone(), _quiet(self._root):
                     self._set_up(seed)

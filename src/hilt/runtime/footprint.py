@@ -25,10 +25,11 @@ def footprint(config: Vla) -> list[str]:
     if config.policy == "small_vla":
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
             options = sizes_of(config.tasks[0], pool, words(config))
-    rows = config.algorithm.batch.chunks_per_pass
+    batch = config.algorithm.batch
+    rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
     needs = {"policy, in training": _needs(config, options, rows, training=True)}
     if config.algorithm.kl.where != "none":
-        held = _needs(config, options, config.algorithm.batch.log_prob_chunks_per_pass or rows, training=False)
+        held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
         needs["reference" + ", on the host but for its passes" * config.reference.offload] = held
     if config.critic.kind == "separate":
         needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
@@ -40,11 +41,15 @@ def footprint(config: Vla) -> list[str]:
 
 
 def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:
+    """With so many chunks in a pass; 0: as many as batch.tokens_per_pass lets."""
+
     def build() -> Any:
         return first_policy(config, options, value=value, device="meta")
 
     with torch.device("meta"):
-        record = blank_record(build(), rows)
+        policy = build()
+        tokens = PROMPT + policy.chunk * policy.action_dim
+        record = blank_record(policy, rows or max(1, config.algorithm.batch.tokens_per_pass // tokens))
     return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config) if not value else None)
 
 

@@ -96,8 +96,8 @@ def taken_back(run: Path) -> Iterator[None]:
     except LockedError:
         raise
     except HiltError:
-        metrics = run / FILE
-        if not checkpoint.numbers(run) and not (metrics.exists() and metrics.stat().st_size):
+        metrics, rollouts = run / FILE, run / "rollouts"
+        if not rollouts.exists() and not checkpoint.numbers(run) and not (metrics.exists() and metrics.stat().st_size):
             for path in run.iterdir():
                 DISK.remove(path)
         raise

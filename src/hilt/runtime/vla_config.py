@@ -206,6 +206,8 @@ class Vla:
             raise UnknownNameError("critic", critic.kind, CRITICS)
         if gae and critic.kind == "none":
             raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
+        near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
+        check_effect(self.collect, {"prefetch": near})
         check_effect(self, {"suite": ("no columns beside it", not self.columns)})
         separate = ("critic.kind=separate", critic.kind == "separate")
         check_effect(critic, {"kind": ("algorithm.estimator=gae", gae), "optimiser": separate, "warmup_steps": separate})
