@@ -126,3 +126,14 @@ def test_only_our_leftovers_are_leftovers(tmp_path: Path):
 def test_the_systems_errors_get_the_path_and_a_cure(number: int, kind: type[StorageError], text: str):
     with pytest.raises(kind, match=text), storage_errors(Path("/x/y")):
         raise OSError(number, os.strerror(number))
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def is_dir(path: Path, asked: Any = Path.is_dir) -> bool:
+        found = bool(asked(path))
+        path.mkdir(exist_ok=True)  # the moment after
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    DISK.make_folders(tmp_path / "a")
+    assert (tmp_path / "a").exists()

@@ -99,9 +99,9 @@ class Files:
     def make_folders(self, path: Path) -> None:
         """The folder and those above it, as far as they are not there. Their names survive a power cut when it returns."""
         with storage_errors(path):
-            if path.is_dir():
-                return
-            if path.exists():
+            if path.exists():  # asked first: another process may make it at any moment
+                if path.is_dir():
+                    return
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if path.parent != path:
             self.make_folders(path.parent)

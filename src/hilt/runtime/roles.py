@@ -26,7 +26,7 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
 from hilt.envs.pool import Pool
-from hilt.policies.base import Evaluation, Policy, Record
+from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite
 from hilt.policies.weights import read_json
@@ -235,7 +235,7 @@ class Worker:
 
     def weights(self) -> tuple[int, dict[str, np.ndarray]]:
         """What is trained, and its version."""
-        return int(self.updater.updates), {name: tensor.numpy() for name, tensor in self.trained().items()}
+        return int(self.updater.updates), {name: at_least_float32(tensor).numpy() for name, tensor in self.trained().items()}
 
     def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
         own = dict(self.policy.named_parameters())
