@@ -131,7 +131,8 @@ def test_the_systems_errors_get_the_path_and_a_cure(number: int, kind: type[Stor
 def test_a_folder_that_another_process_makes_meanwhile_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def is_dir(path: Path, asked: Any = Path.is_dir) -> bool:
         found = bool(asked(path))
-        path.mkdir(exist_ok=True)  # the moment after
+        if not found:
+            os.mkdir(path)  # by another process, the moment after
         return found
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
