@@ -140,7 +140,7 @@ class Story:
 
         names = [task.rpartition("_")[2] for task in self.config.tasks]
         title = f"seed {self.config.seed}, {self.demonstrations} demonstration(s) of each task, {self.states} unseen states of each"
-        rows = [_row(ROWS[name], cards, self.config.tasks) for name, cards in self._tried.items()]
+        rows = [_row(self._title(name), cards, self.config.tasks) for name, cards in self._tried.items()]
         screen = Console(soft_wrap=True)
         screen.print()
         screen.print(table("", "success", "95% interval", *names, rows=rows, title=title, right=range(1, 3 + len(names))))
@@ -148,7 +148,7 @@ class Story:
         facts: list[list[object]] = [["the whole demo took", f"{time.monotonic() - self._began:.0f} s"]]
         if "after" in self._tried:
             before, after = (sorted((self.run / "videos" / name).glob("*.mp4")) for name in ("start", "after"))
-            before_after(before, after, self.run / "before-after.mp4", ("imitation and play", "after GRPO"))
+            before_after(before, after, self.run / "before-after.mp4", (self._title("start"), self._title("after")))
             curves = plot([self.run / "grpo"], self.run / "plots")
             facts += [["curves", ", ".join(map(str, curves))], ["video", self.run / "before-after.mp4"]]
             facts += [["the run", f"{self.run / 'grpo'}; it goes on with: hilt train --run {self.run / 'grpo'} --resume max_steps=N"]]
@@ -185,7 +185,10 @@ class Story:
             known: dict[str, Any] = {"sample": False, "version": 0, "seed": (self.config.seed,)}
             known |= {"videos": self.run / "videos" / name, "filmed": 0 if name == "shown" else VIDEOS}
             self._tried[name] = list(tried(policy.eval(), pool, starts, words(self.config), self.config.collect, **known))
-        self._say(f"{ROWS[name]}: {_share(self._tried[name]):.0%}")
+        self._say(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
+
+    def _title(self, name: str) -> str:
+        return ROWS["shown" if name == "start" and not self.playing.scenes else name]
 
     def _replayed(self, lessons: Demonstrations) -> list[dict[str, Any]]:
         from hilt.envs.task import make
