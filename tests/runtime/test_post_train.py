@@ -144,6 +144,13 @@ def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, 
     assert told(whole) == told(parts)
 
 
+def test_a_surplus_that_the_log_had_no_room_for_is_collected_anew(tmp_path: Path):
+    run, said = tmp_path / "run", list[str]()
+    started(run, "max_steps=1", "collect.groups_at_once=3", "rollouts_gb=0.00001", "validation.before=false", "validation.after=false")
+    assert resumed(run, "max_steps=2", say=said.append).step == 2
+    assert any("rank 0: 2 groups that were carried over are no longer in the log" in line for line in said)
+
+
 def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, stop, validate = tmp_path / "run", Stop(monkeypatch), roles.Worker.validate
 

@@ -73,6 +73,10 @@ class EpisodeLog:
         start = Start(**{name: facts[name] for name in STARTED})
         return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
 
+    def __contains__(self, trajectory: int) -> bool:
+        """Whether it is there: the oldest go when there is no room."""
+        return self._log is not None and trajectory in self._log.trajectories()
+
     def end(self) -> int:
         """The number of the last one, -1 when there is none."""
         return max(self._log.trajectories(), default=-1) if self._log is not None else -1

@@ -191,7 +191,14 @@ class Worker:
             return episode
 
         if state is not None:
-            self._collector.load_state_dict(state, find)
+            whole = {n: all(int(held["trajectory"]) in self.log for held in group.values()) for n, group in state["surplus"].items()}
+            waiting = {n: group for n, group in state["surplus"].items() if whole[n]}
+            if gone := len(state["surplus"]) - len(waiting):
+                self._said.append(
+                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in the log, which keeps "
+                    f"rollouts_gb={self._config.rollouts_gb:g}: others are collected in their place. Give it more to go on bit for bit."
+                )
+            self._collector.load_state_dict({**state, "surplus": waiting}, find)
 
     def shared(self) -> dict[str, Any]:
         """What all ranks have in common; whole at rank 0."""
