@@ -31,7 +31,7 @@ ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone"
 
 
 def vla(
-    fast: Annotated[bool, typer.Option("--fast", help="Little of everything, in about a minute: it learns much, not all.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Of GRPO at most; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
