@@ -18,6 +18,7 @@ from typing import Any
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, LockedError, StorageError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
 from hilt.formats.hilserl import write_buffers
+from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.lock import WriterLock
 from hilt.replay.torch import load_pt, map_tree, save_pt
 
@@ -199,3 +200,18 @@ def alone(run: Path, otherwise: str, cure: str = "") -> Iterator[None]:
         yield
     finally:
         lock.__exit__()
+
+
+@contextlib.contextmanager
+def taken_back(run: Path, *made: str) -> Iterator[None]:
+    """A start that is refused before there is anything of `made`, a checkpoint or a metric is no run: the folder is left empty."""
+    try:
+        yield
+    except LockedError:
+        raise
+    except HiltError:
+        metrics = run / METRICS
+        if not any((run / name).exists() for name in (*made, FOLDER)) and not (metrics.exists() and metrics.stat().st_size):
+            for path in run.iterdir():
+                DISK.remove(path)
+        raise

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.config import build, freeze, thaw
-from hilt.core.errors import ConfigError, HiltError, LockedError
+from hilt.core.errors import ConfigError
 from hilt.core.files import DISK, read_json, write_json
-from hilt.observe.metrics import FILE, Metrics
+from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
 from hilt.runtime.evaluate import Evaluation, wilson
@@ -88,21 +88,6 @@ def is_run(run: Path) -> bool:
     return (run / CARD).is_file() and (run / CONFIG).is_file() and read_json(run / CARD).get("kind") == KIND
 
 
-@contextlib.contextmanager
-def taken_back(run: Path) -> Iterator[None]:
-    """A start that is refused before anything was collected is no run: the folder is left empty."""
-    try:
-        yield
-    except LockedError:
-        raise
-    except HiltError:
-        metrics, rollouts = run / FILE, run / "rollouts"
-        if not rollouts.exists() and not checkpoint.numbers(run) and not (metrics.exists() and metrics.stat().st_size):
-            for path in run.iterdir():
-                DISK.remove(path)
-        raise
-
-
 # --- the run ---
 
 
@@ -130,7 +115,7 @@ def train(
     """Runs to the end, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(taken_back(run))
+        stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         arguments = (asdict(config), str(run.absolute()))
         group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)

@@ -26,9 +26,9 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.config import build, freeze, thaw
-from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
-from hilt.observe.metrics import FILE, Metrics
+from hilt.observe.metrics import Metrics
 from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
@@ -283,7 +283,7 @@ def train(
     """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_taken_back(run))
+        stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
         paths = [Path(path) for path in config.data]
@@ -543,22 +543,6 @@ def learning_rate(config: Sft, step: int) -> float:
     passed = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
     low = config.final_learning_rate
     return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
-
-
-@contextlib.contextmanager
-def _taken_back(run: Path) -> Iterator[None]:
-    """A start that is refused before anything was recorded, converted or learned is no run: the folder is left empty."""
-    try:
-        yield
-    except LockedError:
-        raise
-    except HiltError:
-        metrics, made = run / FILE, [run / name for name in ("tasks", "data", "best", "checkpoints")]
-        if not any(path.exists() for path in made) and not (metrics.exists() and metrics.stat().st_size):
-            for path in run.iterdir():
-                DISK.remove(path)
-        raise
-
 
 
 __all__ = ["Sft", "Lora", "Summary", "Training", "train", "begin_run", "resume_run", "make_policy"]
