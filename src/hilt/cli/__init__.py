@@ -18,10 +18,10 @@ from hilt.core.errors import HiltError
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": ("hilt.cli.demo", "See an arm learn a task from images in ten minutes; store and wire show what lies below."),
+    "demo": ("hilt.cli.demo", "See an arm learn a task from images in minutes; vla: one that hears words; store, wire: what lies below."),
     "eval": ("hilt.cli.evaluate", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
     "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
-    "train": ("hilt.cli.train:train", "Train a policy with a person in the loop: a learner and actors, from a recipe, on this machine."),
+    "train": ("hilt.cli.train:train", "Train from a recipe: with a person in the loop, or a vision-language-action policy on rollouts."),
     "train classifier": ("hilt.cli.classifier", "Train a reward classifier from frames of success and failure."),
     "train sft": ("hilt.cli.sft", "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA."),
     "train rloo": ("hilt.cli.rloo", "Post-train a vision-language-action policy by RLOO, from the YAML of a trainer of RIPT's kind."),
