@@ -93,7 +93,7 @@ def taught(
     examples, row = named(touches, ends(lessons)), lessons.batch(lessons.rows()[:1], 1)[0][0]
     sizes = {"cameras": ["wrist_image"], "image_size": len(row["wrist_image"]), "state_dim": len(row["state"])}
     settings = {**sizes, "action_dim": lessons.action_dim, **config.policy_options}
-    policy = SmallVLA(SmallVLAConfig.from_json(settings), seed=config.seed)
+    policy = SmallVLA(SmallVLAConfig.from_json(settings), seed=config.seed).to(config.device)
     seen = examples.observations or lessons.batch(lessons.rows(), 1)[0]
     whole = np.ones((2, lessons.action_dim), np.float32) * [[-1], [1]]  # few demonstrations do not show how far an action may go
     policy.fit(np.stack([one["state"] for one in seen]), whole)
