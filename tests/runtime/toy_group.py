@@ -13,6 +13,7 @@ from torch import nn
 
 from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError
+from hilt.policies.vit import layers
 from hilt.runtime.group import Placement, Sharding, rank_folder
 from hilt.runtime.ranks import LostRankError, join
 from hilt.runtime.trainee import Trainee
@@ -118,14 +119,15 @@ class Piece(nn.Module):
 class Net(nn.Module):
     """With what is awkward: a method of its own, weights that are frozen, that nobody uses, and of one row."""
 
-    def __init__(self):
+    def __init__(self, checkpointed=0.0):
         super().__init__()
+        self.checkpointed = checkpointed
         self.first, self.layers = nn.Linear(5, 7), nn.ModuleList([Piece(), Piece()])
         self.last, self.unused, self.frozen = nn.Linear(7, 1), nn.Linear(3, 3), nn.Parameter(torch.ones(7), requires_grad=False)
 
     def evaluate(self, x):
         x = self.first(x)
-        for layer in self.layers:
+        for layer in layers(self.layers, self.checkpointed):
             x = layer(x)
         return self.last(x * self.frozen)[:, 0]
 
@@ -143,12 +145,16 @@ class Shards:
         inside = self.ranks.rank < size
         self.world = join(address, self.ranks.rank, size, name=f"world-{size}", timeout_seconds=60, device=self.device) if inside else None
 
-    def build(self, sharding, state=None):
+    def build(self, sharding, state=None, checkpointed=0.0):
         if self.world is None:
             return
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            net = Net().to(self.device)
+            self._give(Net(checkpointed).to(self.device), sharding)
+        if state is not None:
+            self.trainee.load_state_dict(state)
+
+    def _give(self, net, sharding):
         settings = Optimiser(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
             self.trainee = Trainee(net, settings, self.world)
@@ -156,8 +162,26 @@ class Shards:
             from hilt.runtime.shard import Sharded
 
             self.trainee = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding))
-        if state is not None:
-            self.trainee.load_state_dict(state)
+
+    def train_vla(self, sharding, steps):
+        """A small VLA in float64, and what it has after some steps."""
+        if self.world is None:
+            return None
+        from hilt.policies.small_vla import SmallVLA, SmallVLAConfig  # not in the life of the others
+
+        sizes = {"image_size": 16, "state_dim": 3, "chunk": 2, "action_dim": 3, "width": 16, "depth": 2, "heads": 2, "keypoints": 2}
+        policy, draws = SmallVLA(SmallVLAConfig(**sizes)).double(), np.random.default_rng(0)
+        seen = [
+            {"full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8), "state": draws.normal(size=3), "instruction": words}
+            for words in ("push it", "lift the red cube", "close the drawer")
+        ]
+        record = policy.act(seen, generator=torch.Generator().manual_seed(0))[1]
+        self._give(policy, sharding)
+        mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
+        for _ in range(steps):
+            self.trainee.backward(policy.evaluate(mine).log_prob.sum() / 10)
+            self.trainee.step(1.0)
+        return self.trainee.state_dict()["trained"]
 
     def train(self, steps):
         """[loss, length of the gradient] of each step. Rank 1 has one row, and the last of three or more has none."""

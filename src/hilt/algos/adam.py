@@ -15,7 +15,10 @@ from torch import Tensor
 
 
 class Adam:
-    """Moves its parameters, and nothing else, when `step` is called. `apart`: each counts its own steps, so that some may be left out."""
+    """Moves its parameters, and nothing else, when `step` is called.
+
+    `apart`: each counts its own steps, so that some may be left out. `moments_on`: a device on which the moments are born, not theirs.
+    """
 
     def __init__(
         self,
@@ -24,10 +27,12 @@ class Adam:
         weight_decay: float = 0.0,
         betas: Sequence[float] = (0.9, 0.999),
         apart: bool = False,
+        moments_on: str | None = None,
     ):
         self.parameters, self.learning_rate, self._decay, self._betas = list(parameters), learning_rate, weight_decay, betas
-        self._first = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
-        self._second = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self._first, self._second = (
+            [torch.zeros_like(p, requires_grad=False, device=moments_on) for p in self.parameters] for _ in range(2)
+        )
         self._steps = torch.zeros(len(self.parameters) if apart else (), device=self.parameters[0].device)
         self._step_of = list(self._steps.unbind()) if apart else [self._steps] * len(self.parameters)
 

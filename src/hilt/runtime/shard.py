@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +29,10 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 
 from hilt.algos.config import Optimiser
-from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.runtime.group import Sharding
 from hilt.runtime.ranks import Joined, Ranks
 from hilt.runtime.trainee import Trainee
@@ -52,10 +53,8 @@ class Sharded(Trainee):
         self.sharding, self.device = sharding, next(module.parameters()).device
         self._units = _shard(module, sharding, self.device, ranks.size)
         self._offloaded: dict[str, Tensor] = {}
+        self.moments_on = "cpu" if sharding.offload_optimiser else None
         super().__init__(module, settings, ranks)
-        self._adam.parameters = self._pieces()
-        self._adam._steps = self._adam._steps.to(self._adam.parameters[0].device)
-        self._adam._step_of = list(self._adam._steps.unbind())
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -89,20 +88,13 @@ class Sharded(Trainee):
         trained = {name: self._gathered(_piece(parameter), parameter) for name, parameter in self.trained.items()}
         return {"trained": trained, "adam": adam} if self.ranks.rank == 0 else {"trained": {}, "adam": {}}
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        pieces = dict(zip(self.trained, self._pieces(), strict=True))
-        for part, known in (("trained", pieces), ("adam", self._adam.tensors())):
-            if different := sorted(set(known) ^ set(state[part])):
-                raise MissingFieldError(f"{part}: {different[0]} is in the checkpoint or in the module only; they are of two policies.")
-            with torch.no_grad():
-                for name, tensor in known.items():
-                    tensor.copy_(state[part][name] if name == "steps" else self._part_of(state[part][name]))
-
     def _pieces(self) -> list[Tensor]:
-        pieces = [_piece(parameter) for parameter in self.trained.values()]
-        if self.sharding.offload_optimiser and not hasattr(self, "_adam"):  # moments are born on the CPU, like these, which take no memory
-            return [torch.empty(1, dtype=piece.dtype).expand(piece.shape) for piece in pieces]
-        return pieces
+        return [_piece(parameter) for parameter in self.trained.values()]
+
+    def _part_of(self, whole: Tensor) -> Tensor:
+        """This rank's part, as FSDP2 divides: by rows, the last ranks having fewer or none."""
+        parts = torch.chunk(whole, self.ranks.size)
+        return parts[self.ranks.rank] if self.ranks.rank < len(parts) else whole[:0]
 
     def _gradients(self) -> list[Tensor | None]:
         """This rank's parts: the sum over ranks was made in the backward pass."""
@@ -117,32 +109,23 @@ class Sharded(Trainee):
     def _move(self, gradients: Sequence[Tensor | None], rate: float) -> None:
         """With something on the CPU, one weight after the other, so that the device holds the moments of one."""
         self._adam.parameters = self._pieces()  # FSDP may have put them elsewhere
-        self._adam.learning_rate = rate
-        away = self.sharding.offload_gradients or self.sharding.offload_optimiser
-        for i in range(len(gradients)) if away else []:
-            if (gradient := gradients[i]) is not None:
-                piece = self._adam.parameters[i]
+        if not (self.sharding.offload_gradients or self.sharding.offload_optimiser):
+            return super()._move(gradients, rate)
+        for i, (gradient, piece) in enumerate(zip(gradients, self._adam.parameters, strict=True)):
+            if gradient is not None:
                 self._moments_to(piece.device, i)
-                self._adam.step([gradient.to(piece) if j == i else None for j in range(len(gradients))])
-                self._moments_to("cpu" if self.sharding.offload_optimiser else piece.device, i)
-        if not away:
-            self._adam.step(gradients)
+                super()._move([gradient.to(piece) if j == i else None for j in range(len(gradients))], rate)
+                self._moments_to(self.moments_on or piece.device, i)
         self._offloaded = {}
 
-    def _moments_to(self, device: Any, only: int | None = None) -> None:
+    def _moments_to(self, device: Any, i: int) -> None:
         for moments in (self._adam._first, self._adam._second):
-            for i in range(len(moments)) if only is None else [only]:
-                moments[i] = moments[i].to(device)
+            moments[i] = moments[i].to(device)
 
     def _gathered(self, piece: Tensor, parameter: Any) -> Tensor:
         at = {"shape": parameter.shape, "stride": parameter.stride(), "run_check": False}
         whole = DTensor.from_local(piece.to(self.device), parameter.device_mesh, parameter.placements, **at).full_tensor()
         return whole.cpu() if self.ranks.rank == 0 else torch.empty(0)
-
-    def _part_of(self, whole: Tensor) -> Tensor:
-        """This rank's part, as FSDP2 divides: by rows, the last ranks having fewer or none."""
-        parts = torch.chunk(whole, self.ranks.size)
-        return parts[self.ranks.rank] if self.ranks.rank < len(parts) else whole[:0]
 
 
 def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: int) -> list[FSDPModule]:
@@ -155,9 +138,11 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
         "mesh": init_device_mesh(device.type, (size,)),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload_parameters else OffloadPolicy(),
     }
-    low = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)  # what goes on after a unit is float32
-    policy = low if sharding.precision == "bfloat16" else MixedPrecisionPolicy()
-    units = [part for part in module.modules() if type(part).__name__ in sharding.units]
+    units, policy = [part for part in module.modules() if type(part).__name__ in sharding.units], MixedPrecisionPolicy()
+    if sharding.precision == "bfloat16":
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=False)  # a unit answers in float32
+        for part in units:
+            part.register_forward_pre_hook(_lowered, with_kwargs=True)
     sharded = [fully_shard(unit, mp_policy=policy, **settings) for unit in units] + [fully_shard(module, **settings)]
     for unit in sharded:
         unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `Trainee` adds them
@@ -167,6 +152,11 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
     return sharded
+
+
+def _lowered(unit: nn.Module, arguments: Any, named: Any) -> Any:
+    """What a unit is given, in bfloat16. FSDP would cast it too, but up to torch 2.11 not where a checkpointed unit is computed again."""
+    return tree_map(lambda x: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x, (arguments, named))
 
 
 def _piece(parameter: Any) -> Tensor:

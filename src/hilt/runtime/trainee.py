@@ -28,6 +28,8 @@ class Trainee:
 
     lockstep = False
     """Whether every forward and backward pass is a call that all ranks have to make together"""
+    moments_on: str | None = None
+    """Where AdamW's moments lie: beside the weights, or on this device"""
 
     def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks | None = None):
         settings.check()
@@ -35,7 +37,7 @@ class Trainee:
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ConfigError(f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients.")
-        self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True)
+        self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True, moments_on=self.moments_on)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this loss to what is there. Losses of all passes and ranks add up."""
@@ -64,18 +66,23 @@ class Trainee:
         return {"trained": trained, "adam": {name: tensor.cpu() for name, tensor in self._adam.tensors().items()}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        for part, known in (("trained", self.trained), ("adam", self._adam.tensors())):
+        pieces = dict(zip(self.trained, self._pieces(), strict=True))
+        for part, known in (("trained", pieces), ("adam", self._adam.tensors())):
             if different := sorted(set(known) ^ set(state[part])):
                 raise MissingFieldError(f"{part}: {different[0]} is in the checkpoint or in the module only; they are of two policies.")
             with torch.no_grad():
                 for name, tensor in known.items():
-                    tensor.copy_(state[part][name])
+                    tensor.copy_(self._part_of(state[part][name]) if name != "steps" or part == "trained" else state[part][name])
 
     # What is another for a module in pieces
 
     def _pieces(self) -> list[Tensor]:
         """What AdamW moves at this rank"""
         return list(self.trained.values())
+
+    def _part_of(self, whole: Tensor) -> Tensor:
+        """What this rank has of a tensor"""
+        return whole
 
     def _gradients(self) -> list[Tensor | None]:
         """The gradients, added up over ranks. One that no rank has is None; one that some have not counts as zeros there."""
