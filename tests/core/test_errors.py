@@ -74,6 +74,8 @@ def test_suggestions():
     assert suggest("pick", ["pack", "tabletop/pick"]) == "; did you mean 'tabletop/pick'?"
     many = [f"task_{i}" for i in range(40)]
     assert str(UnknownNameError("task", "task_9x", many)) == "no task named 'task_9x'; did you mean 'task_9'?"
+    told = pickle.loads(pickle.dumps(UnknownNameError("task", "task_9x", many, all_listed=True)))
+    assert str(told) == f"no task named 'task_9x'; did you mean 'task_9'? Known: {', '.join(sorted(many))}."
 
 
 # -- steps and who made them --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.recipes import simplevla as recipe
 from hilt.recipes.simplevla import Run, Told, simplevla
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, READ, REF, ROLLOUT, SETTINGS, known
+from hilt.runtime.verl import suites
 
 COMMAND = f"""
   data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9
@@ -222,7 +223,10 @@ def test_what_changes_nothing_passes_and_the_rest_is_refused(key: str):
         (["data.n_samples=many"], "data.n_samples=many: expected a whole number, such as 1."),
         (["data.filter_format=2"], "data.filter_format=2: expected true or false"),
         (["data.n_samples"], "expected KEY=VALUE, such as data.n_samples=8"),
-        (["data.task_suite_name=libero_100"], r"no task suite named 'libero_100'; did you mean 'libero_10'\?"),
+        (
+            ["data.task_suite_name=libero_100"],
+            r"no task suite named 'libero_100'; did you mean 'libero_10'\? Known: " + ", ".join(sorted(suites())),
+        ),
         (["data.task_suite_name=robotwin2_fold"], "no task suite named 'robotwin2_fold'"),
         (["data.train_batch_size=60"], "data.train_batch_size=60 groups do not divide among 8 ranks: give 64"),
         ([f"{ACTOR}ppo_micro_batch_size=4"], "ppo_micro_batch_size=4 trajectories do not divide among 8 ranks: give 8"),

@@ -39,11 +39,13 @@ class UnknownNameError(HiltError, KeyError):
 
     __str__ = Exception.__str__
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]):
+    def __init__(self, kind: str, name: str, known: Iterable[str], all_listed: bool = False):
+        """`all_listed`: also beside a near name, however many they are."""
         known = sorted(known)
-        self._made_from = (kind, name, known)
+        self._made_from = (kind, name, known, all_listed)
         near = suggest(name, known)
-        listed = "" if near != "." and len(known) > MOST_LISTED else f" Known: {', '.join(known) or 'none'}."
+        cut = near != "." and len(known) > MOST_LISTED and not all_listed
+        listed = "" if cut else f" Known: {', '.join(known) or 'none'}."
         super().__init__(f"no {kind} named {name!r}{near}{listed}")
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that it passes from one process to another

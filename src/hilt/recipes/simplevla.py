@@ -370,7 +370,7 @@ def _tasks(suite: str) -> list[str]:
     if "/" in suite:
         return [suite]
     if suite not in suites():
-        raise UnknownNameError("task suite", suite, suites())
+        raise UnknownNameError("task suite", suite, suites(), all_listed=True)
     return ["/".join(split_name(suite))]
 
 
