@@ -18,7 +18,7 @@ from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import Chart, Line, axes, short, ticks
-from hilt.observe.metrics import GOES_ON
+from hilt.observe.metrics import GOES_ON, wilson
 from hilt.observe.plots import Run, all_charts, final_numbers, grouped, plot
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
@@ -145,6 +145,27 @@ def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: 
     assert "tabletop/pick, tabletop/drawer: run" in text and "480 samples, 30 updates" in text and "online steps" not in text
     assert "tabletop/drawer: 50% [10, 90] of 4 test; tabletop/pick: 50%" in text and "nobody took over" not in text
     assert image.open(steps).size[0] == 2160, "five charts in two rows"
+
+
+def test_dots_of_many_tasks_are_pooled(tmp_path: Path):
+    run = write_run(tmp_path / "run", [(True, 10, 0)], [(0, 1.0), (10, 1.0)])
+
+    def evaluated(name: str, task: int, update: int, success: float, split: str = "eval") -> None:
+        card = {"task": f"libero_10/{task}", "split": split, "update": update, "episodes": 4, "success": success, "low": 0, "high": 1}
+        (run / "evaluations" / name).mkdir(parents=True)
+        write_json(run / "evaluations" / name / "evaluation.json", {**card, "sample": False})
+
+    for task in range(3):
+        evaluated(f"a-{task}", task, 0, 0.0)
+    assert set(lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success")) >= {f"{task}, eval" for task in range(3)}
+    for task in range(10):
+        evaluated(f"b-{task}", task, 10, 0.25 * (task < 4))
+        evaluated(f"c-{task}", task, 10, 1.0, "test")
+    evaluated("b-9-2", 9, 10, 1.0)  # tried once more
+    lines = lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success")
+    assert [name for name, line in lines.items() if line.dots] == ["all tasks, test", "all tasks, eval"]
+    dots = lines["all tasks, eval"]
+    assert dots.x.tolist() == [0, 100] and dots.y.tolist() == [0, 8 / 40] and (dots.low[1], dots.high[1]) == wilson(8, 40)
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())

@@ -20,13 +20,15 @@ from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import DISK, read_json
 from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
-from hilt.observe.metrics import FILE, read_metrics, running
+from hilt.observe.metrics import FILE, read_metrics, running, wilson
 from hilt.observe.sinks import config_of
 
 SMOOTH = 20
 """Episodes, or records of the learner, of which a point is the mean"""
 MOST_POINTS = 200
 """Of a curve; more would not be seen"""
+MOST_KINDS = 3
+"""Of evaluations, each with dots of its own: there is room for so many names"""
 COLUMNS, HEAD = 4, 74.0
 """Of a PNG: charts beside each other at most, and the height of its title"""
 SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")
@@ -250,9 +252,12 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
 
 
 def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list[Line]:
-    """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights."""
+    """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights. Of more
+    than `MOST_KINDS` of these, all tasks of a split together."""
     updates, lines, several = run.of("update"), [], len(run.tried) > 1
     known = [one for one in run.evaluations if one["success"] is not None]
+    if len({(one["split"], one.get("task", "")) for one in known}) > MOST_KINDS:
+        known = pooled(known)
     kinds = sorted({(one["split"], one.get("task", "")) for one in known}, reverse=True)
     for number, (split, task) in enumerate(kinds if updates else ()):
         found = [one for one in known if (one["split"], one.get("task", "")) == (split, task)]
@@ -261,6 +266,20 @@ def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list
         name = f"{task.rpartition('/')[2]}, {split}" if several else f"on {split} states"
         lines.append(Line(name, x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
     return lines
+
+
+def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
+    """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts."""
+    found: dict[Any, dict[str, Record]] = {}
+    for one in evaluations:
+        found.setdefault((one["split"], one["update"], one.get("sample")), {})[one.get("task", "")] = one
+    made = []
+    for (split, update, _), tasks in found.items():
+        episodes = sum(one["episodes"] for one in tasks.values())
+        good = sum(round(one["success"] * one["episodes"]) for one in tasks.values())
+        low, high = wilson(good, episodes)
+        made.append({"split": split, "update": update, "task": "all tasks", "success": good / episodes, "low": low, "high": high})
+    return made
 
 
 def final_numbers(run: Run, smooth: int) -> dict[str, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import math
 import multiprocessing
 import time
 import traceback
@@ -31,6 +30,7 @@ from hilt.envs.task import success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
+from hilt.observe.metrics import wilson as wilson
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from hilt.policies.agent import Agent
     from hilt.runtime.checkpoint import Checkpoint
 
-Z = 1.959963984540054
-"""Of a normal distribution, 95% lies within so many standard deviations"""
 EPISODE_S = 600.0
 """An episode of a worker may take so long"""
 CARD = "evaluation.json"
@@ -176,16 +174,6 @@ def evaluate(
     finally:
         env.close()
     return done
-
-
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """The 95% interval of a share: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
-    if not 0 <= successes <= episodes or episodes < 1:
-        raise ConfigError(f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes.")
-    share, scale = successes / episodes, Z * Z / episodes
-    half = Z * math.sqrt(share * (1 - share) / episodes + scale / (4 * episodes))
-    low, high = ((share + scale / 2 + sign * half) / (1 + scale) for sign in (-1, 1))
-    return (low if successes else 0.0), (high if successes < episodes else 1.0)
 
 
 # Which weights
