@@ -182,6 +182,12 @@ def test_the_surplus_is_used_in_the_next_step_or_thrown_away():
     assert made(oversample_factor=1.5).collect(Dice()).figures["surplus_groups"] == 1
 
 
+def test_a_step_that_a_surplus_fills_passes_no_task_over():
+    collector = made(tasks=["a", "b", "c"], tasks_per_step=1, groups_at_once=4)
+    seen = [[episode.start.task for episode in collector.collect(Dice()).episodes[::2]] for _ in range(4)]
+    assert seen == [["a", "a"], ["a", "a"], ["b", "b"], ["b", "b"]]
+
+
 OPTIONS = {
     "plain": {},
     "surplus": {"groups_at_once": 3, "dynamic_sampling": True, "max_sampling_attempts": 50},
@@ -256,8 +262,22 @@ def test_greedy_episodes_from_where_the_groups_began():
         assert greedy.success == (episode.start.state != 0)
     with pytest.raises(ConfigError, match="it needs init_state_mode=group"):
         made(init_state_mode="distinct").collect(Dice(), greedy=True)
-    with pytest.raises(EmptyError, match=r"the greedy episode of group 0 was lost with its simulator:\nTraceback"):
-        made(ToyPool(lose=lambda start: start.member == 2)).collect(Dice(), greedy=True)
+
+
+def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
+    said: list[str] = []
+    lossy = ToyPool(lose=lambda start: start.member == 2 and start.state in (0, 2))
+    collector = made(lossy, tasks=["a"], said=said, groups_at_once=3)
+    got = collector.collect(Dice(), greedy=True)
+    assert [episode.start.state for episode in got.episodes] == [1, 1, 3, 3] and len(got.greedy) == 2, "others are in its place"
+    assert got.figures["dropped_lost"] == got.figures["lost_episodes"] == 2 and got.figures["attempts"] == 2
+    assert got.report.startswith("6 groups in 2 attempts, 2 dropped (a member was lost") and "state 0, is lost:\nTraceback" in said[0]
+    assert [episode.start.state for episode in collector.collect(Dice(), greedy=True).episodes] == [4, 4, 5, 5], "the surplus is as it was"
+    with pytest.raises(EmptyError, match=r"has 0 of 2 groups of a after max_sampling_attempts=2(?s:.*)The simulator fails(?s:.*)Traceback"):
+        made(ToyPool(lose=lambda start: start.member == 2), tasks=["a"], max_sampling_attempts=2).collect(Dice(), greedy=True)
+    calls = iter([False] * 9)
+    before = made(tasks=["a"])
+    assert before.collect(Dice(), greedy=True, stop=lambda: next(calls, True)).stopped
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,9 @@ REASONS = {
     "lost": "a member was lost with its simulator",
 }
 """Why a group is dropped"""
+
+Roll = Callable[..., Iterator[Episode | Lost]]
+"""`roll_out` with all but the starts, and how they are drawn"""
 
 
 @dataclass
@@ -206,35 +210,44 @@ class Collector:
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
         before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._solved)
+        baselines: dict[int, Episode] = {}
         try:
-            groups = self._collected(policy, version, tally, keep, stop) if self.agenda.tasks else []
-            baselines = self._greedy(policy, version, groups, keep, stop) if greedy and groups else {}
+            roll = partial(roll_out, policy, self._pool, stop=stop, **self._options(version))
+            groups = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else []
         except BaseException:
             self.load_state_dict(before, find=lambda held: held[""])
             raise
-        if groups is None or baselines is None:
+        if groups is None:
             self.load_state_dict(before, find=lambda held: held[""])
             return Collected(stopped=True)
         figures = tally.figures(groups, self._surplus, self._solved)
         return Collected([episode for group in groups for episode in group], baselines, figures, tally.report())
 
     def _collected(
-        self, policy: Policy, version: int, tally: _Tally, keep: Callable[[Episode], None], stop: Callable[[], bool]
+        self, roll: Roll, tally: _Tally, keep: Callable[[Episode], None], baselines: dict[int, Episode] | None
     ) -> list[list[Episode]] | None:
+        """The groups of this step; where `baselines` are asked for, with a greedy episode of each. None: stopped."""
         config, wanted = self._config, self._config.data_batch_size // self._config.group_size
         if not self._planned:
             self.agenda.begin()
         accepted, self._surplus = self._surplus, []
-        while len(accepted) < wanted:
-            if tally.attempts >= config.max_sampling_attempts:
-                self._exhausted(len(accepted), wanted, tally)
-                break
-            starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
-            tally.attempts += 1
-            groups = self._rolled(policy, version, starts, tally, keep, stop)
-            if groups is None:
+        while True:
+            while len(accepted) < wanted:
+                if tally.attempts >= config.max_sampling_attempts:
+                    self._exhausted(len(accepted), wanted, tally)
+                    break
+                starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
+                tally.attempts += 1
+                groups = self._rolled(roll, starts, tally, keep)
+                if groups is None:
+                    return None
+                accepted += [group for group in groups if self._accepts(group, tally)]
+            lost = self._greedy(roll, accepted[:wanted], baselines, tally, keep) if baselines is not None else set()
+            if lost is None:
                 return None
-            accepted += [group for group in groups if self._accepts(group, tally)]
+            if not lost:
+                break
+            accepted = [group for group in accepted if group[0].start.group not in lost]
         self.agenda.end()
         self._surplus = accepted[wanted:] if config.carry_over else []
         return accepted[:wanted]
@@ -243,20 +256,16 @@ class Collector:
         config = self._config
         return self.agenda.draw(config.groups_at_once or math.ceil(missing * config.oversample_factor), config.group_size)
 
-    def _rolled(
-        self, policy: Policy, version: int, starts: list[Start], tally: _Tally, keep: Callable[[Episode], None], stop: Callable[[], bool]
-    ) -> list[list[Episode]] | None:
+    def _rolled(self, roll: Roll, starts: list[Start], tally: _Tally, keep: Callable[[Episode], None]) -> list[list[Episode]] | None:
         """The groups of these starts, in their order; those with a lost member are not there. None: stopped."""
         begun, self._begun = self._begun, {}
         tally.prefetched += len(begun)
         ended: dict[Start, Episode | Lost] = {}
-        drawn = {"generator": self._draws, "begun": begun, "strict": self._config.filter_format}
-        for outcome in roll_out(policy, self._pool, starts[len(begun) :], stop=stop, **drawn, **self._options(version)):
+        for outcome in roll(starts[len(begun) :], generator=self._draws, begun=begun, strict=self._config.filter_format):
             start = outcome.start
             ended[start] = outcome
             if isinstance(outcome, Lost):
-                tally.lost.append(outcome)
-                self._say(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
+                self._lost(outcome, tally)
                 continue
             keep(outcome)
             tally.take(outcome, self._say)
@@ -274,19 +283,28 @@ class Collector:
         names = ("temperature", "execute", "rows_at_once", "retries")
         return {"suite": self._suite, "version": version, **{name: getattr(self._config, name) for name in names}}
 
+    def _lost(self, outcome: Lost, tally: _Tally) -> None:
+        tally.lost.append(outcome)
+        start = outcome.start
+        self._say(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
+
     def _greedy(
-        self, policy: Policy, version: int, groups: list[list[Episode]], keep: Callable[[Episode], None], stop: Callable[[], bool]
-    ) -> dict[int, Episode] | None:
-        """An episode of the likeliest actions for each group, from where its first member began. None: stopped."""
-        found: dict[int, Episode] = {}
-        starts = [replace(group[0].start, member=len(group)) for group in groups]
-        for outcome in roll_out(policy, self._pool, starts, sample=False, stop=stop, **self._options(version)):
+        self, roll: Roll, groups: list[list[Episode]], baselines: dict[int, Episode], tally: _Tally, keep: Callable[[Episode], None]
+    ) -> set[int] | None:
+        """An episode of the likeliest actions for each group that has none yet, from where its first member began. Gives the numbers of
+        the groups whose episode was lost, which go with it; None: stopped."""
+        starts = [replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines]
+        lost: set[int] = set()
+        for outcome in roll(starts, sample=False):
             if isinstance(outcome, Lost):
-                whose = f"rank {self._rank}: the greedy episode of group {outcome.start.group}"
-                raise EmptyError(f"{whose} was lost with its simulator:\n{outcome.error}")
+                self._lost(outcome, tally)
+                lost.add(outcome.start.group)
+                continue
             keep(outcome)
-            found[outcome.start.group] = outcome
-        return found if len(found) == len(starts) else None
+            baselines[outcome.start.group] = outcome
+        tally.dropped["lost"] += len(lost)
+        tally.groups -= len(lost)  # their members were all there
+        return lost if all(start.group in {*baselines, *lost} for start in starts) else None
 
     def _accepts(self, group: list[Episode], tally: _Tally) -> bool:
         if self._config.init_state_mode == "group":

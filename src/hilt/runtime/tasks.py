@@ -142,8 +142,8 @@ class Agenda:
         self._turn = 0
 
     def end(self) -> None:
-        """The cursor goes on to the next iteration's task; where all are worked on, to the one that has not had its turn."""
-        self.cursor += self._at_once or self._turn
+        """The cursor goes on to the next iteration's task; to the first that has not had its turn, where groups were fewer than tasks."""
+        self.cursor += min(self._at_once or self._turn, self._turn)
 
     def draw(self, groups: int, group_size: int) -> list[Start]:
         """The members of so many groups, one group after the other. "group": one state for all of its members; "distinct": one for each."""
