@@ -30,6 +30,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no classifier": (["rewards.learned=1"], "learned=1.0 would do nothing: it needs rewards.classifier=FOLDER"),
     "no coefficient": (["rewards.classifier=here"], "it needs a coefficient, rewards.learned=1"),
     "an absent classifier": (["rewards.classifier=here", "rewards.learned=1"], "here: no classifier is there. Make one with"),
+    "the same for all": (["rewards.format=0.1"], "format=0.1 would do nothing: it needs collect.filter_format=false, without which every"),
+    "a deadline of nobody": (["pool.step_s=9"], "step_s=9.0 would do nothing: it needs pool.workers above 0"),
+    "an idle start_s": (["pool.start_s=9"], "start_s=9.0 would do nothing: it needs pool.workers above 0"),
+    "restarts of nobody": (["pool.restarts=9"], "restarts=9 would do nothing: it needs pool.workers above 0"),
     "no reward": (["rewards.success=0"], "all coefficients of rewards are 0"),
     "imitation of nothing": (["imitation.weight=0.1"], "it needs imitation.weight and imitation.data together"),
     "absent data": (["imitation.weight=0.1", "imitation.data=[nowhere]"], "imitation.data: there is no nowhere"),
@@ -92,6 +96,8 @@ def test_the_sizes_in_words():
 
 def test_the_recipe_is_whole():
     vla_debug().check()
+    given = ("collect.filter_format=false", "pool.workers=1", "pool.start_s=9", "pool.step_s=9", "pool.restarts=9")
+    config("rewards.format=0.1", *given).check()
 
 
 def settings(path: Path, text: str) -> Any:

@@ -35,7 +35,7 @@ class Simulators:
     envs_per_worker: int = 0
     """Environments that a process keeps for later, at most; 0: as many as it has slots"""
     start_s: float = 120.0
-    """Seconds within which a process must have made its environment"""
+    """Seconds within which a process must have made its environment. This and the next two need workers above 0"""
     step_s: float = 60.0
     """Seconds within which a chunk must have been simulated"""
     restarts: int = 3
@@ -70,7 +70,7 @@ class Rewards:
     success: float = 1.0
     """At the last row of an episode that succeeded"""
     format: float = 0.0
-    """At the last row of one without an ill-formed chunk"""
+    """At the last row of one without an ill-formed chunk; for collect.filter_format=false"""
     environment: float = 0.0
     """Of the environment's own reward, at each row"""
     classifier: str = ""
@@ -214,6 +214,10 @@ class Vla:
         check_effect(self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
         check_effect(self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         check_effect(self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
+        ill = ("collect.filter_format=false, without which every episode that is learned from earns it", not self.collect.filter_format)
+        check_effect(self.rewards, {"format": ill})
+        watched = ("pool.workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", self.pool.workers)
+        check_effect(self.pool, dict.fromkeys(("start_s", "step_s", "restarts"), watched))
         given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
         check_effect(self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
         some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
