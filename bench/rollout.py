@@ -1,5 +1,6 @@
 """Rollouts: steps of environments that answer to chunks of actions, as the pool runs them, beside LIBERO's own SubprocVectorEnv and beside
-one process for each trajectory, in LIBERO and in our tabletop suite. As many environments as cores, the same tasks, states and actions."""
+one process for each trajectory, in LIBERO and in our tabletop suite. As many environments as cores, the same tasks, states and actions.
+And two figures of whole runs (`bench.rollout_runs`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from bench.lab import Group, Lab
 from bench.report import Row, at_least
+from bench.rollout_runs import driver, share
 from bench.rollout_sides import SIZES, TASKS
 from bench.sides import ROOT, Side
 from bench.timing import Rates
@@ -84,5 +86,7 @@ def rollouts(suite: str, lab: Lab) -> list[Row]:
 
 
 GROUPS = {
-    suite: Group([f"rollout_{suite}{name}" for name in ("", "_blind", "_trajectories")], partial(rollouts, suite)) for suite in CHUNKS
+    **{suite: Group([f"rollout_{suite}{name}" for name in ("", "_blind", "_trajectories")], partial(rollouts, suite)) for suite in CHUNKS},
+    "driver": Group(["rollout_driver"], driver),
+    "share": Group(["rollout_other"], share),
 }

@@ -11,7 +11,8 @@ from bench.lab import Lab
 
 def test_rows_without_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rollout, "LIBERO", tmp_path / "python")
-    for suite, group in rollout.GROUPS.items():
+    for suite in rollout.CHUNKS:
+        group = rollout.GROUPS[suite]
         rows = group.run(Lab(tmp_path, quick=True))
         assert [row.name for row in rows] == list(group.rows)
         plain, blind, trajectories = rows
@@ -22,3 +23,12 @@ def test_rows_without_libero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         else:
             assert all(row.ours and row.ours > 0 for row in rows)
             assert trajectories.peer == rollout.PROCESSES and not trajectories.absent
+
+
+@pytest.mark.peers
+def test_rows_of_whole_runs(tmp_path: Path):
+    (driver,) = rollout.GROUPS["driver"].run(Lab(tmp_path, quick=True))
+    assert driver.name == "rollout_driver" and 0.1 < driver.ours < 100, "cards and figures went through this process, and no picture"
+    assert "pictures are 0.6 MB" in driver.notes and "2 chunks instead of 64" in driver.notes and not driver.met
+    (other,) = rollout.GROUPS["share"].run(Lab(tmp_path, quick=True))
+    assert other.name == "rollout_other" and 0 < other.ours < 100 and "simulator" in other.notes and not other.met

@@ -134,6 +134,15 @@ def test_many_slots_share_an_environment_that_takes_snapshots_and_others_are_kep
         assert notes.read_text().split() == ["made"] * 2
 
 
+@pytest.mark.parametrize("given", ["", "2"])
+def test_a_worker_has_one_thread_unless_somebody_asks_for_more(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LP_NUM_THREADS", given) if given else monkeypatch.delenv("LP_NUM_THREADS", raising=False)
+    with Pool(1, 1) as pool:
+        pool.describe(COUNTING)
+        environment = Path(f"/proc/{pool._workers[0]._process.pid}/environ").read_text().split("\0")
+    assert f"LP_NUM_THREADS={given or 0}" in environment and any(each.startswith("OMP_NUM_THREADS=") for each in environment)
+
+
 def test_a_task_is_described_by_a_worker_and_once(tmp_path: Path) -> None:
     with Pool(1, 1, task_options={"folder": str(tmp_path)}) as pool:
         about = {"instruction": "save", "step_limit": LIMIT, "initial_states": {"train": 20, "eval": 20}, "action_dim": 1}

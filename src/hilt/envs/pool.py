@@ -46,6 +46,8 @@ ABORT_S = 2.0
 """A worker that hangs may take so long to say where"""
 BEGIN = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; from hilt.envs.simulators import work; work(told)"
 """What a worker's Python is told to run: our modules are where the caller has them"""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
+"""For BLAS and for Mesa's software renderer: threads of many workers would only stand in each other's way"""
 ASKED_WRONGLY = ("ConfigError", "UnknownNameError", "MissingPackageError", "StorageError")
 """Errors at the beginning of an episode that no other try would mend: `Pool.collect` raises them"""
 
@@ -338,7 +340,7 @@ class _Worker:
             stdout=self._said,
             stderr=self._said,
             pass_fds=[theirs.fileno(), alive, *frames.values()],
-            env={"OMP_NUM_THREADS": "1", **os.environ},  # threads of many workers would only stand in each other's way
+            env={**ONE_THREAD, **os.environ},
         )
         theirs.close()
         os.close(alive)

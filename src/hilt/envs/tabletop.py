@@ -124,7 +124,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
 
     def _act(self, action: Any) -> bool:
         """One control step; whether the task is done."""
-        action = np.clip(np.asarray(action, np.float64), -1.0, 1.0)
+        action = np.asarray(action, np.float64).clip(-1.0, 1.0)
         if action.shape != self.action_space.shape or not np.isfinite(action).all():
             raise ConfigError(f"an action here is {self.action_space.shape} finite numbers; given {action.tolist()}.")
         for arm, part in enumerate(action.reshape(-1, 7)):
@@ -171,9 +171,9 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
     def _target(self, action: Array, arm: int) -> Array:
         """The next command of one arm."""
         now, last, (low, high) = self.world.pose(arm), self.world.commanded(arm), self.world.clips(arm)
-        position = np.clip(last[:3], now[:3] - low[:3], now[:3] + high[:3]) + action[:3] * self._scale[0]
-        ahead = np.clip(to_rotation_vector(multiply(last[3:], inverse(now[3:]))), -low[3:], high[3:])
+        position = last[:3].clip(now[:3] - low[:3], now[:3] + high[:3]) + action[:3] * self._scale[0]
+        ahead = to_rotation_vector(multiply(last[3:], inverse(now[3:]))).clip(-low[3:], high[3:])
         rotation = multiply(multiply(from_euler(action[3:6] * self._scale[1]), from_rotation_vector(ahead)), now[3:])
         turn = to_rotation_vector(multiply(rotation, inverse(DOWN)))
-        inside = np.clip(np.concatenate([position, turn]), BOX_LOW, BOX_HIGH)
+        inside = np.concatenate([position, turn]).clip(BOX_LOW, BOX_HIGH)
         return np.concatenate([inside[:3], multiply(from_rotation_vector(inside[3:]), DOWN)])

@@ -63,7 +63,7 @@ HIGHEST = {
     "rotational_Ki": 4.0,
 }
 """Above these the simulation's time step cannot follow; a clip is at most 1."""
-UNSTABLE = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+UNSTABLE = [int(getattr(mujoco.mjtWarning, f"mjWARN_{name}")) for name in ("BADQPOS", "BADQVEL", "BADQACC")]
 INTEGRAL_LIMIT = dict(zip(KINDS, (0.1, 0.3), strict=True))  # of the summed error, as upstream's controller
 INTEGRAL_PERIOD = 0.008  # seconds
 
@@ -99,8 +99,10 @@ class World:
         except ValueError as error:
             raise ConfigError(f"the scene's MJCF is not accepted: {str(error).splitlines()[0]}") from error
         self.data = mujoco.MjData(self.model)
+        self._alarms = self.data.warning.number  # a view
         self.cameras = tuple(self.model.camera(i).name for i in range(self.model.ncam))
         self.parameters = [dict(PARAMETERS) for _ in range(arms)]
+        self._clips = [(np.zeros(6), np.zeros(6))] * arms
         self._arms = [_Arm(self.model, prefix) for prefix in self.prefixes]
         self._local = threading.local()
         for arm in range(arms):
@@ -159,7 +161,7 @@ class World:
             for arm, kinds in integrals:
                 self._integrate(arm, kinds, min(stride, steps - done) * TIMESTEP)
             mujoco.mj_step(self.model, self.data, min(stride, steps - done))
-        if any(self.data.warning[kind].number for kind in UNSTABLE):
+        if self._alarms[UNSTABLE].any():
             raise HiltError(f"the simulation became unstable at {self.data.time:.3f} s and is at its beginning again: call home().")
         # positions and forces of now, not of the last step's beginning; the same that restore() computes
         mujoco.mj_forward(self.model, self.data)
@@ -174,7 +176,8 @@ class World:
                 raise ConfigError(f"{name}={value}: it must be between 0 and {highest:g} in this simulation.")
         known, a = self.parameters[arm], self._arms[arm]
         known.update({name: float(value) for name, value in parameters.items()})
-        low, high = self.clips(arm)
+        low, high = (np.array([known[f"{kind}_clip_{sign}{axis}"] for kind in KINDS for axis in "xyz"]) for sign in ("neg_", ""))
+        self._clips[arm] = low, high
         stiffness, damping = (np.repeat([known[f"{kind}_{word}"] for kind in KINDS], 3) for word in ("stiffness", "damping"))
         self.model.actuator_biasprm[a.springs, 1] = -stiffness
         self.model.actuator_forcerange[a.springs] = np.stack([-stiffness * low, stiffness * high], 1)
@@ -182,9 +185,7 @@ class World:
 
     def clips(self, arm: int = 0) -> tuple[Array, Array]:
         """How far behind its command the arm still pushes harder, below and above: each ``[6]``, metres and radians."""
-        known = self.parameters[arm]
-        low, high = (np.array([known[f"{kind}_clip_{sign}{axis}"] for kind in KINDS for axis in "xyz"]) for sign in ("neg_", ""))
-        return low, high
+        return self._clips[arm]
 
     def place(self, body: str, pose: Any) -> None:
         """Put a free or mocap body somewhere, at rest. Only for the beginning of an episode."""

@@ -1,0 +1,102 @@
+"""Two figures of whole runs of post-training: what goes through the process that drives the ranks, and where the time of a step goes."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.lab import Lab
+from bench.report import Row, at_most
+
+CHUNK, CHUNKS, PIXELS, CAMERAS = 8, 64, 224, 2
+FUSED_CHANNELS, FLOAT_BYTES = 6, 4
+"""Of OpenVLA's pixel_values, two normalisations of one picture, as SimpleVLA-RL puts them into a trajectory"""
+STEPS = 12
+
+
+def driver(lab: Lab) -> list[Row]:
+    """A training step of two ranks in processes of their own, each with its simulators, as `hilt train` has it. The kernel counts."""
+    from hilt.algos.config import Batching, PolicyGradient
+    from hilt.runtime.collect import Collecting
+    from hilt.runtime.group import Placement, open_group
+    from hilt.runtime.post_train import WORKER
+    from hilt.runtime.vla_config import Simulators, Validation, Vla
+
+    chunks = lab.pick(CHUNKS, 2)
+    config = Vla(
+        policy_options={"image_size": PIXELS, "width": 32, "depth": 1, "chunk": CHUNK},
+        tasks=["tabletop/pick", "tabletop/stack"],  # one for each rank
+        task_options={"image_size": PIXELS, "step_limit": chunks * CHUNK},
+        pool=Simulators(workers=1, slots=2),
+        collect=Collecting(group_size=2, data_batch_size=2),
+        algorithm=PolicyGradient(batch=Batching(chunks_per_pass=16)),
+        validation=Validation(before=False, period=0, after=False),
+        placement=Placement(kind="processes", ranks=2),
+    )
+    config.check()
+    group = open_group(config.placement, WORKER, (asdict(config), str(lab.new("driver").absolute())))
+    try:
+        lab.progress(f"driver: one step of {config.placement.ranks} ranks")
+        before = _through_this_process()
+        parts = group.call("collect", 0)
+        group.call("update", 0, False)
+        carried = _through_this_process() - before
+    finally:
+        group.close()
+    cards = [card for part in parts for card in part["episodes"]]
+    if wrong := [card["length"] for card in cards if card["length"] != chunks * CHUNK]:
+        raise RuntimeError(f"an episode has {wrong[0]} steps instead of {chunks * CHUNK}")
+    pictures, theirs = (chunks * PIXELS * PIXELS * each / 1e6 for each in (3 * CAMERAS, FUSED_CHANNELS * FLOAT_BYTES))
+    return [
+        Row(
+            name="rollout_driver",
+            ours=carried / len(cards) / 1e3,
+            unit="kB",
+            what=f"what the driver's process reads and writes for a trajectory of {chunks} chunks with {CAMERAS} pictures of {PIXELS} "
+            f"pixels: a training step of {config.placement.ranks} ranks, {len(cards)} trajectories, collected and learned from",
+            targets=[at_most(100.0)],
+            size=lab.size(chunks, CHUNKS, "chunks"),
+            note=f"its pictures are {pictures:.1f} MB; SimpleVLA-RL sends {theirs:.1f} MB of pixel_values (one picture, "
+            f"{FUSED_CHANNELS} channels, float32)",
+        )
+    ]
+
+
+def _through_this_process() -> int:
+    """Bytes that it has read and written so far, in files, pipes and sockets."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"]) + int(counts["wchar"])
+
+
+def share(lab: Lab) -> list[Row]:
+    """The recipe of `hilt demo vla`, from a policy that has learned nothing: so every group is learned from, whatever came of it, as a
+    step has as many when they are chosen."""
+    from hilt.core.config import build
+    from hilt.observe.metrics import read_metrics
+    from hilt.recipes import vla_recipe
+    from hilt.runtime.post_train import DRAWN, begin_run, train
+
+    steps, run = lab.pick(STEPS, 2), lab.new("share")
+    chosen = ["policy_options.action_dim=3", "collect.dynamic_sampling=false", "collect.when_exhausted=error"]
+    chosen += [f"max_steps={steps}", "max_seconds=0", "checkpoint_period=1000"]
+    never = ["validation.episodes=0", "validation.before=false", "validation.period=0", "validation.after=false"]
+    lab.progress(f"share: {steps} training steps")
+    train(begin_run(run, "vla_tabletop", build(vla_recipe("vla_tabletop"), *chosen, *never)), run)
+    found = [line for line in read_metrics(run, ["update"]) if "other_share" in line][1:]  # the first one makes the simulators
+    other = [100 * values["other_share"] for values in found]
+    drawn = ", ".join(f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN)
+    seconds = statistics.median(values["step_seconds"] for values in found)
+    return [
+        Row(
+            name="rollout_other",
+            ours=statistics.median(other),
+            spread=(min(other), max(other)),
+            unit="% of a step",
+            what="what of a training step is spent neither waiting for a simulator nor in the model, acting or learning; vla_tabletop, "
+            "96 episodes in a step, 64 in flight in 2 processes",
+            targets=[at_most(10.0)],
+            size=lab.size(steps, STEPS, "steps"),
+            note=f"medians: {drawn}; a step takes {seconds:.2f} s",
+        )
+    ]
