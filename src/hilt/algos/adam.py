@@ -47,7 +47,9 @@ class Adam:
         with torch.no_grad():
             self._steps += moved
             torch._fused_adamw_(
-                *parts[:4],
+                parts[0],
+                [_laid_out_as(p, gradient) for p, gradient in zip(*parts[:2], strict=True)],
+                *parts[2:4],
                 [],
                 parts[4],
                 lr=self.learning_rate,
@@ -67,3 +69,9 @@ class Adam:
         """All that it remembers, by name, to be copied from or into."""
         moments = {"first": self._first, "second": self._second}
         return {"steps": self._steps} | {f"{name}.{i}": m for name, kept in moments.items() for i, m in enumerate(kept)}
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A convolution's gradient may have its channels last where its weights have them first. torch's kernel on the GPU refuses that; the
+    one on the CPU takes each number for another's."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
