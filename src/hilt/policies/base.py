@@ -102,10 +102,12 @@ def select(record: Record, rows: Any) -> Record:
 
 def widen(record: Record, prompt: int) -> Record:
     """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever is said. Evaluates the same."""
-    more = prompt - record["prompt"].shape[1]
-    if more < 0:
-        raise SchemaError(f"a prompt of {record['prompt'].shape[1]} tokens does not go into a column of {prompt}; make a wider one.")
-    return {**record, "prompt": np.pad(record["prompt"], [(0, 0), (0, more)])}
+    rows, width = record["prompt"].shape
+    if prompt < width:
+        raise SchemaError(f"a prompt of {width} tokens does not go into a column of {prompt}; make a wider one.")
+    wide = np.zeros((rows, prompt), record["prompt"].dtype)
+    wide[:, :width] = record["prompt"]
+    return {**record, "prompt": wide}
 
 
 # --- what every policy checks ---

@@ -248,7 +248,7 @@ class Store:
         while self._idle:
             lane = self._idle.pop()
             fits = self.room(lane) >= min(steps, self.rows_per_segment) or not lane.segment.rows
-            if fits and lane.segment.schema.to_json() == self.schema.to_json():
+            if fits and (lane.segment.schema is self.schema or lane.segment.schema.to_json() == self.schema.to_json()):
                 self._busy.add(lane.segment.number)
                 return lane
             self._seal(lane)
