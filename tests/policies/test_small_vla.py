@@ -200,13 +200,13 @@ def test_it_learns_from_what_is_shown_and_then_from_reward(kind: str) -> None:
     one = {"cameras": ("full_image",), "state_dim": 0, "chunk": 1, "width": 32, "value": "none"}
     policy = SmallVLA(SmallVLAConfig(**SIZES | HEADS[kind] | {"bins": 13} | one), seed=0)
     parameters, chance = list(policy.parameters()), generator()
-    optimiser = Adam(parameters, 3e-3)
+    optimiser = Adam(parameters, 1.5e-3)
 
     def descend(loss: torch.Tensor) -> None:
         optimiser.step(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
     shown, goals = spots(256, 0)
-    for step in range(100):
+    for step in range(80):
         rows = np.random.default_rng(step).integers(0, 256, 32)
         descend(policy.supervised_loss([shown[i] for i in rows], goals[rows], np.ones((32, 1), bool), chance)[0])
     fresh, aims = spots(128, 1)
@@ -214,9 +214,9 @@ def test_it_learns_from_what_is_shown_and_then_from_reward(kind: str) -> None:
     def away(share: float) -> float:
         return float(np.abs(policy.act(fresh, sample=False)[0] - share * aims).mean())
 
-    assert away(1.0) < 0.75 * float(np.abs(aims).mean())
-    before, optimiser.learning_rate = away(0.5), 1e-3
-    for step in range(30):
+    assert away(1.0) < 0.6 * float(np.abs(aims).mean())
+    before, optimiser.learning_rate = away(0.5), 5e-4
+    for step in range(20):
         observations, targets = spots(48, 100 + step)
         actions, record = policy.act(observations, generator=chance)
         reward = -np.abs(actions - 0.5 * targets).sum(-1)[..., None]
