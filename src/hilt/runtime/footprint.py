@@ -55,30 +55,23 @@ def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, valu
 
 def blank_record(policy: Any, rows: int) -> Record:
     """A record of zeros with the shapes of what `act` gives."""
-    config, chunk = policy.config, (rows, policy.chunk, policy.action_dim)
-    record = {"prompt": np.zeros((rows, PROMPT), np.int32), "prompt_length": np.full(rows, PROMPT, np.int32)}
-    record |= {"temperature": np.ones(rows, np.float32), "log_prob": np.zeros(chunk, np.float32)}
-    side = config.image_size
-    if hasattr(config, "flow") and hasattr(policy, "horizon"):
+    config, chunk, horizon = policy.config, (rows, policy.chunk, policy.action_dim), getattr(policy, "horizon", 0)
+    openvla = hasattr(config, "num_images")
+    pictures = config.num_images if openvla else len(config.images if horizon else config.cameras)
+    record = {
+        "images": np.zeros((rows, pictures, config.image_size, config.image_size, 3), np.uint8),
+        "prompt": np.zeros((rows, PROMPT), np.int32),
+        "prompt_length": np.full(rows, PROMPT, np.int32),
+        "state": np.zeros((rows, config.proprio_dim if openvla else config.state_dim), np.float32),
+        "temperature": np.ones(rows, np.float32),
+        "log_prob": np.zeros(chunk, np.float32),
+    }
+    if horizon:
+        record["image_mask"] = np.ones((rows, pictures), bool)
+    else:
+        record |= {"tokens": np.full(chunk, policy.token.first if openvla else 0, np.int32), "actions": np.zeros(chunk, np.float32)}
+    if not openvla:  # it may answer by a flow
         states = config.flow.steps + 1 if config.flow.kind == "noise" else 2
-        chain = np.zeros((rows, states, policy.horizon, config.max_action_dim), np.float32)
-        record |= {
-            "images": np.zeros((rows, len(config.images), side, side, 3), np.uint8),
-            "image_mask": np.ones((rows, len(config.images)), bool),
-        }
-        return record | {"state": np.zeros((rows, config.state_dim), np.float32), "chain": chain, "step": np.zeros(rows, np.int32)}
-    if hasattr(config, "num_images"):
-        record |= {"images": np.zeros((rows, config.num_images, side, side, 3), np.uint8), "actions": np.zeros(chunk, np.float32)}
-        return record | {"tokens": np.full(chunk, policy.token.first, np.int32), "state": np.zeros((rows, config.proprio_dim), np.float32)}
-    record |= {
-        "images": np.zeros((rows, len(config.cameras), side, side, 3), np.uint8),
-        "state": np.zeros((rows, config.state_dim), np.float32),
-    }
-    steps = config.flow.steps + 1 if config.flow.kind == "noise" else 2
-    chain = np.zeros((rows, steps, *chunk[1:]), np.float32)
-    return record | {
-        "tokens": np.zeros(chunk, np.int32),
-        "actions": np.zeros(chunk, np.float32),
-        "chain": chain,
-        "step": np.zeros(rows, np.int32),
-    }
+        shape = (rows, states, horizon, config.max_action_dim) if horizon else (rows, states, *chunk[1:])
+        record |= {"chain": np.zeros(shape, np.float32), "step": np.zeros(rows, np.int32)}
+    return record

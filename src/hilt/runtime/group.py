@@ -306,6 +306,8 @@ class Remote(ABC):
 
     def _answers(self, method: str, timeout: float) -> list[Any]:
         """Waits for all. What a worker raised comes at once; a rank that lost another one is only believed when that one says nothing."""
+        from hilt.runtime.ranks import LostRankError  # it brings torch
+
         answers: dict[int, Any] = {}
         consequence: Answer | None = None
         pending, end = set(range(self.size)), time.monotonic() + timeout
@@ -315,7 +317,7 @@ class Remote(ABC):
                 if answer.error is None:
                     answers[rank] = answer.value
                     self.carried += size_of(answer.value)
-                elif _is_consequence(answer.error):
+                elif isinstance(answer.error, LostRankError):
                     consequence = consequence or answer
                     end = min(end, time.monotonic() + GRACE_SECONDS)
                 else:
@@ -397,14 +399,11 @@ class Processes(Remote):
             _send(self._pipes[rank], (method, arguments))
 
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
-        by_pipe = {self._pipes[rank]: rank for rank in ranks}
-        answers = {}
-        there = wait(list(by_pipe), seconds)
-        for pipe, rank in by_pipe.items():
-            if pipe not in there:
-                continue
+        answers, by_rank = {}, {rank: self._pipes[rank] for rank in ranks}
+        there = wait(by_rank.values(), seconds)
+        for rank in [rank for rank, pipe in by_rank.items() if pipe in there]:
             try:
-                answers[rank] = _receive(pipe)
+                answers[rank] = _receive(by_rank[rank])
             except (EOFError, OSError):
                 self._processes[rank].join(GRACE_SECONDS)
                 how = _how_it_ended(self._processes[rank].exitcode)
@@ -481,12 +480,6 @@ def _send(pipe: Connection, value: Any) -> None:
 
 def _receive(pipe: Connection) -> Any:
     return ForkingPickler.loads(pipe.recv_bytes())
-
-
-def _is_consequence(error: Exception) -> bool:
-    from hilt.runtime.ranks import LostRankError
-
-    return isinstance(error, LostRankError)
 
 
 def _how_it_ended(code: int | None) -> str:

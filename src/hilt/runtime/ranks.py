@@ -48,19 +48,20 @@ class Ranks(Protocol):
 
     def any(self, value: bool) -> bool:
         """Whether it is so at any rank."""
+        return self.max(value) > 0
 
     def gather(self, tree: Any) -> list[Any]:
         """A small tree of JSON from each rank, in their order, at every rank."""
 
     def barrier(self) -> None:
         """Returns when all ranks are here."""
+        self.max(0)
 
 
-class Alone:
+class Alone(Ranks):
     """The only rank: nobody to wait for."""
 
-    rank = 0
-    size = 1
+    rank, size = 0, 1
 
     def sum_(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -68,17 +69,11 @@ class Alone:
     def max(self, value: int) -> int:
         return int(value)
 
-    def any(self, value: bool) -> bool:
-        return bool(value)
-
     def gather(self, tree: Any) -> list[Any]:
         return [json.loads(json.dumps(tree))]  # as the others would see it
 
-    def barrier(self) -> None:
-        pass
 
-
-class Unjoined:
+class Unjoined(Ranks):
     """A rank that has its number, and does nothing together with others: one that only rolls out."""
 
     def __init__(self, rank: int, size: int):
@@ -90,17 +85,11 @@ class Unjoined:
     def max(self, value: int) -> int:
         return int(self.sum_(torch.tensor(value)))
 
-    def any(self, value: bool) -> bool:
-        return self.max(value) > 0
-
     def gather(self, tree: Any) -> list[Any]:
         return [self.max(0)]
 
-    def barrier(self) -> None:
-        self.max(0)
 
-
-class Joined:
+class Joined(Ranks):
     """A rank of torch.distributed's group of this process. `join` makes it, and `leave` is its end."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_seconds: float):

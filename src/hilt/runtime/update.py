@@ -120,9 +120,9 @@ class Updater:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
         if settings.recompute_log_prob:
-            rows.old = torch.where(rows.mask, self._looked_at(self.actor.module, rows, blank)[0], 0)
+            rows.old = torch.where(rows.mask, self._looked_at(self.actor.module, rows, blank), 0)
         if self._reference is not None:
-            rows.reference = torch.where(rows.mask, self._looked_at(self._reference, rows, blank)[0], 0)
+            rows.reference = torch.where(rows.mask, self._looked_at(self._reference, rows, blank), 0)
             apart = divergence(rows.old, rows.reference, settings.kl.estimate).double() * rows.mask
             tokens = rows.mask.sum((1, 2)).double()
             share = weights("trajectory_mean", tokens, rows.of, 0, 1, 1)
@@ -148,7 +148,7 @@ class Updater:
         absent = any("value" not in e.record for e in rows.episodes)
         if self._critic is None and not self.settings.recompute_log_prob and not self.ranks.any(absent):
             return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)]))
-        return self._looked_at((self._critic or self.actor).module, rows, blank, values=True)[1]
+        return self._looked_at((self._critic or self.actor).module, rows, blank, values=True)
 
     def _told(self, rows: Rows) -> dict[str, float]:
         score = rows.padded(rows.rewards).sum()
@@ -162,20 +162,17 @@ class Updater:
             figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
         return figures
 
-    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False) -> tuple[Tensor, Tensor]:
+    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False) -> Tensor:
         """The log-probabilities that a module gives to all rows, or the values; without gradients."""
-        log_prob, value = torch.zeros_like(rows.old), torch.zeros(len(rows))
+        found = torch.zeros_like(rows.values if values else rows.old)
         module.eval()
         with torch.no_grad():
             for part in self._passes(rows, torch.arange(len(rows)), self.settings.batch.log_prob_chunks_per_pass):
                 seen = module.evaluate(rows.record(part, blank))
-                if not values:
-                    log_prob[part] = seen.log_prob[: len(part)].float().cpu()
-                elif seen.value is None:
+                if (given := seen.value if values else seen.log_prob) is None:
                     raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
-                else:
-                    value[part] = seen.value[: len(part)].float().cpu()
-        return log_prob, value
+                found[part] = given[: len(part)].float().cpu()
+        return found
 
     # The steps
 
