@@ -44,7 +44,9 @@ def test_saved_loaded_and_only_so_many_kept(memory_path: Path):
     check(memory_path, 10)
     found = latest(memory_path)
     assert found is not None and found.update == 100
-    write(memory_path, 100)  # is there already
+    save(memory_path, 100, weights(99), {"elapsed": 70}, keep=2)  # is there already: what else is known is told anew
+    assert (load(memory_path, 100).state, load(memory_path, 100).agent["updates"]) == ({"elapsed": 70}, 100)
+    write(memory_path, 100)
     check(memory_path, 100)
     with pytest.raises(StorageError, match=r"there is no checkpoint 5. There are: 0, 10, 100"):
         load(memory_path, 5)

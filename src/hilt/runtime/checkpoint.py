@@ -39,13 +39,14 @@ class Checkpoint:
 
 
 def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK) -> Path:
-    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0."""
+    """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0. Where
+    one of this update is there and whole, its `state` is told anew: time may have passed without an update."""
     if keep < 1:
         raise ConfigError(f"checkpoint_keep={keep}: expected at least 1.")
     folder = run / FOLDER
-    if update in numbers(run):
-        with contextlib.suppress(CorruptError, FormatError, StorageError):
-            return load(run, update).path  # it is there, and whole
+    if (there := _checksum_of(run, update)) is not None:
+        write_json(folder / str(update) / "state.json", {**state, "update": update, "agent_checksum": there}, files)
+        return folder / str(update)
     files.make_folders(folder)
     for rest in folder.glob(".*.new"):  # of a process that was killed
         files.remove(rest)
@@ -72,6 +73,13 @@ def numbers(run: Path) -> list[int]:
         return []
     with storage_errors(folder):
         return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+def _checksum_of(run: Path, update: int) -> Any:
+    """Of the agent of a checkpoint that is there, and whole; else None."""
+    with contextlib.suppress(CorruptError, FormatError, StorageError):
+        return read_json(load(run, update).path / "state.json")["agent_checksum"]
+    return None
 
 
 def load(run: Path, update: int) -> Checkpoint:

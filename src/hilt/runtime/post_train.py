@@ -348,7 +348,7 @@ class Controller:
         saved = checkpoint.latest(self._run, self._say)
         state: Mapping[str, Any] = saved.state if saved is not None else {}
         self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
-        self._elapsed, self._began = float(state.get("elapsed", 0.0)), time.monotonic()
+        self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._validated = int(state.get("validated", -1))
         own: list[Any] = []
