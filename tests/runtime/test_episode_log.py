@@ -73,6 +73,22 @@ def test_what_came_after_a_checkpoint_is_taken_out(tmp_path: Path):
     again.close()
 
 
+def test_beyond_its_capacity_the_oldest_go_but_for_those_that_are_pinned(tmp_path: Path):
+    log = EpisodeLog(tmp_path / "log", capacity_bytes=300_000)
+    for number in range(4):
+        log.add(episode(40), number, np.zeros(40, np.float32))
+    assert all(number in log for number in range(4)), "of a step that is under way every one may be carried over"
+    log.pin([1])
+    assert [number in log for number in range(4)] == [False, True, False, True]
+    log.close()
+    again = EpisodeLog(tmp_path / "log", capacity_bytes=1)
+    assert 1 in again, "nothing goes before it is known what is pinned"
+    again.pin([1])
+    again.add(episode(40), 5, np.zeros(40, np.float32))
+    assert same(again.read(1)[0], episode(40, trajectory=1)) and 3 not in again
+    again.close()
+
+
 def test_there_is_no_log_to_read_from(tmp_path: Path):
     with pytest.raises(ConfigError, match="there is no log, and its trajectory 3 is asked for"):
         EpisodeLog(tmp_path / "log").read(3)

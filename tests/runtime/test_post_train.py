@@ -12,13 +12,13 @@ import pytest
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, EmptyError, LockedError
 from hilt.core.files import read_json
-from hilt.observe.metrics import read_metrics
+from hilt.observe.metrics import Metrics, read_metrics
 from hilt.policies.checkpoints import load_policy
 from hilt.replay import Log
 from hilt.replay.lock import WriterLock
 from hilt.runtime import checkpoint, post_train, roles
 from hilt.runtime.evaluate import wilson
-from hilt.runtime.post_train import Summary, begin_run, resume_run, train
+from hilt.runtime.post_train import Controller, Summary, begin_run, resume_run, train
 from hilt.runtime.vla_config import Vla
 from tests.runtime.toy_vla import DOWN, UP, config, weights
 
@@ -83,13 +83,16 @@ def test_it_learns_validates_and_keeps_its_best(tmp_path: Path):
     assert len(list((run / "best").iterdir())) == 1 and checkpoint.numbers(run) == [10]
 
 
+SMALL = ["max_steps=3", "collect.data_batch_size=8", "algorithm.batch.trajectories_per_step=4", "validation.episodes=1"]
 WAYS = {
-    "grpo with a surplus, begun ahead, an adaptive KL": [
+    "grpo with a surplus that the log has no room for, begun ahead, an adaptive KL": [
         "collect.groups_at_once=3", "collect.prefetch=true", "algorithm.kl.where=reward", "algorithm.kl.controller=adaptive",
-        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "validation.period=3",
+        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "rollouts_gb=1e-6",
     ],
-    "gae with a critic of its own": ["algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimiser.schedule=cosine"],
-    "gae with a head, filters": ["algorithm.estimator=gae", "critic.kind=shared", "collect.dynamic_sampling=true"],
+    "gae with a critic of its own, filters": [
+        "algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimiser.schedule=cosine",
+        "collect.dynamic_sampling=true",
+    ],
 }  # fmt: skip
 
 
@@ -124,18 +127,16 @@ class Stop:
 @pytest.mark.parametrize("way", WAYS)
 def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    started(whole, *WAYS[way])
+    started(whole, *SMALL, *WAYS[way])
     stop = Stop(monkeypatch)
-    stop.after = 21  # in the middle of collecting
-    assert started(parts, *WAYS[way]).reason == "stopped"
-    first = checkpoint.numbers(parts)
+    stop.after = 14  # in the middle of collecting
+    assert started(parts, *SMALL, *WAYS[way]).reason == "stopped"
     stop.fail_in = 2  # after an update that no checkpoint has
     with pytest.raises(RuntimeError, match="the power went"):
         resumed(parts)
-    stop.fail_in, stop.after = -1, 5
-    assert resumed(parts).reason == "stopped" and len(first) == 1
+    stop.fail_in = -1
     done = resumed(parts)
-    assert done.reason == "max_steps" and done.step == 4
+    assert done.reason == "max_steps" and done.step == 3
     one, other = weights(whole), weights(parts)
     assert set(one) == set(other)
     different = [name for name in one if not np.array_equal(one[name], other[name]) and "trajectory" not in name and "log_end" not in name]
@@ -144,11 +145,13 @@ def test_on_from_where_it_was_interrupted_bit_for_bit(way: str, tmp_path: Path, 
     assert told(whole) == told(parts)
 
 
-def test_a_surplus_that_the_log_had_no_room_for_is_collected_anew(tmp_path: Path):
+def test_a_surplus_that_somebody_removed_is_collected_anew(tmp_path: Path):
     run, said = tmp_path / "run", list[str]()
-    started(run, "max_steps=1", "collect.groups_at_once=3", "rollouts_gb=0.00001", "validation.before=false", "validation.after=false")
+    started(run, *SMALL, "max_steps=1", "collect.groups_at_once=3")
+    with Log.open(run / "rollouts" / "rank-0") as log:
+        log.delete(log.trajectories()[-1])
     assert resumed(run, "max_steps=2", say=said.append).step == 2
-    assert any("rank 0: 2 groups that were carried over are no longer in the log" in line for line in said)
+    assert any("rank 0: 1 groups that were carried over are no longer in" in line for line in said)
 
 
 def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -160,9 +163,23 @@ def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(roles.Worker, "validate", stopped)
     assert started(run) == Summary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
+    elapsed = checkpoint.latest(run).state["elapsed"]
+    assert resumed(run).reason == "stopped" and checkpoint.latest(run).state["elapsed"] > elapsed, "in the same step once more"
     monkeypatch.setattr(roles.Worker, "validate", validate)
     assert resumed(run, "max_steps=1").step == 1 and (run / "policy").is_dir()
     assert [record["update"] for record in read_metrics(run, ["update"]) if "validation_success" in record] == [0, 1]
+
+
+def test_time_that_was_lost_with_a_worker_was_spent(tmp_path: Path):
+    class Nobody:
+        def call(self, *given: Any) -> list[Any]:
+            return []
+
+    with Metrics(tmp_path) as metrics:
+        controller: Any = Controller(config(), tmp_path, Nobody(), metrics, print)
+        controller._began -= 1000
+        controller._restore()
+        assert controller._seconds() >= 1000
 
 
 def test_how_often_it_is_validated(tmp_path: Path):

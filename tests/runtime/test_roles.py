@@ -125,7 +125,24 @@ def test_the_driver_is_told_little(worker: Any):
     one.load_own([])
     told = one.collect(0)
     assert len(told["episodes"]) == 16 and len(json.dumps(told)) < 16 * 500
-    assert len(json.dumps(card_of(episode(64), 3))) < 500
+    assert len(json.dumps(card_of(episode(64), 3))) < 500 and "ill_formed" not in card_of(episode(64), 3)
+
+
+def test_an_episode_without_a_row_is_told_though_it_is_not_in_the_log(worker: Any, monkeypatch: pytest.MonkeyPatch):
+    one = worker("collect.data_batch_size=4", "algorithm.batch.trajectories_per_step=4")
+    one.load_own([])
+    act = one.policy.act
+
+    def fails(observations: Any, *given: Any) -> Any:
+        if any(seen["state"][0] == 0 for seen in observations):  # where both tasks begin first
+            raise ValueError("nonsense")
+        return act(observations, *given)
+
+    monkeypatch.setattr(one.policy, "act", fails)
+    told = one.collect(0)
+    ill = [card for card in told["episodes"] if "ill_formed" in card]
+    assert len(ill) == 8 and {(card["ill_formed"], card["trajectory"], card["length"]) for card in ill} == {("ValueError: nonsense", -1, 0)}
+    assert told["said"][0].startswith("an ill-formed chunk in") and told["figures"]["dropped_ill_formed"] == 2
 
 
 def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
@@ -142,6 +159,7 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
     version, weights = learns.weights()
     acts.take_weights(version, weights)
     assert version == 1 and acts.episodes == []
+    acts.take_weights(version, {name: 0 * array for name, array in weights.items()})  # the one that it has: nothing is copied
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in acts.policy.named_parameters())
     made = trained_policy(both._config, both.sizes(), both.trained())
     assert all(torch.equal(p, dict(both.policy.named_parameters())[name]) for name, p in made.named_parameters())

@@ -7,6 +7,7 @@ of the whole episode (task, state, seed, group, success) are facts of its trajec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.policies.base import widen
 from hilt.replay import Log, Schema
+from hilt.replay.log import SEGMENT_BYTES
 from hilt.runtime.episode import Episode, Start
 from hilt.runtime.film import COLOURS, GREEN, RED, picture
 
@@ -30,15 +32,16 @@ ENDED = ("success", "steps", "truncated", "version", "ill_formed")
 
 class EpisodeLog:
     """Opened by the one rank that writes it. `path` is made with the first episode, which says what the columns are. Beyond
-    `capacity_bytes` the oldest go; 0: none does."""
+    `capacity_bytes` the oldest go that are not pinned; 0: none does."""
 
     def __init__(self, path: Path, capacity_bytes: int = 0):
-        self.path, self._capacity = path, capacity_bytes or None
-        self._log = Log.open(path, "a") if (path / "log.json").is_file() else None
+        self.path, self._capacity = path, capacity_bytes
+        self._log = Log.open(path, "a", capacity_bytes=None) if (path / "log.json").is_file() else None
+        self._pinned: set[int] = set()
 
     def add(self, episode: Episode, step: int, earned: np.ndarray) -> int:
         """Writes an episode of training step `step` and what its rows `earned`, float32 [rows]; its number is also in
-        `episode.trajectory`. One without a chunk has none."""
+        `episode.trajectory`, and it is pinned. One without a chunk has none: a trajectory has a row at least."""
         if not episode.rows:
             return -1
         record = episode.record
@@ -54,11 +57,29 @@ class EpisodeLog:
         }  # fmt: skip
         trajectory = _wide(columns)
         if self._log is None:
-            self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", capacity_bytes=self._capacity)
+            most = min(SEGMENT_BYTES, max(1 << 16, self._capacity // 8)) if self._capacity else SEGMENT_BYTES  # they go one by one
+            self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", segment_bytes=most)
         facts = {name: getattr(episode.start, name) for name in STARTED} | {name: getattr(episode, name) for name in ENDED}
         facts |= {INSTRUCTION: episode.instruction, "first": episode.first.hex(), "prompt_width": width, "training_step": step}
         episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)
+        self._pinned.add(episode.trajectory)
+        self._make_room()
         return episode.trajectory
+
+    def pin(self, trajectories: Iterable[int]) -> None:
+        """From now on these stay whatever room there is, and no others of those that are there."""
+        self._pinned = set(trajectories)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """A log's own capacity knows of no pins; its bytes go when nothing of a segment is wanted."""
+        if self._log is None or not self._capacity or self._log.live_bytes <= self._capacity:
+            return
+        for trajectory in self._log.trajectories():
+            if trajectory not in self._pinned:
+                self._log.delete(trajectory)
+                if self._log.live_bytes <= self._capacity:
+                    return
 
     def read(self, trajectory: int) -> tuple[Episode, np.ndarray]:
         """An episode as it was added, and what it earned."""
@@ -74,7 +95,7 @@ class EpisodeLog:
         return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
 
     def __contains__(self, trajectory: int) -> bool:
-        """Whether it is there: the oldest go when there is no room."""
+        """Whether it is there."""
         return self._log is not None and trajectory in self._log.trajectories()
 
     def end(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,10 @@ class Worker:
         """By trajectory, of the episodes of this step and of the surplus"""
         self._baselines: dict[int, float] | None = None
         self._before: dict[str, Any] | None = None
+        self._version = -1
+        """Of the weights that came from a trainer"""
+        self._saved: deque[Mapping[str, Any]] = deque(maxlen=config.checkpoint_keep)
+        """This rank's own, as the checkpoints have it"""
         if self._rollout:
             self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
             self._collector = Collector(
@@ -129,14 +134,15 @@ class Worker:
         self.episodes = found.episodes
         self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
         self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
-        self._earned = {number: self._earned[number] for number in self._surplus()}
+        self._earned = {number: self._earned[number] for number in _carried(self._standing())}
+        self._pin()
         said, self._said[:] = list(self._said), []
         return {"episodes": cards, "figures": found.figures, "said": said, "seconds": self._clock.since(began)}
 
-    def _surplus(self) -> list[int]:
-        """The trajectories of episodes that wait for the next step."""
-        groups = self._collector.state_dict(_in_the_log)["surplus"]
-        return [held["trajectory"] for group in groups.values() for held in group.values()]
+    def _pin(self) -> None:
+        """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
+        states = [self._standing(), *self._saved, *([self._before] if self._before is not None else [])]
+        self.log.pin({number for state in states for number in _carried(state)})
 
     # Learning
 
@@ -170,7 +176,8 @@ class Worker:
     def own(self) -> dict[str, Any]:
         """What is this rank's alone: cursors, draws, and the surplus as numbers in the log. In the middle of a step, as it began."""
         self.log.sync()
-        return self._before if self._before is not None else self._standing()
+        self._saved.append(self._before if self._before is not None else self._standing())
+        return dict(self._saved[-1])
 
     def _standing(self) -> dict[str, Any]:
         return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
@@ -178,6 +185,8 @@ class Worker:
     def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
         """Where each rank was after so many steps; without states it begins. What its log has of later steps is taken out: they are made
         again."""
+        if states:
+            self._saved.append(states[self._ranks.rank])
         self._restore(states[self._ranks.rank] if states else None, step)
 
     def _restore(self, state: Mapping[str, Any] | None, step: int) -> None:
@@ -191,14 +200,14 @@ class Worker:
             return episode
 
         if state is not None:
-            whole = {n: all(int(held["trajectory"]) in self.log for held in group.values()) for n, group in state["surplus"].items()}
-            waiting = {n: group for n, group in state["surplus"].items() if whole[n]}
+            waiting = {n: group for n, group in state["surplus"].items() if all(held["trajectory"] in self.log for held in group.values())}
             if gone := len(state["surplus"]) - len(waiting):
                 self._said.append(
-                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in the log, which keeps "
-                    f"rollouts_gb={self._config.rollouts_gb:g}: others are collected in their place. Give it more to go on bit for bit."
+                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in {self.log.path}: others are collected "
+                    "in their place, and it does not go on bit for bit."
                 )
             self._collector.load_state_dict({**state, "surplus": waiting}, find)
+        self._pin()
 
     def shared(self) -> dict[str, Any]:
         """What all ranks have in common; whole at rank 0."""
@@ -245,6 +254,10 @@ class Worker:
         return int(self.updater.updates), {name: at_least_float32(tensor).numpy() for name, tensor in self.trained().items()}
 
     def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """What a trainer has learned; the version that is here already is not copied again."""
+        if version == self._version:
+            return
+        self._version = version
         own = dict(self.policy.named_parameters())
         with torch.no_grad():
             for name, array in weights.items():
@@ -434,7 +447,8 @@ def card_of(episode: Episode, step: int) -> dict[str, Any]:
     """What the controller is told of an episode: some hundred bytes, whatever it saw."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
     told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
-    return {**start, **told, "trajectory": episode.trajectory, "training_step": step + 1}
+    ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
+    return {**start, **told, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
 
 
 class Clock:
@@ -494,3 +508,8 @@ class _TimedPool:
 
 def _in_the_log(episode: Episode) -> dict[str, int]:
     return {"trajectory": episode.trajectory}
+
+
+def _carried(state: Mapping[str, Any]) -> list[int]:
+    """The trajectories of the episodes that wait for the next step."""
+    return [int(held["trajectory"]) for group in state["surplus"].values() for held in group.values()]
