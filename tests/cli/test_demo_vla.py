@@ -40,7 +40,8 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert story("--play", "7").playing.scenes == 7 and story("--demonstrations", "3").demonstrations == 3
     assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0
     assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")
-    assert story("--set", "algorithm.estimator=rloo").config.algorithm.estimator == "rloo"
+    rloo = story("--set", "algorithm.estimator=rloo")
+    assert rloo.config.algorithm.estimator == "rloo" and rloo._title("after") == "after RLOO" and usual._title("after") == "after GRPO"
     flow = story("--head", "flow").config.policy_options
     assert flow["head"] == "flow" and "smoothing" not in flow and usual.config.policy_options["smoothing"]
 

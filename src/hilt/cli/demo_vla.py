@@ -27,12 +27,12 @@ GOAL, WORDS_MATTER = 0.9, 0.3
 """What is to be reached in the end; and what replaying a demonstration blindly must stay below, or words and pictures do not matter"""
 VIDEOS = 3
 """Episodes that are shown side by side, before and after"""
-ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone", "start": "imitation and play", "after": "after GRPO"}
+ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone", "start": "imitation and play"}
 
 
 def vla(
     fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Of GRPO at most; 0: none of it.", min=0.0)] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="Of learning from success at most; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
     head: Annotated[str, typer.Option("--head", help="How the policy answers: tokens, gaussian or flow.")] = "tokens",
@@ -88,7 +88,7 @@ class Story:
             f"1. A script shows each of {len(self.config.tasks)} tasks {self.demonstrations} time(s).",
             f"2. The arm plays in {self.playing.scenes} scenes: it feels for things, and those that look like where a demonstration ended",
             "   get its words. Nobody tells it where anything is.",
-            f"3. GRPO, {long}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded.",
+            f"3. {self._algorithm}, {long}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded.",
             f"4. The exam: {self.states} initial states of each task that were used for nothing else.",
             f"Everything is kept in {self.run}",
         )
@@ -187,7 +187,13 @@ class Story:
             self._tried[name] = list(tried(policy.eval(), pool, starts, words(self.config), self.config.collect, **known))
         self._say(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
 
+    @property
+    def _algorithm(self) -> str:
+        return {"gae": "PPO with a critic", "reinforce_plus_plus": "REINFORCE++"}.get(name := self.config.algorithm.estimator, name.upper())
+
     def _title(self, name: str) -> str:
+        if name == "after":
+            return f"after {self._algorithm}"
         return ROWS["shown" if name == "start" and not self.playing.scenes else name]
 
     def _replayed(self, lessons: Demonstrations) -> list[dict[str, Any]]:
