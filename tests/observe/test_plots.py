@@ -19,7 +19,7 @@ from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import Chart, Line, axes, short, ticks
 from hilt.observe.metrics import GOES_ON, wilson
-from hilt.observe.plots import Run, all_charts, final_numbers, grouped, plot
+from hilt.observe.plots import Run, all_charts, final_numbers, grouped, page, plot
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
 
@@ -148,7 +148,8 @@ def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: 
 
 
 def test_dots_of_many_tasks_are_pooled(tmp_path: Path):
-    run = write_run(tmp_path / "run", [(True, 10, 0)], [(0, 1.0), (10, 1.0)])
+    tasks = f"tasks: {[f'libero_10/{task}' for task in range(10)]}\n"
+    run = write_run(tmp_path / "run", [(True, 10, 0)], [(0, 1.0), (10, 1.0)], tasks)
 
     def evaluated(name: str, task: int, update: int, success: float, split: str = "eval") -> None:
         card = {"task": f"libero_10/{task}", "split": split, "update": update, "episodes": 4, "success": success, "low": 0, "high": 1}
@@ -166,6 +167,7 @@ def test_dots_of_many_tasks_are_pooled(tmp_path: Path):
     assert [name for name, line in lines.items() if line.dots] == ["all tasks, test", "all tasks, eval"]
     dots = lines["all tasks, eval"]
     assert dots.x.tolist() == [0, 100] and dots.y.tolist() == [0, 8 / 40] and (dots.low[1], dots.high[1]) == wilson(8, 40)
+    assert "<title>10 tasks: run" in page(grouped([Run.load(run)]), {"step": [], "minutes": []}, 1)
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())

@@ -364,7 +364,8 @@ def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
 def _title(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     tasks = dict.fromkeys(str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task)
-    return f"{', '.join(tasks) or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
+    named = ", ".join(tasks) if len(tasks) <= MOST_KINDS else f"{len(tasks)} tasks"
+    return f"{named or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
 
 
 def _subtitle(groups: Sequence[Group]) -> str:
