@@ -190,6 +190,7 @@ def test_how_often_it_is_validated(tmp_path: Path):
     assert times("default") == [0, 2, 3]
     assert times("never", "validation.before=false", "validation.period=0", "validation.after=false") == []
     assert read_json(tmp_path / "never/result.json")["best_step"] == 3, "what is last is kept"
+    assert resumed(tmp_path / "never", "max_steps=4").best_step == 4, "and of a run that goes on, what is last then"
     assert times("only", "max_steps=0", "validation.sample=true", "validation.episodes=2") == [0]
     cards = [read_json(path) for path in (tmp_path / "only").glob("evaluations/*/evaluation.json")]
     assert [card["episodes"] for card in cards] == [2, 2] and all(card["sample"] for card in cards)

@@ -239,7 +239,7 @@ class Controller:
                 self._metrics.event(f"started again: {error}", update=self.step, step=self._env_steps)
                 self._group.restart()
                 self._restore()
-        if self._best_step < 0 and reason != "stopped":  # never validated: what is last is kept
+        if self._best < 0 and reason != "stopped":  # never validated: what is last is kept, also when it goes on
             self._keep(-1.0)
         self._save()
         return Summary(reason, self.step, self._best_step, self._best, self._seconds())
