@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 GOAL, WORDS_MATTER = 0.9, 0.3
 """What is to be reached in the end; and what replaying a demonstration blindly must stay below, or words and pictures do not matter"""
-VIDEOS = 3
-"""Episodes that are shown side by side, before and after"""
+VIDEOS = 4
+"""Episodes that are shown side by side, before and after: one of each task"""
 ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone", "start": "imitation and play"}
 
 

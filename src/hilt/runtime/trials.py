@@ -27,14 +27,15 @@ VIDEO_HZ = 4.0
 
 
 def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int) -> list[Start]:
-    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `group` is a start's place."""
+    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `group` is a start's place, in which
+    the tasks take turns: videos of the first few show all of them."""
     found: list[Start] = []
-    for task in tasks:
+    for turn, task in enumerate(tasks):
         there = pool.describe(task)["initial_states"]
         if split not in there:
             raise UnknownNameError(f"split of {task}", split, there)
         seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[split])
-        found += [Start(task, split, n % there[split], int(one), group=len(found) + n) for n, one in enumerate(seeds)]
+        found += [Start(task, split, n % there[split], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
     return found
 
 
