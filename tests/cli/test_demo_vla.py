@@ -42,6 +42,7 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")
     rloo = story("--set", "algorithm.estimator=rloo")
     assert rloo.config.algorithm.estimator == "rloo" and rloo._title("after") == "after RLOO" and usual._title("after") == "after GRPO"
+    assert usual.config.imitation.weight == 0.05 and story("--set", "imitation.weight=0").config.imitation.weight == 0
     flow = story("--head", "flow").config.policy_options
     assert flow["head"] == "flow" and "smoothing" not in flow and usual.config.policy_options["smoothing"]
 

@@ -50,6 +50,7 @@ def vla(
 
     one_thread()
     config, playing, states = vla_recipe("vla_tabletop"), Playing(), 100
+    config.imitation.weight = 0.05  # of what was shown, all along
     if fast:
         config = build(config, "max_steps=15", "validation.before=false", "validation.period=0", "validation.after=false")
         playing, states = replace(playing, steps=300), 25
@@ -112,7 +113,7 @@ class Story:
             self._say(f"play: {len(touches)} touches in {time.monotonic() - began:.0f} s")
             self._exam("start", self._taught(lessons, touches, "start"))
         self.config.policy, self.config.policy_options = str(self.run / "start"), {}
-        self.config.imitation.weight, self.config.imitation.data = 0.05, [str(path) for path in paths]
+        self.config.imitation.data = [str(path) for path in paths if self.config.imitation.weight]
 
     def learn(self) -> None:
         """`hilt train vla_tabletop`, from what was taught."""
