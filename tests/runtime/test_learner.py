@@ -109,6 +109,15 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
     assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
 
 
+def test_stopped_before_the_first_update_it_repeats_the_pretraining_alike(template: Path, memory_path: Path):
+    changes = {**COLLECTING, "max_steps": 2}
+    learner(template, memory_path / "whole", **changes).run()
+    one = learner(template, memory_path / "cut", **changes)
+    assert one.run(lambda: one._owes) == Summary("stopped", 0, 30), "it was repeated, and no checkpoint has it"
+    learner(template, memory_path / "cut", **changes).run()
+    assert same(*(load(memory_path / name, 2).agent for name in ("whole", "cut")))
+
+
 def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(template: Path, memory_path: Path):
     run = memory_path / "run"
     learner(template, run, max_steps=20, checkpoint_period=10).run()

@@ -382,13 +382,14 @@ class Learner:
             self._saver.wait(SAVE_S)
         if self._update_of and not self._pretraining():
             self._publish()
-        if self.config.collect_steps and not self.update:
+        collecting = self.config.collect_steps and not self.update
+        if collecting:
             self._note()
         if self._reason != "stopped":
             self._say_goodbye()
         self._looked = 0.0
         self._look()
-        if not self._pretraining():  # what is half pretrained begins anew
+        if not self._pretraining() and not (collecting and 0 in numbers(self.run_folder)):  # half pretrained, or repeated: it begins anew
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)
