@@ -88,16 +88,17 @@ def share(lab: Lab) -> list[Row]:
     other = [100 * values["other_share"] for values in found]
     drawn = ", ".join(f"{name} {100 * statistics.median(values[f'{name}_share'] for values in found):.0f}%" for name in DRAWN)
     seconds = statistics.median(values["step_seconds"] for values in found)
+    beside = 100 * statistics.median(values["beside_share"] for values in found)
     return [
         Row(
             name="rollout_other",
             ours=statistics.median(other),
             spread=(min(other), max(other)),
             unit="% of a step",
-            what="what of a training step is spent neither waiting for a simulator nor in the model, acting or learning; vla_tabletop, "
+            what="what of a training step is spent neither in a simulator nor in the model, acting or learning; vla_tabletop, "
             "96 episodes in a step, 64 in flight in 2 processes",
             targets=[at_most(10.0)],
             size=lab.size(steps, STEPS, "steps"),
-            note=f"medians: {drawn}; a step takes {seconds:.2f} s",
+            note=f"medians: {drawn}; of the simulator's {beside:.0f}% while this process did something else; a step takes {seconds:.2f} s",
         )
     ]

@@ -323,3 +323,13 @@ def wait_until(true: Any, seconds: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_whether_a_worker_is_busy_is_known_without_waiting(workers: int):
+    with Pool(workers, 2) as pool:
+        assert not pool.busy([0, 1]), "nothing was asked"
+        for slot in range(2):
+            pool.start(slot, Begin(COUNTING, slot))
+        assert pool.busy([0, 1]) == bool(workers), "a process was only begun; without one all is done at once"
+        assert [kept(reply) for reply in pool.collect([0, 1])] and not pool.busy([0, 1])

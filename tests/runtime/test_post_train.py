@@ -22,7 +22,8 @@ from hilt.runtime.post_train import Controller, Summary, begin_run, resume_run, 
 from hilt.runtime.vla_config import Vla
 from tests.runtime.toy_vla import DOWN, UP, config, weights
 
-MEASURED = {"time", "simulator_share", "model_share", "update_share", "other_share", "env_steps_per_second", "updates_per_second"}
+MEASURED = {f"{name}_share" for name in ("simulator", "beside", "model", "update", "other")}
+MEASURED |= {"time", "env_steps_per_second", "updates_per_second"}
 MEASURED |= {"step_seconds", "validation_seconds", "trajectory", "prefetched"}
 """What is another in each run; what was begun ahead when a run was stopped is begun again later"""
 

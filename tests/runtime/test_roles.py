@@ -15,7 +15,18 @@ from hilt.core.errors import ConfigError
 from hilt.policies.small_vla import SmallVLA
 from hilt.runtime.episode import Episode
 from hilt.runtime.ranks import Alone
-from hilt.runtime.roles import Imitating, Reference, Worker, card_of, first_policy, make_worker, reward_of, trained_policy
+from hilt.runtime.roles import (
+    Clock,
+    Imitating,
+    Reference,
+    Worker,
+    _TimedPool,
+    card_of,
+    first_policy,
+    make_worker,
+    reward_of,
+    trained_policy,
+)
 from hilt.runtime.sft import words
 from hilt.runtime.vla_config import Rewards
 from tests.runtime.taught import write_log
@@ -170,3 +181,33 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
 def test_a_task_that_does_not_begin_is_told(tmp_path: Path):
     with pytest.raises(ConfigError, match="shows state, and no picture"):
         Worker(replace(config(), columns={"state": "state"}), tmp_path, Alone())
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_what_is_done_while_a_simulator_works_is_the_simulators_time(busy: bool, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr("hilt.runtime.roles.time.perf_counter", lambda: now[0])
+
+    class Slow:
+        def busy(self, slots: Any) -> bool:
+            return busy
+
+        def step(self, *given: Any) -> None:
+            now[0] += 1
+
+        def collect(self, slots: Any) -> list[Any]:
+            now[0] += 10
+            return []
+
+    clock = Clock()
+    pool: Any = _TimedPool(Slow(), clock)  # type: ignore[arg-type]
+    began = pool.begin()
+    pool.step(0)
+    with clock.at("model"):
+        now[0] += 100
+    now[0] += 1000  # the log is written
+    pool.collect([0])
+    now[0] += 10_000
+    spent = clock.since(began)
+    assert spent["simulator"] == 11 + 1000 * busy and spent.get("beside", 0) == 1000 * busy
+    assert spent["model"] == 100 and spent["all"] == 11_111

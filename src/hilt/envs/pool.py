@@ -162,6 +162,17 @@ class Pool:
         taken = [(slot, *slot.take()) for slot in awaited]  # all of them first: one answer may be an error that is raised
         return [self._reply(*each) for each in taken]
 
+    def busy(self, slots: Sequence[int]) -> bool:
+        """Whether a worker is not done yet with what one of these slots was asked. Nothing is waited for."""
+        asked = [slot for slot in map(self._slot, slots) if slot.asked is not None]
+        while waiting := {slot.worker.pipe: slot.worker for slot in asked if slot.answer is None and slot.worker is not None}:
+            ready = wait(list(waiting), 0)
+            for pipe in ready:
+                self._receive(waiting[pipe])  # type: ignore[index]
+            if not ready:
+                return True
+        return False
+
     def describe(self, task: str) -> dict[str, Any]:
         """What a task says of itself: ``instruction``, ``step_limit``, ``initial_states``, ``action_dim``. A worker makes it for that."""
         if task not in self._about:

@@ -78,8 +78,9 @@ class Worker:
         """This rank's own, as the checkpoints have it"""
         if self._rollout:
             self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
+            self._timed = _TimedPool(self._pool, self._clock)
             self._collector = Collector(
-                config.collect, config.tasks, _TimedPool(self._pool, self._clock), self._suite,
+                config.collect, config.tasks, self._timed, self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
             )  # fmt: skip
             self._actor: Any = _TimedPolicy(self.policy, self._clock)
@@ -115,7 +116,7 @@ class Worker:
 
     def collect(self, step: int) -> dict[str, Any]:
         """The episodes of a step, of which the log and this worker have the frames, and the answer has cards."""
-        began, cards = self._clock.begin(), []
+        began, cards = self._timed.begin(), []
         self._before = self._standing()
 
         def keep(episode: Episode) -> None:
@@ -463,13 +464,18 @@ class Clock:
         try:
             yield
         finally:
-            self._spent[name] = self._spent.get(name, 0.0) + time.perf_counter() - began
+            self.add(time.perf_counter() - began, name)
+
+    def add(self, seconds: float, *names: str) -> None:
+        for name in names:
+            self._spent[name] = self._spent.get(name, 0.0) + seconds
 
     def begin(self) -> dict[str, float]:
-        return dict(self._spent)
+        return {**self._spent, "all": time.perf_counter()}
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        return {name: seconds - before.get(name, 0.0) for name, seconds in self._spent.items()}
+        """And in `all` things."""
+        return {name: seconds - before.get(name, 0.0) for name, seconds in self.begin().items()}
 
 
 class _TimedPolicy:
@@ -485,10 +491,17 @@ class _TimedPolicy:
 
 
 class _TimedPool:
-    """A simulator's time is what is waited for it: what it does while the policy answers costs nothing."""
+    """A simulator's time is what is waited for it, and what is done `beside` until it has to be waited for. What the policy does meanwhile
+    is the policy's."""
 
     def __init__(self, pool: Pool, clock: Clock):
         self._pool, self._clock = pool, clock
+        self.begin()
+
+    def begin(self) -> dict[str, float]:
+        """From now on."""
+        self._left = self._clock.begin()
+        return self._left
 
     def start(self, *given: Any) -> None:
         with self._clock.at("simulator"):
@@ -498,9 +511,14 @@ class _TimedPool:
         with self._clock.at("simulator"):
             self._pool.step(*given)
 
-    def collect(self, *given: Any, **named: Any) -> Any:
+    def collect(self, slots: Sequence[int], **named: Any) -> Any:
+        if self._pool.busy(slots):
+            passed = self._clock.since(self._left)
+            self._clock.add(passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside")
         with self._clock.at("simulator"):
-            return self._pool.collect(*given, **named)
+            answers = self._pool.collect(slots, **named)
+        self.begin()
+        return answers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
