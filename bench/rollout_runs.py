@@ -99,7 +99,7 @@ def share(lab: Lab) -> list[Row]:
             "96 episodes in a step, 64 in flight in 2 processes",
             targets=[at_most(10.0)],
             size=lab.size(steps, STEPS, "steps"),
-            note=f"medians: {drawn}; a step takes {seconds:.2f} s. Another {beside:.1f}% of it this process wrote logs while simulators worked, "
-            f"which is in their share: {statistics.median(other) + beside:.1f}% if that were counted here",
+            note=f"medians: {drawn}; a step takes {seconds:.2f} s. Another {beside:.1f}% of it this process wrote logs while simulators "
+            f"worked, which is in their share: {statistics.median(other) + beside:.1f}% if that were counted here",
         )
     ]
