@@ -30,6 +30,9 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("warm_up", "learn", "show"):
         monkeypatch.setattr(Story, name, lambda self: None)
 
+    refused = CliRunner().invoke(cli.app, ["demo", "vla", "--set", "algorithm.lam=0.9"])
+    assert refused.exit_code and not told and "lam=0.9 would do nothing" in refused.output, "before anything is made"
+
     def story(*options: str) -> Story:
         assert CliRunner().invoke(cli.app, ["demo", "vla", *options]).exit_code == 0
         return told[-1]

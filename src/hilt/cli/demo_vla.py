@@ -47,18 +47,20 @@ def vla(
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
     from hilt.runtime.play import Playing
+    from hilt.runtime.vla_config import Imitation, Validation
 
     one_thread()
     config, playing, states = vla_recipe("vla_tabletop"), Playing(), 100
     config.imitation.weight = 0.05  # of what was shown, all along
     if fast:
-        config = build(config, "max_steps=15", "validation.before=false", "validation.period=0", "validation.after=false")
+        config.max_steps, config.validation = 15, Validation(before=False, period=0, after=False)
         playing, states = replace(playing, steps=300), 25
     playing = replace(playing, scenes=playing.scenes if play is None else play)
     if head != "tokens":
         config.policy_options = {**{name: value for name, value in config.policy_options.items() if name != "smoothing"}, "head": head}
     long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
     story = Story(build(config, {"seed": seed, **long}, *(overrides or [])), playing, demonstrations, states, _folder(run), fast)
+    replace(story.config, imitation=Imitation()).check()  # what is imitated is recorded first
     story.tell()
     story.warm_up()
     story.learn()

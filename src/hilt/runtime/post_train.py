@@ -285,7 +285,8 @@ class Controller:
         updates = self._ask("update", self.step, ahead)
         now = time.monotonic()
         self.step += 1
-        spent = {name: max(part["seconds"].get(name, 0.0) for part in parts) for name in ("simulator", "model", "beside")}
+        slowest = max((part["seconds"] for part in parts), key=lambda seconds: seconds["all"])
+        spent = {name: slowest.get(name, 0.0) for name in ("simulator", "model", "beside")}
         spent["update"] = now - collected
         values = _summed([part["figures"] for part in parts]) | updates[0]
         values |= {f"{name}_share": seconds / (now - began) for name, seconds in spent.items()}
