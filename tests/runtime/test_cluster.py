@@ -100,6 +100,7 @@ def test_weights_and_frames_go_from_machine_to_machine(placed):
 
 def test_weights_that_do_not_arrive_are_late(placed):
     group = placed(ranks=1, rollout_ranks=1, wait_seconds=20)
+    group.call("collect", 1, 2)
     group.call("update", "slow")
     with pytest.raises(LateWorkerError, match=r"rank 0 did not answer take_weights\(\) within 20 s"):
         group.call("collect", 1)
