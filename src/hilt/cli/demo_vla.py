@@ -35,6 +35,7 @@ def vla(
     minutes: Annotated[float | None, typer.Option("--minutes", help="Of learning from success at most; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
+    steps: Annotated[int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="600")] = None,
     head: Annotated[str, typer.Option("--head", help="How the policy answers: tokens, gaussian or flow.")] = "tokens",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
@@ -55,7 +56,7 @@ def vla(
     if fast:
         config.max_steps, config.validation = 15, Validation(before=False, period=0, after=False)
         playing, states = replace(playing, steps=300), 25
-    playing = replace(playing, scenes=playing.scenes if play is None else play)
+    playing = replace(playing, scenes=playing.scenes if play is None else play, steps=steps or playing.steps)
     if head != "tokens":
         config.policy_options = {**{name: value for name, value in config.policy_options.items() if name != "smoothing"}, "head": head}
     long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
