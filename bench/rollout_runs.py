@@ -71,8 +71,8 @@ def _through_this_process() -> int:
 
 
 def share(lab: Lab) -> list[Row]:
-    """The recipe of `hilt demo vla`, from a policy that has learned nothing: so every group is learned from, whatever came of it, as a
-    step has as many when they are chosen."""
+    """The recipe of `hilt demo vla`, from a policy that has learned nothing: every group is learned from, whatever came of it. A run that
+    chooses its groups rolls out and writes more for each that it learns from."""
     from hilt.core.config import build
     from hilt.observe.metrics import read_metrics
     from hilt.recipes import vla_recipe
