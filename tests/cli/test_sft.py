@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
+from hilt.core import progress
 from hilt.core.files import read_json
 from hilt.policies.weights import Tensors
 from hilt.runtime import sft
@@ -32,14 +33,15 @@ def run(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
-def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path):
+def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "run"
     said = run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder)
     for words in ("recorded 3 of 3 demonstrations", "steps of 2 episodes to learn from", "1 held out", "step 10 of 12: validation loss",
                   "max_steps is reached: 12 steps", f"hilt eval {folder} --episodes 10 "):  # fmt: skip
         assert words in said
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     said = run("eval", folder, "--split", "eval", "--episodes", 2, "--json", tmp_path / "card.json")
-    assert "tabletop/reach: 1 of 2 eval states tried\n" in said, "no bar is seen in a pipe"
+    assert f"loading the policy of {folder}\n" in said and "tabletop/reach, eval states: 1 of 2, " in said, "no bar is seen in a pipe"
     assert "tabletop/reach, 2 episodes from the states of eval" in said and '"episodes": 2' in (tmp_path / "card.json").read_text()
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
     assert run("plot", folder).count("curves") == 3

@@ -49,6 +49,9 @@ class LazyGroup(TyperGroup):
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
+        from hilt.cli.show import PROGRESS
+
+        PROGRESS.restart()
         try:
             return super().invoke(ctx)
         except HiltError as error:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import progress_bar, table
-from hilt.core.errors import optional_module
+from hilt.cli.show import PROGRESS, heavy_module, table
 
 app = typer.Typer(add_completion=False)
 DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
-LINES = 10
-"""So often what was reached is said, where there is no terminal for a bar"""
 FEW = 3
 """Held-out initial states below which no figure means much"""
 
@@ -32,7 +28,7 @@ def classifier(
 
     from hilt.core.config import build, describe
 
-    torch: Any = optional_module("torch", "hilt train classifier", "torch")
+    torch: Any = heavy_module("torch", "hilt train classifier", "torch")
     from hilt.runtime.frames import class_count, read_frames
     from hilt.runtime.reward import ClassifierConfig, check_free, save, train
 
@@ -46,17 +42,18 @@ def classifier(
     check_free(out)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # two threads on busy cores are several times slower
-    clips = read_frames([word for word in words if word not in changes])
-    typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episodes, {class_count(clips)} classes")
-    with progress_bar("training") as bar, stop_signals() as stopped:
+    with PROGRESS.phases() as report, stop_signals() as stopped:
 
         def watch(step: int, loss: float, right: float) -> None:
             if stopped:  # nothing is written
                 raise typer.Exit(128 + stopped[0])
-            bar(step, config.steps)
-            if not sys.stderr.isatty() and step * LINES // config.steps != (step - 1) * LINES // config.steps:
-                typer.echo(f"step {step} of {config.steps}: loss {loss:.3f}, {right:.0%} of its batch right")
+            report("training", step, config.steps, f"loss {loss:.3f}, {right:.0%} of its batch right")
+            if step == config.steps:
+                report("judging it on the frames that were held out")
 
+        clips = read_frames([word for word in words if word not in changes], report)
+        report("")
+        typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episodes, {class_count(clips)} classes")
         trained = train(clips, config, watch)
     save(out, trained)
     show(trained.card)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +35,6 @@ STEP_BYTES = 110_000
 N_STEP, DISCOUNT = 5, 0.97
 SILENCE_SECONDS = 60.0
 """A recording process that says nothing for so long is given up."""
-
-Progress = Callable[[int, int], None]
 
 
 def store(
@@ -77,7 +75,7 @@ class Story:
         """Records until about half-way, then sends SIGKILL at a moment that nobody chose."""
         chance = random.SystemRandom()
         enough = int(self.steps * chance.uniform(0.4, 0.6))
-        with _stage("recording, until it is killed") as progress, Recorder(self.folder, 0, self.steps) as recorder:
+        with progress_bar("recording, until it is killed", announce=True) as progress, Recorder(self.folder, 0, self.steps) as recorder:
             for line in recorder.lines():
                 self._hear(line)
                 progress(len(self.promised), self.steps)
@@ -109,7 +107,8 @@ class Story:
     def go_on(self) -> None:
         """The rest, by a second process; then everything must be there once."""
         if self._left:
-            with _stage("going on to the end") as progress, Recorder(self.folder, self._next_episode, self._left) as recorder:
+            rest = Recorder(self.folder, self._next_episode, self._left)
+            with progress_bar("going on to the end", announce=True) as progress, rest as recorder:
                 for line in recorder.lines():
                     self._hear(line)
                     progress(min(len(self.promised), self.steps), self.steps)
@@ -127,7 +126,7 @@ class Story:
 
     def sample(self) -> None:
         """Draws batches in four ways and compares every field of every element with what must have gone in."""
-        with Log.open(self.folder, "r") as log, _stage("sampling and comparing every pixel") as progress:
+        with Log.open(self.folder, "r") as log, progress_bar("sampling and comparing every pixel", announce=True) as progress:
             lengths = _lengths(_places(log))
             human, policy = log.by_source("human"), log.by_source("policy", "random")
             mixed = Mix({"policy": policy.sampler(seed=1), "human": human.sampler(seed=2)}) if len(human) else None
@@ -150,7 +149,7 @@ class Story:
                 self.values[f"sampled, {kind}"] = f"{speed} ({BATCHES} × {BATCH}, every pixel compared)"
 
     def check_bytes(self) -> None:
-        with _stage("verifying all checksums") as progress:
+        with progress_bar("verifying all checksums", announce=True) as progress:
             report = verify(self.folder, progress)
         self._expect(report.ok, f"verify: {'; '.join(map(str, report.of('damage')[:3]))}")
         whole = f"{report.steps:,} steps and {report.frames:,} frames are whole"
@@ -271,15 +270,6 @@ def _workplace(folder: Path | None, steps: int, keep: bool) -> Iterator[Path]:
             typer.echo(f"The log is in {log}. Look into it with: hilt data inspect {log}")
         else:
             shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def _stage(title: str) -> Iterator[Progress]:
-    """A progress bar; where there is no terminal, a line that says what is being done."""
-    if not sys.stderr.isatty():
-        typer.echo(f"{title} ...", err=True)
-    with progress_bar(title) as progress:
-        yield progress
 
 
 def _places(log: Log) -> list[tuple[int, int]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hilt.cli.show import progress_bar, table
+from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
 
@@ -45,26 +44,28 @@ def evaluate(
     """Try a policy on all evaluation states, each episode counted. Nobody can take over. A run of several tasks is tried on each of them;
     of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
     optional_module("gymnasium", "hilt eval", "sim")
-    torch = optional_module("torch", "hilt eval", "torch")
+    torch = heavy_module("torch", "hilt eval", "torch")
     from hilt.runtime import post_train
     from hilt.runtime.evaluate import evaluate as tried
 
     torch.set_num_threads(1)
     options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
     cards = []
-    if post_train.is_run(run):
-        with _told(str(run), split) as watch:
+    with PROGRESS.phases() as report:
+        report(f"loading the policy of {run}")
+        if post_train.is_run(run):
             options |= {"episodes": episodes or 0, "workers": workers if workers > 1 else 0}
-            made = post_train.evaluate(run, checkpoint, split, watch=watch, **options)
-        for done in made:
+            made = post_train.evaluate(run, checkpoint, split, watch=partial(report, f"{run}, {split} states"), **options)
+            report("")
+            for done in made:
+                cards.append(done.card())
+                show(done)
+        for config, agent, update in () if cards else _tried(run, checkpoint, workers):
+            more: dict[str, Any] = {"update": update, "folder": run / "evaluations", "report": report, **options}
+            done = tried(config, agent, split, **more)
+            report("")
             cards.append(done.card())
             show(done)
-    for config, agent, update in () if cards else _tried(run, checkpoint, workers):
-        with _told(config.task, split) as watch:
-            more: dict[str, Any] = {"update": update, "folder": run / "evaluations", **options}
-            done = tried(config, agent, split, watch=lambda outcome, *counts, watch=watch: watch(*counts), **more)
-        cards.append(done.card())
-        show(done)
     if json_file is not None:
         DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
 
@@ -88,19 +89,6 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
     agent = make_agent(config, spaces(config))
     agent.load_state_dict(found.agent)
     yield config, agent, found.update
-
-
-@contextlib.contextmanager
-def _told(what: str, split: str) -> Iterator[Callable[[int, int], None]]:
-    """Called with how many are done, of how many: a bar, or lines where no bar is seen."""
-    with progress_bar(f"{what}, {split} states") as move:
-
-        def watch(count: int, total: int) -> None:
-            move(count, total)
-            if not sys.stderr.isatty() and (count == 1 or count * 10 // total > (count - 1) * 10 // total):
-                typer.echo(f"{what}: {count} of {total} {split} states tried", err=True)
-
-        yield watch
 
 
 def show(done: Evaluation) -> None:

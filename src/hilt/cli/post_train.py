@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hilt.cli.record import stop_signals
+from hilt.cli.show import heavy_module
 from hilt.cli.train import leave, one_thread
 from hilt.core.errors import optional_module
 
@@ -29,7 +30,7 @@ def run(
     also: Sequence[str] = (),
 ) -> None:
     """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are said before it starts."""
-    optional_module("torch", "hilt train", "torch")
+    heavy_module("torch", "hilt train", "torch")
     optional_module("gymnasium", "hilt train", "sim")
     one_thread()
     from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hilt.cli.show import heavy_module
 from hilt.cli.train import Overrides, Resume, Run, plain
 from hilt.core.errors import ConfigError, optional_module
 
@@ -23,7 +24,7 @@ def rloo_command(
 ) -> None:
     """RLOO over the tasks of a file, such as libero_spatial, one task at each rank at a time. Settings follow as KEY=VALUE: policy=FOLDER,
     placement.kind=processes placement.ranks=2. Stopped in any way, --resume goes on, bit for bit."""
-    optional_module("torch", "hilt train rloo", "torch")
+    heavy_module("torch", "hilt train rloo", "torch")
     optional_module("gymnasium", "hilt train rloo", "sim")
     from hilt.cli.post_train import run as run_all
     from hilt.core.config import build

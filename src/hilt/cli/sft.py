@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import progress_bar, table
+from hilt.cli.show import heavy_module, progress_bar, table
 from hilt.cli.train import Resume, Run, leave, one_thread, plain
-from hilt.core.errors import ConfigError, optional_module
+from hilt.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from hilt.runtime.sft import Sft
@@ -31,7 +31,7 @@ def sft(
     settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
 ) -> None:
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
-    optional_module("torch", "hilt train sft", "torch")
+    heavy_module("torch", "hilt train sft", "torch")
     one_thread()
     from hilt.runtime.sft import begin_run, resume_run, train
 

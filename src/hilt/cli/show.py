@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hilt.core.errors import optional_module
+from hilt.core.progress import Move, Progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,16 +36,21 @@ def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", righ
     return made
 
 
-@contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the terminal, moved by calling with (done, total). Elsewhere than on a terminal it shows nothing."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+PROGRESS = Progress()
+"""Of the command that this process runs"""
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+@contextlib.contextmanager
+def progress_bar(title: str, announce: bool = False) -> Iterator[Move]:
+    """A phase of the command, moved by calling with (done, total): a bar in a terminal, a line every ten seconds elsewhere, the first of
+    them at once if it is to be announced."""
+    with PROGRESS.phase(title, announce=announce) as move:
+        yield move
+
+
+def heavy_module(name: str, purpose: str, extra: str) -> Any:
+    """A module whose import may take many seconds, which is said before; what is lacking is told as by `optional_module`."""
+    if name in sys.modules:
+        return sys.modules[name]
+    with PROGRESS.phase(f"importing {name}", announce=True):
+        return optional_module(name, purpose, extra)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hilt.cli.show import heavy_module
 from hilt.cli.train import Resume, Run
 from hilt.core.errors import ConfigError, optional_module
 
@@ -24,7 +25,7 @@ def simplevla_command(
 ) -> None:
     """What stands behind `python -m verl.trainer.main_ppo` there stands behind `hilt train simplevla` here: docs/simplevla.md has every
     key. Stopped in any way, --resume goes on, bit for bit."""
-    optional_module("torch", "hilt train simplevla", "torch")
+    heavy_module("torch", "hilt train simplevla", "torch")
     optional_module("gymnasium", "hilt train simplevla", "sim")
     from hilt.cli.post_train import run as run_all
     from hilt.recipes.simplevla import simplevla

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
+from hilt.cli.show import heavy_module
 from hilt.core.errors import optional_module
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _post_train(recipe: str, words: list[str], folder: Path, resume: bool, dry_r
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
 
-    optional_module("torch", "hilt train", "torch")
+    heavy_module("torch", "hilt train", "torch")
     run(None if resume else build(vla_recipe(recipe), *words), folder, recipe, words, resume, dry_run)
 
 
@@ -261,7 +262,7 @@ def _parent() -> int:
 
 def one_thread() -> None:
     """Two threads of torch on busy cores are several times slower than one; OMP_NUM_THREADS asks for more."""
-    torch: Any = optional_module("torch", "Training", "torch")
+    torch: Any = heavy_module("torch", "Training", "torch")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 

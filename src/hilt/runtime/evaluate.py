@@ -24,6 +24,7 @@ import numpy as np
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
 from hilt.envs.task import success_of
@@ -138,6 +139,7 @@ def evaluate(
     folder: Path | None = None,
     videos: int = 0,
     watch: Watch = lambda outcome, done, total: None,
+    report: Report = silent,
 ) -> Evaluation:
     """Tries each of `states` (all of the split when empty) once; or `episodes` in all, from the first state on and around again.
 
@@ -162,15 +164,18 @@ def evaluate(
             record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
             one = workers == 1
             made = _alone(plan, agent, env, tries) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+            name = f"{config.task}, {split} states"
+            report(name, 0, len(tries))
             for outcome, steps in stack.enter_context(contextlib.closing(made)):
                 done.outcomes.append(outcome)
                 if record is not None:
                     record.add(outcome, steps)
                 watch(outcome, len(done.outcomes), len(tries))
+                report(name, len(done.outcomes), len(tries), f"{done.successes} succeeded" if done.interval else "")
             done.seconds = time.monotonic() - began
             if record is not None:
                 done.folder = record.folder
-                done.videos = record.finish(done)
+                done.videos = record.finish(done, report)
     finally:
         env.close()
     return done
@@ -393,11 +398,12 @@ class Recorder:
         told = {name: value for name, value in told.items() if value not in (None, "")}
         self._log.annotate(episode.trajectory, **self._facts, **told)
 
-    def finish(self, done: Evaluation) -> list[Path]:
+    def finish(self, done: Evaluation, report: Report = silent) -> list[Path]:
         """Writes what came of it, and makes the videos."""
         write_json(self.folder / CARD, done.card())
-        made = []
+        made: list[Path] = []
         for trajectory in self._log.trajectories()[: self._videos]:
+            report("making videos", len(made), self._videos)
             DISK.make_folders(self.folder / "videos")
             made.append(video_of(self.folder / "videos", trajectory))
             film(self._log, trajectory, made[-1], self._hz)

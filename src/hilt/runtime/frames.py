@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
+from hilt.core.progress import Report, silent
 from hilt.core.tree import Array, flatten
 from hilt.formats import open_dataset
 from hilt.formats.episodes import Dataset, Episode, map_leaves
@@ -58,14 +59,14 @@ class Clip:
         return np.full(len(self), not (self.labels == success).any())
 
 
-def read_frames(paths: Sequence[str | Path]) -> list[Clip]:
+def read_frames(paths: Sequence[str | Path], report: Report = silent) -> list[Clip]:
     """The episodes of any number of recordings, logs and pickles, with all their cameras."""
     places = [Path(path).resolve() for path in paths]
     if not places:
         raise ConfigError("no data: give at least one recording of hilt record --classifier, or HIL-SERL's classifier_data.")
     if twice := [given for given, place in zip(paths, places, strict=True) if places.count(place) > 1]:
         raise ConfigError(f"{twice[0]} is given twice, and its frames would count twice. Give it once.")
-    clips = _joined([clip for path in paths for clip in _clips(Path(path))])
+    clips = _joined([clip for path in paths for clip in _clips(Path(path), report)])
     if not clips:
         raise ConfigError(f"{', '.join(map(str, paths))}: not one frame. Record some with: hilt record TASK --classifier.")
     return clips
@@ -129,7 +130,7 @@ def class_count(clips: Sequence[Clip]) -> int:
     return len(found)
 
 
-def _clips(path: Path) -> Iterator[Clip]:
+def _clips(path: Path, report: Report) -> Iterator[Clip]:
     """The episodes of one path; of HIL-SERL's pickles pieces of them."""
     recording = (path / "recording.json").is_file()
     if recording:
@@ -139,6 +140,7 @@ def _clips(path: Path) -> Iterator[Clip]:
     dataset = open_dataset(place)
     try:
         for number, episode in enumerate(dataset):
+            report(f"reading {path}", number, len(dataset))
             if not recording or "task" in episode.facts:  # else it is what a killed session left
                 yield _clip(dataset, episode, f"{path}, episode {number}")
     finally:

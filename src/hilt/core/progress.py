@@ -1,0 +1,256 @@
+"""What a long command does, how far it is, and how long the rest takes: a bar in a terminal, at most one line in ten seconds in a pipe.
+
+    progress = Progress()
+    with progress.phase("exam, before", total=100) as move:
+        move(34, note="31 succeeded")            # exam, before: 34 of 100, 31 succeeded, about 20 s left
+    with progress.phase("importing torch"):      # without a count: importing torch, 10 s so far
+        import torch
+
+A function that has several phases takes a `Report` and calls it as ``report("recording", 3, 20)``: a new name begins a new phase, 0 as the
+total means that there is no count. `Progress.phases` and `hilt.observe.live.Live` give one, so the function does not know who shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TextIO
+
+LINE_S = 10.0
+"""Seconds between two lines in a pipe"""
+POLL_INTERVAL_S = 0.5
+"""Seconds between two looks whether a line is due, while nothing moves"""
+WINDOW_S = 60.0
+"""The rate is measured over this many seconds"""
+MARK_S = 1.0
+"""Seconds between two marks that the rate is measured from"""
+
+
+class Report(Protocol):
+    """Tells of a phase: its name, how much of it is done, of how much (0: there is no count), and what else is worth a word."""
+
+    def __call__(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None: ...
+
+
+class Move(Protocol):
+    """Moves a phase on; without a total, the one that it has stays."""
+
+    def __call__(self, done: int, total: int | None = None, note: str = "") -> None: ...
+
+
+def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+    """The `Report` that shows nothing."""
+
+
+class Phase:
+    """One part of a long command: how far it is, and the rate of the last minute."""
+
+    def __init__(self, name: str, total: int = 0, done: int = 0, now: Callable[[], float] = time.monotonic):
+        """`done`: what was done before, by an earlier process for instance, and does not count for the rate."""
+        self.name, self.done, self.total, self.note, self._now = name, done, total, "", now
+        self._began = now()
+        self._marks = deque([(self._began, done)])
+
+    def move(self, done: int, total: int | None = None, note: str = "") -> None:
+        now = self._now()
+        self.total = self.total if total is None else total
+        self.note = note
+        if done < self.done:  # it was begun anew
+            self._marks = deque([(now, done)])
+        elif done > self.done and now - self._marks[-1][0] >= MARK_S:
+            self._marks.append((now, done))
+            while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW_S:
+                self._marks.popleft()
+        self.done = done
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._now() - self._began
+
+    def left(self) -> float | None:
+        """Seconds until all is done, at the measured rate; None while there is nothing to measure."""
+        since, before = self._marks[0]
+        if not self.total or self.done <= before:
+            return None
+        return max(0, self.total - self.done) * (self._now() - since) / (self.done - before)
+
+    def text(self) -> str:
+        """``exam, before: 34 of 100, about 20 s left``; without a count ``importing torch, 10 s so far``."""
+        left = self.left()
+        if left is not None and self.done < self.total:
+            when = f"about {spell(left)} left"
+        else:
+            when = f"{spell(self.seconds())} so far" if self.seconds() >= 1 else ""
+        count = f"{self.name}: {self.done:,} of {self.total:,}" if self.total else self.name
+        return ", ".join(part for part in (count, self.note, when) if part)
+
+    def last(self) -> str:
+        """``exam, before: 100 of 100, done in 58 s``"""
+        count = f": {self.done:,} of {self.total:,}," if self.total else ":"
+        return f"{self.name}{count} done in {spell(self.seconds())}"
+
+
+class Progress:
+    """The phases of one command, on the standard error output by default. The innermost phase is shown; in a terminal, all of them.
+
+    Nobody has to move a phase for it to be shown: a thread looks whether a line is due for as long as a phase is open.
+    """
+
+    def __init__(self, file: TextIO | None = None, now: Callable[[], float] = time.monotonic, beat: bool = True):
+        """`beat`: whether there is that thread; without it `tick` does the same."""
+        self._given, self._now, self._beat = file, now, beat
+        self._open: list[_Shown] = []
+        self._lock = threading.RLock()
+        self._line, self._shown = "", now()
+        self._screen: Any = None
+        self._over = threading.Event()
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int = 0, done: int = 0, announce: bool = False) -> Iterator[Move]:
+        """Shown for as long as it is entered. `announce`: in a pipe it is named at once, for what may keep every thread from running."""
+        one = self._begin(name, total, done, announce)
+
+        def move(done: int, total: int | None = None, note: str = "") -> None:
+            with self._lock:
+                one.phase.move(done, total, note)
+                self._show(one)
+
+        try:
+            yield move
+        except BaseException:
+            self._end(one, whole=False)
+            raise
+        self._end(one)
+
+    @contextlib.contextmanager
+    def phases(self) -> Iterator[Report]:
+        """For a function that tells of its phases itself: each ends when the next begins, or when this is left. An empty name ends it."""
+        current: list[_Shown] = []
+
+        def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+            with self._lock:
+                if current and current[0].phase.name != phase:
+                    self._end(current.pop())
+                if phase and not current:
+                    current.append(self._begin(phase, total, done))
+                if current:
+                    current[0].phase.move(done, total, note)
+                    self._show(current[0])
+
+        try:
+            yield report
+        except BaseException:
+            for one in current:
+                self._end(one, whole=False)
+            raise
+        report("")
+
+    def restart(self) -> None:
+        """A new command begins, which was not silent until now."""
+        with self._lock:
+            self._line, self._shown = "", self._now()
+
+    def say(self, text: str) -> None:
+        """A line of its own, above a bar."""
+        with self._lock:
+            if self._screen is not None:
+                self._screen.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                self._print(text)
+
+    def tick(self) -> None:
+        """Prints a line if one is due."""
+        with self._lock:
+            if self._open and self._screen is None and self._now() - self._shown >= LINE_S:
+                one = self._open[-1]
+                text = one.phase.text()
+                if text == self._line:
+                    text += f", {spell(one.phase.seconds())} so far"
+                one.lines += 1
+                self._print(text)
+
+    # Inside
+
+    def _begin(self, name: str, total: int, done: int, announce: bool = False) -> _Shown:
+        with self._lock:
+            one = _Shown(Phase(name, total, done, self._now))
+            self._open.append(one)
+            if self._file.isatty():
+                one.task = self._bar(one.phase)
+            elif len(self._open) == 1 and self._beat:
+                self._over = threading.Event()
+                threading.Thread(target=self._look, args=(self._over,), name="hilt-progress", daemon=True).start()
+            if announce and one.task is None:
+                self._print(f"{name} ...")
+        return one
+
+    def _show(self, one: _Shown) -> None:
+        if one.task is not None:
+            self._screen.update(one.task, completed=one.phase.done, total=one.phase.total or None)
+        else:
+            self.tick()
+
+    def _end(self, one: _Shown, whole: bool = True) -> None:
+        with self._lock:
+            self._open.remove(one)
+            if one.task is not None:
+                self._screen.remove_task(one.task)
+            elif whole and one.lines:
+                self._print(one.phase.last())
+            if not self._open:
+                self._over.set()
+                if self._screen is not None:
+                    self._screen.stop()
+                    self._screen = None
+
+    def _look(self, over: threading.Event) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: whoever writes next finds out
+            while not over.wait(POLL_INTERVAL_S):
+                self.tick()
+
+    def _print(self, text: str) -> None:
+        self._shown = self._now()
+        if text != self._line:
+            self._line = text
+            self._file.write(f"{text}\n")
+            self._file.flush()
+
+    def _bar(self, phase: Phase) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, ProgressColumn, Task
+        from rich.progress import Progress as Screen
+        from rich.text import Text
+
+        class Words(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(task.fields["phase"].text())
+
+        if self._screen is None:
+            console = Console(file=self._given, stderr=self._given is None)
+            # what goes into a file or another program must not come out here instead
+            self._screen = Screen(Words(), BarColumn(), console=console, transient=True, redirect_stdout=sys.stdout.isatty())
+            self._screen.start()
+        return self._screen.add_task(phase.name, total=phase.total or None, phase=phase)
+
+    @property
+    def _file(self) -> TextIO:
+        return self._given or sys.stderr
+
+
+class _Shown:
+    """A phase, and what has been shown of it."""
+
+    def __init__(self, phase: Phase):
+        self.phase, self.lines = phase, 0
+        self.task: Any = None
+
+
+def spell(seconds: float) -> str:
+    """``45 s``, ``7 min``, ``2.5 h``"""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
