@@ -4,8 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
+# Tests and demos start many processes. One that may not read and keep bytecode compiles torch each time: seconds, of each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint bench clean
+.PHONY: help demo test test-fast test-long test-peers lint bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,6 +21,14 @@ test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-fast: $(VENV)/.installed  ## the quick files only, under two minutes: for the inner loop
+	$(BIN)/python -m pytest -n 2 --dist worksteal --fast $(ARGS)
+
+test-long: $(VENV)/.installed  ## before a release: what `make test` shortens at full length, and a soak of an hour
+	@$(BIN)/hilt doctor --fix --quiet || true
+	@$(PYTHON) tools/browser.py
+	$(BIN)/python -m pytest -n 2 --dist worksteal --long $(ARGS)
 
 test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)

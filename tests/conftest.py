@@ -12,12 +12,39 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import effort, schedule
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # other tests run beside this one: two threads of torch on busy cores are slower than one
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes depends on what else the machine does; no test fails for that.
-settings.register_profile("hilt", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("hilt")
+settings.register_profile("short", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("short"), max_examples=1000)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="what `make test` shortens, at full length, and the tests marked `long`")
+    parser.addoption("--fast", action="store_true", help=f"only files whose tests took less than {schedule.FAST_FILE_S:g} s together")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        os.environ[effort.LONG] = "1"
+    settings.load_profile("long" if effort.is_long() else "short")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seconds = schedule.recorded()
+    slow = schedule.slow_files(seconds) if config.getoption("--fast") else set()
+
+    def left_out(item: pytest.Item) -> bool:
+        return schedule.file_of(item.nodeid) in slow or ("long" in item.keywords and not effort.is_long())
+
+    if gone := [item for item in items if left_out(item)]:
+        config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if not left_out(item)]
+    if workers := getattr(config, "workerinput", {}).get("workercount"):
+        items[:] = [items[index] for index in schedule.longest_first([item.nodeid for item in items], seconds, workers)]
 
 
 @pytest.fixture

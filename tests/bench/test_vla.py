@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from bench import vla
 from bench.lab import Lab
 from bench.timing import Rates
 
-pytest.importorskip("transformers")
+from tests.effort import need
+
+need("transformers")
 
 
 def test_the_tiny_rows(tmp_path: Path):

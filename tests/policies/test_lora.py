@@ -12,8 +12,9 @@ from torch import nn
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
 from hilt.policies.lora import adapted, attach, load_adapter, merge, merged, save_adapter
 from hilt.policies.weights import Tensors, write_tensors
+from tests.effort import need
 
-peft = pytest.importorskip("peft")
+need("peft")
 
 
 class Net(nn.Module):
@@ -76,6 +77,8 @@ def test_a_merge_is_the_same_function_with_the_names_of_the_bare_model(tmp_path:
 
 
 def test_save_and_load_and_peft_itself_reads_it(tmp_path: Path):
+    import peft
+
     net = trained(Net())
     save_adapter(net, tmp_path / "adapter")
     again = Net()

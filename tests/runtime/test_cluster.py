@@ -13,9 +13,10 @@ from hilt.core.errors import DeadlineError
 from hilt.observe.metrics import read_metrics
 from hilt.runtime.group import LateWorkerError, LostWorkerError, Placement, WorkerTraceback, open_group
 from hilt.runtime.post_train import begin_run, train
+from tests.effort import need
 from tests.runtime.toy_vla import config
 
-pytest.importorskip("ray", reason="pip install 'hilt[cluster]'")
+need("ray")
 pytestmark = pytest.mark.peers  # a cluster takes a quarter of a minute and 0.7 GB to start
 
 ROLLER = "tests.runtime.toy_group:Roller"

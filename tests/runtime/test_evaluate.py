@@ -28,8 +28,6 @@ from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_check
 from hilt.runtime.workplace import make_env, spaces
 from tests.runtime.toy_evaluation import STATES, TASK, Walker, config, make_run
 
-stats = pytest.importorskip("scipy.stats")
-
 
 def told(done: Evaluation) -> list[tuple[int, bool, int, float]]:
     return [(one.state, one.success, one.steps, one.total) for one in done.outcomes]
@@ -46,6 +44,8 @@ def test_wilsons_interval():
 
 @given(st.integers(1, 2000).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
 def test_wilsons_interval_is_scipys(given: tuple[int, int]):
+    from scipy import stats
+
     found = stats.binomtest(*given).proportion_ci(method="wilson")
     assert wilson(*given) == pytest.approx((found.low, found.high), abs=1e-9)
 

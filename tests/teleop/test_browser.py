@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-pytest.importorskip("nicegui", reason="the page needs nicegui: pip install 'hilt[teleop]'")
+pytest.importorskip("websockets", reason="the page needs nicegui, which brings websockets: pip install 'hilt[teleop]'")
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -30,7 +30,10 @@ from hilt.teleop.browser import STALE_SECONDS, Browser
 from hilt.teleop.devices import Status, open_device
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.page import IN_FLIGHT, SEAT_SECONDS
+from tests.effort import need
 from tests.teleop.played import until
+
+need("nicegui")
 
 PICTURE = np.arange(48 * 64 * 3, dtype=np.uint8).reshape(48, 64, 3)
 
