@@ -47,6 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [items[index] for index in schedule.longest_first([item.nodeid for item in items], seconds, workers)]
 
 
+@pytest.fixture(autouse=True)
+def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the tests' own process `auto` is float32, on any CPU: numbers must not depend on it. Processes that a test starts decide."""
+    from hilt.policies import precision
+
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice(precision.FLOAT32, "this is a test"))
+
+
 @pytest.fixture
 def counted(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Prints a line in the summary of the run."""

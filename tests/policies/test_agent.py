@@ -146,7 +146,7 @@ def test_the_margin_of_a_gripper_is_heeded() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"features": 16}, {"bfloat16": True}, {"kind": "none"}, {"training": "frozen"}, {"training": "head"}],
+    [{"features": 16}, {"precision": "bfloat16"}, {"kind": "none"}, {"training": "frozen"}, {"training": "head"}],
     ids=str,
 )
 def test_a_setting_of_the_encoder_changes_what_is_learned(change: dict[str, Any]) -> None:

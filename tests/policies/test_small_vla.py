@@ -32,7 +32,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "gaussian": {"head": "gaussian", "value": "detached"},
     "sde": {"head": "flow", "flow": Flow(steps=3)},
     "noise": {"head": "flow", "flow": Flow("noise", steps=3), "value": "shared"},
-    "bfloat16": {"head": "tokens", "bfloat16": True},
+    "bfloat16": {"head": "tokens", "precision": "bfloat16"},
 }
 TEXTS = ["touch the red cube", "touch the blue one", "open"]
 
@@ -80,13 +80,13 @@ def test_the_log_probability_of_what_was_done_is_that_of_its_record(kind: str, s
     other = join(
         [select(record, [6, 2]), policy.act([seen(1)[0] | {"instruction": "a longer sentence than these"}], sample, 0.8, generator())[1]]
     )
-    near = 2e-2 if policy.config.bfloat16 else 1e-5
+    near = 2e-2 if policy.config.precision == "bfloat16" else 1e-5
     np.testing.assert_allclose(policy.evaluate(other).log_prob.detach().numpy()[:2], record["log_prob"][[6, 2]], rtol=0, atol=near)
 
 
 def test_bfloat16_is_near_float32() -> None:
     _, record = made("bfloat16").act(seen(16), generator=generator())
-    exact = made("bfloat16", bfloat16=False).evaluate(record).log_prob.detach().numpy()
+    exact = made("bfloat16", precision="float32").evaluate(record).log_prob.detach().numpy()
     assert 0 < np.abs(exact - record["log_prob"]).max() < 0.02
 
 

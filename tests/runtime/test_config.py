@@ -35,7 +35,7 @@ SHOWN = {
     "operator_options": "runtime/test_workplace.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
     "actors": "runtime/test_train.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
-    **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "bfloat16")},
+    **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
     "agent.encoder.weights": "policies/test_encoders.py::test_resnet10_gives_the_numbers_of_flax",
     "agent.encoder.pretrain_updates": "policies/test_agent.py::test_the_rate_of_pretraining_rises_and_falls",
     "agent.encoder.pretrain_crop": "policies/test_agent.py::test_settings_of_pretraining_are_heeded",

@@ -42,7 +42,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     },
     **{
         change: ({"agent": {"encoder": {"kind": "none"}}}, "agent.encoder.kind=small")
-        for change in ("image_keys=[front]", "agent.encoder.training=head", "agent.encoder.features=8", "agent.encoder.bfloat16=true")
+        for change in ("image_keys=[front]", "agent.encoder.training=head", "agent.encoder.features=8", "agent.encoder.precision=bfloat16")
     },
 }
 """An override, in which config it would change nothing, and another override with which it would"""

@@ -103,6 +103,7 @@ class Story:
     def learn(self) -> None:
         """`hilt train RECIPE`, with its table."""
         from hilt.observe.live import Live
+        from hilt.runtime import precision
         from hilt.runtime.train import begin_run, train
 
         c = self.config
@@ -118,6 +119,7 @@ class Story:
             f"Everything is kept in {self.run}",
         )
         self.config = begin_run(self.run, self.plan.recipe, c)
+        self._say(*precision.lines(self.config, self.run))
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
         with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
 

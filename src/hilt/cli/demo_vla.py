@@ -99,12 +99,15 @@ class Story:
 
     def warm_up(self) -> None:
         """Demonstrations, play, and the two policies that come of them: of the first alone, and of both."""
+        from hilt.runtime import precision
         from hilt.runtime.demonstrations import Demonstrations
         from hilt.runtime.play import played
         from hilt.runtime.sft import words
         from hilt.runtime.train import check_new
 
         check_new(self.run)
+        self._say(*precision.lines(self.config))
+        self.config, _ = precision.settle(self.config)
         paths = self._demonstrate()
         lessons = Demonstrations(paths, self.run / "data", words(self.config))
         with contextlib.closing(lessons):
@@ -115,7 +118,8 @@ class Story:
             touches = played(self.config, self.playing)
             self._say(f"play: {len(touches)} touches in {time.monotonic() - began:.0f} s")
             self._exam("start", self._taught(lessons, touches, "start"))
-        self.config.policy, self.config.policy_options = str(self.run / "start"), {}
+        chosen = {name: value for name, value in self.config.policy_options.items() if name == "precision"}
+        self.config.policy, self.config.policy_options = str(self.run / "start"), chosen
         self.config.imitation.data = [str(path) for path in paths if self.config.imitation.weight]
 
     def learn(self) -> None:
@@ -126,7 +130,7 @@ class Story:
         from hilt.runtime.post_train import begin_run, policy_of, train
 
         folder = self.run / "grpo"
-        begin_run(folder, "vla_tabletop", self.config)
+        self.config = begin_run(folder, "vla_tabletop", self.config)
         with stop_signals() as stopped, live(folder, self.config) as screen:
             # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
             train(self.config, folder, say=lambda text: screen.say(text) if text.startswith("step") else None, stop=lambda: bool(stopped))

@@ -33,6 +33,7 @@ def run(
     heavy_module("torch", "hilt train", "torch")
     optional_module("gymnasium", "hilt train", "sim")
     one_thread()
+    from hilt.runtime import precision
     from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
 
     if dry_run:
@@ -44,9 +45,9 @@ def run(
         config = resume_run(folder, recipe, overrides)
     else:
         assert config is not None
-        begin_run(folder, recipe, config)
+        config = begin_run(folder, recipe, config)
     with stop_signals() as stopped, live(folder, config) as screen:
-        for line in (*also, *config.arithmetic()):
+        for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)
         done = train(config, folder, say=screen.say, stop=lambda: bool(stopped))
     why = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}[done.reason]
@@ -87,6 +88,7 @@ def live(folder: Path, config: Vla) -> Iterator[Live]:
 def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from omegaconf import OmegaConf
 
+    from hilt.runtime import precision
     from hilt.runtime.footprint import footprint
     from hilt.runtime.train import check_new
 
@@ -95,5 +97,5 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
         check_new(folder)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
-    for line in (*also, *config.arithmetic(), *footprint(config)):
+    for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume), *footprint(config)):
         typer.echo(line)

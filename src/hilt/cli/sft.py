@@ -33,6 +33,7 @@ def sft(
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
     heavy_module("torch", "hilt train sft", "torch")
     one_thread()
+    from hilt.runtime import precision
     from hilt.runtime.sft import begin_run, resume_run, train
 
     recipe, data, overrides = _sorted(words or [])
@@ -43,6 +44,8 @@ def sft(
         _show(_config(recipe, data, overrides), folder, settings)
         return
     config = resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, data, overrides))
+    for line in precision.lines(config, folder, resume):
+        typer.echo(line)
     with progress_bar("training") as bar, stop_signals() as stopped:
 
         def watch(step: int, values: dict[str, float]) -> None:
@@ -100,6 +103,7 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
     from rich.console import Console
 
     from hilt.core.config import describe
+    from hilt.runtime import precision
     from hilt.runtime.sft import Sft
     from hilt.runtime.train import check_new
 
@@ -111,6 +115,8 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
     check_new(folder)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"would begin in {folder}, with {config.policy}")
+    for line in precision.lines(config):
+        typer.echo(line)
     if config.demonstrations:
         typer.echo(f"{config.demonstrations} demonstrations of each of {', '.join(config.tasks)}, recorded by its script")
     from hilt.formats import detect

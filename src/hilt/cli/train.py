@@ -203,21 +203,26 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hi
     """The settings of a run that begins or goes on; its folder has them from now on."""
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.replay.lock import writer_of
+    from hilt.runtime import precision
     from hilt.runtime.train import begin_run, check_wire, resume_run
 
     if not resume:
         config = _config(recipe, overrides)
         check_wire(config)
-        return begin_run(folder, recipe, config)
-    config = resume_run(folder, recipe, overrides)
-    if not writer_of(folder):  # else its own former learner has them, which is awaited
-        check_wire(config)
+        config = begin_run(folder, recipe, config)
+    else:
+        config = resume_run(folder, recipe, overrides)
+        if not writer_of(folder):  # else its own former learner has them, which is awaited
+            check_wire(config)
+    for line in [] if _parent() else precision.lines(config, folder, resume):  # a parent has said it
+        typer.echo(line)
     return config
 
 
 def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
     from omegaconf import OmegaConf
 
+    from hilt.runtime import precision
     from hilt.runtime.train import check_new, check_run, commands, resumed_settings
     from hilt.runtime.workplace import check_fit
 
@@ -228,6 +233,8 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     check_fit(config)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
+    for line in precision.lines(config, folder if resume else None, resume):
+        typer.echo(line)
     if config.demonstrations and not resume:
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
     for name, command in commands(config, folder).items():

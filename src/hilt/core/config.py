@@ -8,7 +8,8 @@
     config = build(Training(), "run.yaml", "batch_size=128")
 
 An unknown key is an error with the nearest name; a value of the wrong type is one with the type. `freeze` writes the
-whole of it into a run's folder, `thaw` reads it back.
+whole of it into a run's folder, `thaw` reads it back. A class whose settings had other names in earlier versions has a static method
+`of_former_names`, which gives a mapping with those the names of today.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     config: Any = _structured(base)
     for layer in layers:
         where, values = _read_layer(layer)
+        _rename(base, values)
         try:
             config = OmegaConf.merge(config, values)
             _clear(config, values)
@@ -102,6 +104,22 @@ def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{text}: expected settings by name, got a list.")
     return f"{text}: ", values
+
+
+def _rename(base: Any, values: Any) -> None:
+    """Settings of a layer that have the names of an earlier version get those of today."""
+    if not isinstance(values, DictConfig) or values._is_none():
+        return
+    if rename := getattr(base, "of_former_names", None):
+        before = {str(name): value for name, value in values.items_ex(resolve=False)}
+        after = rename(before)
+        for name in before.keys() - after.keys():
+            del values[name]
+        for name in after.keys() - before.keys():
+            values[name] = after[name]
+    for item in dataclasses.fields(base):
+        if dataclasses.is_dataclass(below := getattr(base, item.name)) and item.name in values:
+            _rename(below, values[item.name])
 
 
 def _clear(config: DictConfig, values: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hilt.algos.config import Rlpd
 from hilt.algos.config import check as check_rlpd
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.policies.precision import check_precision, of_former_name
 
 SETUP_MODES = (
     "single-arm-fixed-gripper",
@@ -32,8 +33,9 @@ class EncoderConfig:
     """What the critic's loss trains: "critic": all of it; "head": what comes after the trunk; "frozen": nothing"""
     features: int = 64
     """Numbers that each camera becomes"""
-    bfloat16: bool = False
-    """Convolutions with 8 bits of precision: 1.5 to 2 times as fast on processors that have them"""
+    precision: str = "auto"
+    """Of the convolutions: "float32", "bfloat16" (faster on processors that have it, far slower on others), or "auto": whichever is
+    faster here, decided when a run begins"""
     pretrain_updates: int = 0
     """Updates by imitation of the demonstrations before anything else"""
     pretrain_crop: int = 2
@@ -46,6 +48,8 @@ class EncoderConfig:
     """A proprioception, such as state/tcp_pose, that is to be foreseen in these: at the gripper's next command, and at the end"""
     pretrain_predict_weight: float = 1.0
     """What foreseeing counts beside imitating"""
+
+    of_former_names = staticmethod(of_former_name)
 
 
 @dataclass
@@ -107,6 +111,7 @@ def check_encoder(config: EncoderConfig) -> None:
     for name, given, known in (("encoder", config.kind, KINDS), ("encoder training", config.training, TRAININGS)):
         if given not in known:
             raise UnknownNameError(name, given, known)
+    check_precision(config.precision, "encoder precision")
     if config.features < 1:
         raise ConfigError(f"encoder.features is {config.features}; a camera becomes at least one number.")
     if config.weights and config.kind != "resnet10":

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
 from hilt.policies.config import EncoderConfig, check_encoder
+from hilt.policies.precision import in_bfloat16
 from hilt.policies.serl import read_resnet10
 
 LAYER_NORM_EPS = 1e-6  # as in flax
@@ -75,7 +76,7 @@ class Encoder(nn.Module):
         for number, path in enumerate(self.paths):
             pixels = as_image(images[path], self.shapes[path], path)
             with torch.set_grad_enabled(torch.is_grad_enabled() and trunk):
-                with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.config.bfloat16):
+                with torch.autocast(pixels.device.type, torch.bfloat16, enabled=in_bfloat16(self.config.precision, pixels.device)):
                     maps = self.trunks[min(number, len(self.trunks) - 1)](pixels)
                 maps = maps.float()
             features.append(self.heads[number](maps, generator))

@@ -44,6 +44,7 @@ from hilt.policies.flow import Flow, embed_times
 from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
 from hilt.policies.images import resize_with_pad
 from hilt.policies.lora import merged
+from hilt.policies.precision import check_precision, in_bfloat16, of_former_name
 from hilt.policies.tokens import ByteTokenizer, padded
 from hilt.policies.weights import Tensors, check_device, load_into, new_folder, read_json, write_tensors
 
@@ -100,13 +101,15 @@ class SmallVLAConfig:
     """Of its attention"""
     shift: int = 0
     """When imitating, pictures are moved by up to so many pixels either way"""
-    bfloat16: bool = False
-    """Convolutions and matrix products of the trunk with 8 bits of precision: twice as fast on processors that have them"""
+    precision: str = "auto"
+    """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors that have it, far slower on others), or
+    "auto": whichever is faster here. A run decides when it begins; the folder of a policy does not say it"""
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
+        check_precision(self.precision)
         least = {"chunk": 1, "action_dim": 1, "keypoints": 1, "depth": 1, "heads": 1, "bins": 2, "state_dim": 0, "shift": 0, "smoothing": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -124,13 +127,16 @@ class SmallVLAConfig:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
         """From what `to_json` gave. A key that is not known is refused."""
-        settings = {key: value for key, value in found.items() if key != "model_type"}
+        settings = of_former_name({key: value for key, value in found.items() if key != "model_type"})
         if isinstance(flow := settings.get("flow"), Mapping):
             settings["flow"] = _made(Flow, flow)
         return _made(cls, settings)
 
     def to_json(self) -> dict[str, Any]:
-        return {"model_type": MODEL_TYPE, **dataclasses.asdict(self)}
+        """All of it but the precision, which belongs to whoever computes."""
+        settings = dataclasses.asdict(self)
+        del settings["precision"]
+        return {"model_type": MODEL_TYPE, **settings}
 
 
 class SmallVLA(Policy):
@@ -143,9 +149,9 @@ class SmallVLA(Policy):
         width, cameras = config.width, len(config.cameras)
         with torch.random.fork_rng(devices=[]):  # what torch draws here is drawn again below; the meta device would import its compiler
             self.eyes = (
-                Keypoints(width, cameras, config.keypoints, config.bfloat16)
+                Keypoints(width, cameras, config.keypoints, config.precision)
                 if config.vision == "keypoints"
-                else Patches(width, cameras, config.image_size, config.bfloat16)
+                else Patches(width, cameras, config.image_size, config.precision)
             )
             self.text = Text()
             self.words = nn.Linear(TEXT_WIDTH, width)
@@ -234,7 +240,7 @@ class SmallVLA(Policy):
         """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or ``value``: a value
         head that the folder has not begins untrained."""
         tensors = Tensors(folder)
-        config = SmallVLAConfig.from_json(read_json(tensors.path / "config.json") | changes)
+        config = SmallVLAConfig.from_json(of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes))
         policy = cls(config)
         load_into(policy, tensors, optional=("value_head.",))
         return policy.to(check_device(device))
@@ -249,7 +255,7 @@ class SmallVLA(Policy):
             state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
             places = torch.cat([places, state.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)], dim=-1)
         x = torch.cat([self.summary(places)[:, None], self.words(words)[:, None], tokens], dim=1)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=config.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(config.precision, x.device)):
             for block in self.blocks[:-1]:
                 x = block(x, x)
             x = self.blocks[-1](x[:, :1], x)  # of the last layer, one token is looked at
@@ -305,9 +311,9 @@ class Text(nn.Module):
 class Stem(nn.Module):
     """Convolutions of (size, stride): pictures, uint8 [B, cameras, H, W, 3], to what is at each place, [B * cameras, h, w, CHANNELS]."""
 
-    def __init__(self, layers: Sequence[tuple[int, int]], bfloat16: bool):
+    def __init__(self, layers: Sequence[tuple[int, int]], precision: str):
         super().__init__()
-        self.bfloat16 = bfloat16
+        self.precision = precision
         inputs = [3, *[CHANNELS] * len(layers)]
         self.layers = nn.ModuleList(
             [nn.Conv2d(i, CHANNELS, size, stride=stride, padding=size // 2) for i, (size, stride) in zip(inputs, layers, strict=False)]
@@ -316,7 +322,7 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         kind = self.layers[0].weight.dtype
         x = images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # its memory still in the order of the picture
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(self.precision, x.device)):
             for layer in self.layers:
                 x = F.relu(layer(x))
         return x.to(kind).permute(0, 2, 3, 1)
@@ -325,11 +331,11 @@ class Stem(nn.Module):
 class Keypoints(nn.Module):
     """Pictures and words to a token for each place that the words make it look at, and to the places, from -1 to 1."""
 
-    def __init__(self, width: int, cameras: int, keypoints: int, bfloat16: bool):
+    def __init__(self, width: int, cameras: int, keypoints: int, precision: str):
         super().__init__()
         self.cameras, self.keypoints = cameras, keypoints
         self.places = 2 * cameras * keypoints
-        self.stem = Stem([(5, 4), (3, 1), (3, 1)], bfloat16)
+        self.stem = Stem([(5, 4), (3, 1), (3, 1)], precision)
         self.keys = nn.Linear(CHANNELS, CHANNELS)
         self.queries = nn.Linear(TEXT_WIDTH, cameras * keypoints * CHANNELS)
         self.out = nn.Linear(CHANNELS + 2, width)
@@ -354,9 +360,9 @@ class Patches(nn.Module):
 
     places = 0
 
-    def __init__(self, width: int, cameras: int, image_size: int, bfloat16: bool):
+    def __init__(self, width: int, cameras: int, image_size: int, precision: str):
         super().__init__()
-        self.stem = Stem([(5, 4), (3, 2), (3, 2)], bfloat16)
+        self.stem = Stem([(5, 4), (3, 2), (3, 2)], precision)
         self.out = nn.Linear(CHANNELS, width)
         self.which = nn.Parameter(torch.empty(cameras * (image_size // 16) ** 2, width))
 

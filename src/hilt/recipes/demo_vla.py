@@ -7,7 +7,7 @@ from hilt.runtime.collect import Collecting
 from hilt.runtime.vla_config import Simulators, Validation, Vla
 
 TASKS = [f"tabletop/press_{colour}" for colour in ("red", "green", "blue", "yellow")]
-POLICY = {"width": 64, "depth": 2, "keypoints": 4, "chunk": 3, "smoothing": 0.7, "bfloat16": True}
+POLICY = {"width": 64, "depth": 2, "keypoints": 4, "chunk": 3, "smoothing": 0.7}
 """Of a small_vla: 0.2M parameters that look through the camera of the hand"""
 
 

@@ -38,7 +38,7 @@ def tabletop(task: str, moves: list[int], minutes: float, speed: float = 0.7, no
         demonstration_options={"speed": speed, "noise": noise},
         operator="script",
         agent=AgentConfig(
-            encoder=EncoderConfig(training="frozen", bfloat16=True, pretrain_updates=1_000, pretrain_predict="state/tcp_pose"),
+            encoder=EncoderConfig(training="frozen", pretrain_updates=1_000, pretrain_predict="state/tcp_pose"),
             action_indices=moves,
             pose_keys=["state/tcp_pose"],
             normalise_proprio=True,

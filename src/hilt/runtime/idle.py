@@ -61,7 +61,7 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     ([f"{RLPD}.grasp_margin"], "agent.setup_mode=...-learned-gripper", lambda c: c.agent.setup_mode.endswith("learned-gripper")),
     ([f"{RLPD}.grasp_margin"], f"imitation (algorithm=bc or hg-dagger, or {ENCODER}.pretrain_updates)", _imitates),
     (
-        ["image_keys", f"{RLPD}.random_crop", *_under(ENCODER, "training", "features", "bfloat16", "pretrain_crop", "pretrain_predict")],
+        ["image_keys", f"{RLPD}.random_crop", *_under(ENCODER, "training", "features", "precision", "pretrain_crop", "pretrain_predict")],
         f"an encoder ({ENCODER}.kind=small or resnet10)",
         _looks,
     ),

@@ -30,6 +30,7 @@ from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
 from hilt.runtime.evaluate import Evaluation, wilson
 from hilt.runtime.group import Group, LostWorkerError, open_group
+from hilt.runtime.precision import described, settle
 from hilt.runtime.roles import export, pool_of, trained_policy
 from hilt.runtime.sft import words
 from hilt.runtime.train import CARD, CONFIG, check_new, differences
@@ -53,7 +54,8 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     config.check()
     check_new(run)
     DISK.make_folders(run)
-    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": []})
+    config, choice = settle(config)
+    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": [], **described(choice)})
     freeze(config, run / CONFIG)
     return config
 

@@ -246,7 +246,8 @@ def _model(
     shapes: Mapping[str, Any], classes: int, config: ClassifierConfig, draws: torch.Generator, learned: bool = False
 ) -> algo.Classifier:
     """With first weights; `learned`: to be filled from a file of ours, so the trunk's own file is not needed."""
-    encoder = EncoderConfig(config.encoder, config.weights, "head" if config.weights else "critic", config.features)
+    # float32 everywhere: what it answers is a reward, and must not depend on the machine
+    encoder = EncoderConfig(config.encoder, config.weights, "head" if config.weights else "critic", config.features, "float32")
     if learned:
         encoder.weights, encoder.pretrain_updates = "", 1  # a trunk that was trained, in words that the encoder knows
     made = algo.Classifier(Encoder(shapes, encoder, draws), len(shapes) * config.features, classes, config.hidden, config.dropout)

@@ -32,6 +32,7 @@ from hilt.observe.metrics import Metrics
 from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
+from hilt.policies.precision import of_former_name
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite, columns, suite
 from hilt.policies.weights import check_device
@@ -41,6 +42,7 @@ from hilt.runtime.chunks import ChunkAgent
 from hilt.runtime.config import Hil
 from hilt.runtime.demonstrations import Demonstrations, batches
 from hilt.runtime.experience import packed, unpack
+from hilt.runtime.precision import described, settle
 from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences
 
 KIND, POLICY, RESULT = "sft", "policy", "result.json"
@@ -192,7 +194,8 @@ def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
     config.check()
     check_new(run)
     DISK.make_folders(run)
-    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": []})
+    config, choice = settle(config)
+    write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": [], **described(choice)})
     freeze(config, run / CONFIG)
     return config
 
@@ -264,8 +267,9 @@ def open_policy(run: Path, config: Sft) -> Any:
     """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
     from hilt.policies.checkpoints import load_policy
 
-    again = {} if config.policy == "small_vla" else {name: value for name, value in config.policy_options.items() if name != "unnorm_key"}
-    return load_policy(run / POLICY, device=config.device, **again)
+    options = of_former_name(config.policy_options)
+    kept = {"precision"} if config.policy == "small_vla" else options.keys() - {"unnorm_key"}
+    return load_policy(run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept})
 
 
 Watch = Callable[[int, dict[str, float]], None]

@@ -1,7 +1,7 @@
 """A whole run: its folder, the demonstrations that it records itself, and a learner and actors as processes that are looked after.
 
     RUN/config.yaml       every setting, frozen; written last, so that it says that there is a run
-    RUN/run.json          its identity, its recipe, and what was changed when it was resumed
+    RUN/run.json          its identity, its recipe, its precision and why, and what was changed when it was resumed
     RUN/demonstrations/   what the script recorded before the run began
     RUN/actors/NAME/      each actor's spool
     RUN/logs/NAME.log     what each process said
@@ -33,6 +33,7 @@ from hilt.replay import Log
 from hilt.replay.lock import writer_of
 from hilt.runtime.config import Hil, check
 from hilt.runtime.idle import refuse_idle, settings
+from hilt.runtime.precision import described, settle
 from hilt.runtime.workplace import check_fit, task, task_options, trainer_config
 from hilt.wire.sockets import require_keys
 
@@ -59,8 +60,8 @@ def begin_run(run: Path, recipe: str, config: Hil) -> Hil:
     check_new(run)
     check_fit(config)
     DISK.make_folders(run)
-    config = _with_ports(config)
-    write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": []})
+    config, choice = settle(_with_ports(config))
+    write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": [], **described(choice)})
     freeze(config, run / CONFIG)
     return config
 

@@ -1,0 +1,208 @@
+"""In which precision a policy computes: float32, or bfloat16 where the processor is faster with it. `auto` decides once in a process.
+
+    choose("auto")              # Choice("float32", "this CPU has no bfloat16 instructions")
+    choose("auto", "cuda:0")    # Choice("bfloat16", "this GPU computes in it")
+    choose("bfloat16")          # Choice("bfloat16", "as set")
+    slowness("bfloat16")        # "precision: bfloat16 is 31 times as slow as float32 on this CPU; ..."; "" where it is not
+
+Weights, losses and optimiser states are float32 either way. A CPU's instructions decide where they are conclusive. Where they are not
+(AVX-512's or Arm's bfloat16, a system that does not list them, an environment variable that restricts oneDNN), a few convolutions are
+measured. A run decides when it begins and freezes the answer with its settings, so that all of its processes compute alike, on any
+machine and after any resume. Without torch until something is measured, so that a command line that only reads settings is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import ConfigError, UnknownNameError
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+PRECISIONS = (AUTO, FLOAT32, BFLOAT16)
+
+WORTH_IT = 1.1
+"""bfloat16 must be this many times as fast as float32 to be chosen: it has 8 bits, and a measurement has noise"""
+SLOW = 3.0
+"""A choice that was made by hand and is more than this many times slower than the other gets a line of warning"""
+ROUNDS = 5
+TRIAL_S = 0.25
+"""Seconds after which no further round of the trial begins"""
+RESTRICTING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY")
+"""Environment variables by which a CPU computes otherwise than its instructions suggest"""
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A precision, and the reason in words."""
+
+    precision: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"precision: {self.precision} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Seconds of the same convolutions, forward and backward, in both precisions."""
+
+    float32_s: float
+    bfloat16_s: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast bfloat16 is as float32."""
+        return self.float32_s / self.bfloat16_s
+
+
+def choose(setting: str, device: str = "cpu") -> Choice:
+    """What a setting comes to on a device; `auto` is decided once in a process."""
+    check_precision(setting)
+    return Choice(setting, "as set") if setting != AUTO else _automatic(str(device))
+
+
+def in_bfloat16(setting: str, device: Any) -> bool:
+    """Whether a module with this setting computes in bfloat16 where its input is; cheap enough to be asked at each pass."""
+    return (setting if setting != AUTO else _automatic(str(device)).precision) == BFLOAT16
+
+
+def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
+    """One line where what was set is far slower than the other choice on this CPU; else empty. `name` is that of the setting."""
+    if setting == AUTO or _kind(device) != "cpu" or (setting == (known := _by_instructions()) and known):
+        return ""
+    other, gain = (FLOAT32, 1 / trial().gain) if setting == BFLOAT16 else (BFLOAT16, trial().gain)
+    if gain <= SLOW:
+        return ""
+    return f"precision: {setting} is {gain:.0f} times as slow as {other} on this CPU; {name}={AUTO} chooses by itself"
+
+
+def check_precision(setting: str, name: str = "precision") -> None:
+    if setting not in PRECISIONS:
+        raise UnknownNameError(name, setting, PRECISIONS)
+
+
+def of_former_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which `bfloat16: true` or `false`, as it was called before there was `auto`, is the precision that it meant."""
+    if "bfloat16" not in settings:
+        return dict(settings)
+    given = settings["bfloat16"]
+    if not isinstance(given, bool) or "precision" in settings:
+        beside = f" beside precision={settings['precision']}" if "precision" in settings else ""
+        raise ConfigError(f"bfloat16={given}{beside}: this setting is now precision, which is auto, float32 or bfloat16. Give that alone.")
+    renamed = {name: value for name, value in settings.items() if name != "bfloat16"}
+    return renamed | {"precision": BFLOAT16 if given else FLOAT32}
+
+
+def _kind(device: Any) -> str:
+    return str(device).partition(":")[0]
+
+
+@cache
+def _automatic(device: str) -> Choice:
+    if _kind(device) == "cpu":
+        return _of_cpu()
+    import torch
+
+    if _kind(device) == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return Choice(BFLOAT16, "this GPU computes in it")
+    return Choice(FLOAT32, f"{device} has no bfloat16 instructions")
+
+
+def _of_cpu() -> Choice:
+    if (known := _by_instructions()) is not None:
+        return Choice(known, "this CPU has AMX" if known == BFLOAT16 else "this CPU has no bfloat16 instructions")
+    gain = trial().gain
+    how = f"bfloat16 is {gain:.1f} times as fast" if gain >= 1 else f"bfloat16 is {1 / gain:.1f} times as slow"
+    return Choice(BFLOAT16 if gain > WORTH_IT else FLOAT32, f"measured on this CPU: {how}")
+
+
+def _by_instructions() -> str | None:
+    """What the CPU's instructions say; None where they are not conclusive."""
+    flags = _instructions()
+    if flags is None:
+        return None
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return None if "bf16" in flags else FLOAT32
+    if not flags & {"amx_bf16", "avx512_bf16", "avx_ne_convert"}:
+        return FLOAT32
+    restricted = any(os.environ.get(name) for name in RESTRICTING)
+    return BFLOAT16 if "amx_bf16" in flags and not restricted else None
+
+
+def _instructions() -> set[str] | None:
+    """Names of the CPU's instruction sets, as Linux has them; None elsewhere."""
+    try:
+        text = CPUINFO.read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return None
+
+
+@cache
+def trial() -> Trial:
+    """Convolutions as an encoder has them, measured alternately with one thread, the best of several rounds each.
+
+    One small image comes first: where bfloat16 is emulated, more would take seconds. Else there are enough for a training batch's ratio.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            first = _measured(images=1, pixels=32)
+            return first if first.gain < 1 / SLOW else _measured(images=32, pixels=64)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(images: int, pixels: int) -> Trial:
+    import torch
+
+    step = {precision: _step(images, pixels, getattr(torch, precision)) for precision in (FLOAT32, BFLOAT16)}
+    best = dict.fromkeys(step, float("inf"))
+    for run in step.values():  # the first pass makes oneDNN's kernels
+        run()
+    deadline = time.perf_counter() + TRIAL_S
+    for number in range(ROUNDS):
+        if number and time.perf_counter() > deadline:
+            break
+        for precision, run in step.items():
+            began = time.perf_counter()
+            run()
+            best[precision] = min(best[precision], time.perf_counter() - began)
+    return Trial(best[FLOAT32], best[BFLOAT16])
+
+
+def _step(images: int, pixels: int, dtype: Any) -> Callable[[], None]:
+    """A forward and backward pass through the layers of the small encoder."""
+    import torch
+    from torch.nn import functional as F
+
+    def values(*shape: int) -> Any:  # torch's global generator is not touched
+        return torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).contiguous(memory_format=torch.channels_last)
+
+    seen = values(images, 3, pixels, pixels).to(dtype)
+    weights = [values(32, 3, 5, 5), values(32, 32, 3, 3), values(32, 32, 3, 3)]
+    for weight in weights:
+        weight.requires_grad_()
+
+    def run() -> None:
+        x = seen
+        for weight, (stride, padding) in zip(weights, ((4, 2), (2, 1), (1, 1)), strict=True):
+            x = F.relu(F.conv2d(x, weight.to(dtype), stride=stride, padding=padding))
+        torch.autograd.grad(x.float().sum(), weights)
+
+    return run

@@ -1,0 +1,100 @@
+"""A run decides its precision when it begins, freezes and records it, and keeps it when it is resumed elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hilt.core.config import build, thaw
+from hilt.core.errors import ConfigError
+from hilt.core.files import read_json
+from hilt.policies import precision as policies
+from hilt.policies.precision import Choice, Trial
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.recipes import recipe, sft_recipe, vla_recipe
+from hilt.runtime import post_train, sft, train
+from hilt.runtime.config import Hil
+from hilt.runtime.precision import lines, settle
+from hilt.runtime.sft import Sft
+from hilt.runtime.vla_config import Vla
+
+KINDS: dict[str, Any] = {
+    "hil": (train, Hil, lambda: recipe("hil_debug"), "agent.encoder.precision"),
+    "sft": (sft, Sft, lambda: sft_recipe("sft_debug"), "policy_options.precision"),
+    "vla": (post_train, Vla, lambda: vla_recipe("vla_debug"), "policy_options.precision"),
+}
+
+
+def of(config: Any) -> str:
+    return str(config.agent.encoder.precision if isinstance(config, Hil) else config.policy_options["precision"])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Makes this machine one that decides for a precision, and on which bfloat16 gains so many times."""
+
+    def become(precision: str, gain: float = 1.0) -> None:
+        monkeypatch.setattr(policies, "_automatic", lambda device: Choice(precision, "this CPU likes it"))
+        monkeypatch.setattr(policies, "_by_instructions", lambda: None)
+        monkeypatch.setattr(policies, "trial", lambda: Trial(gain, 1.0))
+
+    return become
+
+
+def test_the_choice_is_made_frozen_recorded_and_kept(kind: Any, machine: Any, tmp_path: Path):
+    module, settings, make, name = kind
+    machine("bfloat16", 2.0)
+    config = module.begin_run(tmp_path / "run", "recipe", make())
+    card = read_json(tmp_path / "run" / "run.json")
+    assert of(config) == of(thaw(settings, tmp_path / "run" / "config.yaml")) == card["precision"] == "bfloat16"
+    assert card["precision_why"] == "this CPU likes it"
+    assert lines(config, tmp_path / "run") == ["precision: bfloat16 (this CPU likes it)"]
+    machine("float32", 0.05)  # another machine, where it is emulated
+    again = module.resume_run(tmp_path / "run", "", ["max_steps=3"])
+    assert of(again) == "bfloat16" == of(thaw(settings, tmp_path / "run" / "config.yaml"))
+    assert lines(again, tmp_path / "run", resumed=True) == [
+        "precision: bfloat16 (as the run was begun)",
+        f"precision: bfloat16 is 20 times as slow as float32 on this CPU; {name}=auto chooses by itself",
+    ]
+    if module is not sft:  # which has learned nothing yet
+        with pytest.raises(ConfigError, match=r"'bfloat16'.* a resumed run can"):
+            module.resume_run(tmp_path / "run", "", [f"{name}=float32"])
+
+
+def test_a_choice_by_hand_is_kept_and_a_slow_one_named(kind: Any, machine: Any, tmp_path: Path):
+    module, _, make, name = kind
+    machine("float32", 0.04)
+    config = module.begin_run(tmp_path / "run", "recipe", build(make(), f"{name}=bfloat16"))
+    assert of(config) == "bfloat16" and read_json(tmp_path / "run" / "run.json")["precision_why"] == "as set"
+    assert lines(config, tmp_path / "run") == [
+        "precision: bfloat16 (as set)",
+        f"precision: bfloat16 is 25 times as slow as float32 on this CPU; {name}=auto chooses by itself",
+    ]
+
+
+def test_the_former_name_forces_it_too(kind: Any, machine: Any):
+    machine("float32")
+    config = build(kind[2](), kind[3].replace("precision", "bfloat16") + "=true")
+    assert of(settle(config)[0]) == "bfloat16"
+
+
+def test_a_run_that_does_not_look_has_no_precision(machine: Any, tmp_path: Path):
+    machine("bfloat16")
+    config = train.begin_run(tmp_path / "run", "recipe", build(recipe("hil_debug"), "agent.encoder.kind=none", "agent.encoder.features=64"))
+    assert config.agent.encoder.precision == "auto" and "precision" not in read_json(tmp_path / "run" / "run.json")
+    assert lines(config) == []
+    train.resume_run(tmp_path / "run", "", [])  # nothing was frozen that would be refused
+
+
+def test_a_folder_of_a_small_vla_gets_the_choice_of_the_run(machine: Any, tmp_path: Path):
+    machine("bfloat16")
+    SmallVLA(SmallVLAConfig(precision="float32")).save_pretrained(tmp_path / "policy")
+    config, choice = settle(Sft(policy=str(tmp_path / "policy")))
+    assert config.policy_options == {"precision": "bfloat16"} and choice == Choice("bfloat16", "this CPU likes it")
