@@ -239,7 +239,8 @@ def lateness(lab: Lab) -> Row:
 
 def started(run: Path, options: list[str], seconds: float) -> subprocess.Popen[str]:
     ports = ["wire.port=0", "wire.broadcast_port=0"]
-    words = [sys.executable, "-m", "hilt", "train", RECIPE, f"max_seconds={seconds}", *options, *ports, "--run", str(run)]
+    limits = [f"max_seconds={seconds}", "max_steps=1000000000", "goal.success=0"]  # both sides learn for the same time
+    words = [sys.executable, "-m", "hilt", "train", RECIPE, *limits, *options, *ports, "--run", str(run)]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

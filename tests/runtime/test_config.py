@@ -17,6 +17,7 @@ RLPD, ENCODER, BODY = (
     "policies/test_agent.py::test_the_body_is_as_the_config_says",
 )
 PERIODS = "runtime/test_learner.py::test_what_each_period_and_ratio_does"
+GOAL = "runtime/test_goal.py::test_learning_ends_at_the_goal_with_the_policy_that_reached_it"
 WIRE = "runtime/test_workplace.py::test_the_wires_settings"
 SHOWN = {
     "task": "runtime/test_workplace.py::test_an_environment_of_gymnasiums_is_taken_as_it_is",
@@ -69,6 +70,7 @@ SHOWN = {
     "training_starts": "runtime/test_learner.py::test_training_starts_is_awaited_and_said",
     "max_seconds": "runtime/test_learner.py::test_other_limits",
     "max_env_steps": "runtime/test_learner.py::test_other_limits",
+    **{f"goal.{name}": GOAL for name in ("success", "states", "period", "hold")},
     "checkpoint_keep": "runtime/test_learner.py::test_checkpoints_by_the_clock_and_how_many_stay",
     "buffer_period": "runtime/test_learner.py::test_buffers_in_hil_serls_files",
     "sinks": "runtime/test_learner.py::test_what_the_policy_sees_and_where_metrics_go",

@@ -17,6 +17,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
+    **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
     "checkpoint_path=old": ({"store": "trajectories"}, "store=log"),
     "buffer_period=100": ({"store": "trajectories"}, "store=log"),
     "agent.proprio_floor.state/q=0.1": ({}, "agent.normalise_proprio=true"),

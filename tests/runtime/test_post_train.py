@@ -202,6 +202,24 @@ def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
     assert resumed(tmp_path / "run", "max_seconds=0", "max_steps=2").step == 2
 
 
+def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shares = iter([0.5, 1.0, 0.5, 1.0, 1.0, 0.0])
+    validate = post_train.Controller._validate
+
+    def validated(self: Any) -> None:
+        validate(self)
+        self._successes[-1] = next(shares)
+
+    monkeypatch.setattr(post_train.Controller, "_validate", validated)
+    goal = ("validation.goal=0.9", "validation.hold=2", "validation.period=1", "validation.episodes=1")
+    done = started(tmp_path / "run", *goal, "max_steps=3")
+    assert (done.reason, done.step) == ("max_steps", 3), "validations 0, 1, 2, 3: the goal was reached, and did not hold"
+    done = resumed(tmp_path / "run", "max_steps=100")
+    assert (done.reason, done.step) == ("goal", 4), "the one before it was resumed counts"
+    assert (tmp_path / "run" / "policy").is_dir()
+    assert resumed(tmp_path / "run", "validation.goal=0", "max_steps=5").reason == "max_steps"
+
+
 def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
     said: list[str] = []
     settings = config("max_steps=0", "task_options.fails=3", "collect.retries=0")

@@ -34,8 +34,6 @@ app.command("vla")(vla)
 
 VIDEOS = 3
 """Episodes that are shown side by side, before and after"""
-EARLY_S = 120.0
-"""What was begun beside learning has so long to end"""
 LATEST = 20
 """Episodes of which the rate of take-overs is told"""
 
@@ -51,9 +49,12 @@ class Plan:
     """The share of them on which it must succeed in the end"""
     workers: int
     """Processes of the exam; a short one is over before others have started"""
+    usual_steps: int
+    """Updates after which the run has usually reached its own goal, for the remaining time that is shown"""
 
 
-WHOLE, FAST = Plan("tabletop_pick", 100, 0.95, workers=2), Plan("tabletop_button", 40, 0.8, workers=1)
+WHOLE = Plan("tabletop_pick", 100, 0.95, workers=2, usual_steps=16_000)
+FAST = Plan("tabletop_button", 40, 0.8, workers=1, usual_steps=2_000)
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +62,7 @@ def demo(
     context: typer.Context,
     fast: Annotated[bool, typer.Option("--fast", help="A smaller task, in less than a minute.")] = False,
     human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="How long it learns.", show_default="the recipe's", min=0.01)] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/demo-TIME")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
@@ -72,11 +73,10 @@ def demo(
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo", extra)
     from hilt.recipes import recipe
-    from hilt.runtime.config import Hil
     from hilt.runtime.idle import settings
 
     plan = FAST if fast else WHOLE
-    long = {} if minutes is None else {"max_seconds": 60 * minutes, "max_steps": Hil().max_steps}
+    long = {} if minutes is None else {"max_seconds": 60 * minutes}
     config = settings(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
     if human:
         config.operator, config.operator_options = "browser", {}
@@ -99,6 +99,9 @@ class Story:
     _tried: dict[str, Evaluation] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _early: threading.Thread | None = None
+    _moved: tuple[int, int] = (0, 1)
+    capped: str = ""
+    """What there is to say when a cap of the user's ended it before the goal"""
 
     def learn(self) -> None:
         """`hilt train RECIPE`, with its table."""
@@ -108,19 +111,23 @@ class Story:
 
         c = self.config
         who = "you take over, on the page whose address is below" if c.operator == "browser" else "a script takes over, like a person"
-        long = f"{c.max_seconds / 60:.3g} minutes" if c.max_seconds else f"{c.max_steps:,} updates"
+        caps = [f"{c.max_seconds / 60:.3g} minutes"] if c.max_seconds else []
+        cap = f"at most {' or '.join([*caps, f'{c.max_steps:,} updates'])}"
+        until = f"{c.goal.success:.0%} of {c.goal.states} evaluation states, {c.goal.hold} times in a row"
         self._say(
             f"An arm learns {c.task} from the images of two cameras and from where its hand is.",
             f"1. A script shows the task {c.demonstrations} times, slowly and not very well.",
             "2. A network learns to see by imitating that. This alone is not enough: it has its own row in the table at the end.",
-            f"3. Reinforcement learning, {long}. One process acts, another learns. Half of each batch is what the arm did,",
-            f"   half is demonstrations. When the policy gets nowhere, {who}: such steps count as both.",
+            f"3. Reinforcement learning, until it succeeds alone in {until}; {cap}.",
+            "   One process acts, another learns. Half of each batch is what the arm did, half is demonstrations.",
+            f"   When the policy gets nowhere, {who}: such steps count as both.",
             f"4. The exam: {self.plan.states} initial states that were used for nothing else, and nobody helps.",
             f"Everything is kept in {self.run}",
         )
         self.config = begin_run(self.run, self.plan.recipe, c)
         self._say(*precision.lines(self.config, self.run))
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
+        limits["usual_steps"] = self.plan.usual_steps if c.goal.success else 0
         with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
 
             def look() -> None:
@@ -133,8 +140,8 @@ class Story:
             raise typer.Exit(128 + stopped[0])
 
     def begin_early(self) -> None:
-        """The policy that only imitates is tried beside learning, on what that leaves of the processors; not where learning ends by the
-        clock, for it would learn less."""
+        """The policy that only imitates is tried beside learning, on what that leaves of the processors; not with a cap in minutes, for it
+        would learn less."""
         from hilt.runtime.checkpoint import numbers
 
         if self._early is None and not self.config.max_seconds and 0 in numbers(self.run):
@@ -143,17 +150,36 @@ class Story:
 
     def _try_beside(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread alone: actor and learner go first
-        self._try("before", lambda done, total: None)
+
+        def move(done: int, total: int) -> None:
+            self._moved = done, total
+
+        self._try("before", move)
 
     def exam(self) -> None:
         """The policy that only imitates, and the last one, on the same states."""
         if self._early is not None:
-            self._early.join(EARLY_S)
+            self._await_early()
         for name in ("before", "after"):
             if name not in self._tried:  # also where it went wrong beside learning: now everybody sees why
                 with progress_bar(f"exam, {name}") as move:
                     self._try(name, move)
-        self.wrong += verdict(self.plan, self._tried["before"], self._tried["after"])
+        self.wrong, self.capped = verdict(self.plan, self._tried["before"], self._tried["after"], self._stopped_at())
+
+    def _await_early(self) -> None:
+        """Its first part may still be at work: it has the machine for itself now."""
+        with progress_bar("exam, before") as move:
+            while self._early is not None and self._early.is_alive():
+                move(*self._moved)
+                self._early.join(0.5)
+
+    def _stopped_at(self) -> float:
+        """The minutes after which a cap of the user's ended learning; 0 when it was not this."""
+        from hilt.runtime.goal import evaluations, holds
+
+        goal = self.config.goal
+        reached = holds(goal, [card["success"] for card in evaluations(self.run, goal)])
+        return 0.0 if reached else self.config.max_seconds / 60
 
     def _try(self, name: str, move: Callable[[int, int], None]) -> None:
         import torch
@@ -196,7 +222,7 @@ class Story:
         before_after(before.videos, after.videos, video, ("imitation only", "after reinforcement learning"))
         curves = plot([self.run], self.run / "plots")
         c = self.config
-        more = f"max_seconds={2 * c.max_seconds:g}" if c.max_seconds else f"max_steps={2 * c.max_steps}"
+        more = f"max_seconds={2 * c.max_seconds:g}" if self.capped else f"max_steps={2 * c.max_steps}" if self.wrong else "goal.success=1"
         facts: list[list[object]] = [
             ["taken over", _take_overs(self.run)],
             ["learned", f"{after.update:,} updates; the whole demo took {time.monotonic() - self._began:.0f} s"],
@@ -208,21 +234,26 @@ class Story:
         for sentence in self.wrong:
             typer.echo(f"WRONG: {sentence}", err=True)
         if not self.wrong:
-            self._say("", "It has learned: see the video.")
+            self._say("", self.capped or "It has learned: see the video.")
 
     @staticmethod
     def _say(*lines: str) -> None:
         typer.echo("\n".join(lines) + "\n")
 
 
-def verdict(plan: Plan, before: Evaluation, after: Evaluation) -> list[str]:
-    """What is wrong, as sentences; none when it has learned."""
-    wrong, old, new = [], before.success or 0.0, after.success or 0.0
-    if new < plan.goal:
+def verdict(plan: Plan, before: Evaluation, after: Evaluation, minutes: float = 0.0) -> tuple[list[str], str]:
+    """What is wrong, as sentences, none when it has learned; and, where a cap of so many minutes ended it before the goal, how it stands:
+    who sets a cap has not asked for the goal."""
+    old, new = before.success or 0.0, after.success or 0.0
+    if minutes and new < plan.goal and new > old:
+        shares = f"{old:.0%} by imitation, {new:.0%} now, and {plan.goal:.0%} is the goal"
+        return [], f"stopped at {minutes:.3g} minutes, still rising: {shares}."
+    wrong = []
+    if new < plan.goal and not minutes:
         wrong.append(f"it succeeds in {new:.0%} of the exam, and {plan.goal:.0%} is the goal.")
     if new <= old:
         wrong.append(f"imitation alone succeeds in {old:.0%}, what came after it in {new:.0%}: nothing was learned.")
-    return wrong
+    return wrong, ""
 
 
 def _row(name: str, done: Evaluation) -> list[str]:

@@ -84,13 +84,16 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
     one_thread()
     from hilt.runtime.learner import Learner
     from hilt.runtime.train import demonstrate, with_demonstrations
+    from hilt.runtime.workplace import spaces
 
     with stop_signals() as stopped:
         _end_with_parent()
-        _let_actors_go_first()
         demonstrate(config, folder, typer.echo, lambda: bool(stopped))
+        env = spaces(config)
+        _let_actors_go_first(config, env.keeps_rate)
         with _shown(folder, config):
-            summary = None if stopped else Learner(with_demonstrations(config, folder), folder, resume=resume).run(lambda: bool(stopped))
+            shown = with_demonstrations(config, folder)
+            summary = None if stopped else Learner(shown, folder, resume=resume, env=env).run(lambda: bool(stopped))
     if summary is not None:
         typer.echo(f"{summary.reason}: {summary.update:,} updates, {summary.online:,} online steps, in {folder}")
     leave(stopped)
@@ -241,9 +244,10 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         typer.echo(f"{name}: {' '.join(['hilt', *command[3:]])}")
 
 
-def _let_actors_go_first() -> None:
-    """The learner of `hilt train` shares a machine with control loops, which must not be late."""
-    if _parent():
+def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:
+    """The learner of `hilt train` shares a machine with control loops, which must not be late. A simulation that goes as fast as it can
+    has no rate to keep: there the learner is the one that others wait for, and on a busy machine it would get too little."""
+    if _parent() and (keeps_rate or config.control_hz or config.operator not in ("", "script")):
         os.nice(5)
 
 

@@ -87,6 +87,15 @@ class Standing:
                 found.append((limits[name] - done) / self.update[rate])
         return max(0.0, min(found)) if found else None
 
+    def remaining(self, limits: Mapping[str, float]) -> str:
+        """The same in words. With `usual_steps`, the number of updates after which a run of this kind has usually reached its goal, it is
+        the time until then; beyond that, the time until the first limit, which is all that is known."""
+        usual, rate = limits.get("usual_steps", 0), self.update.get("updates_per_second")
+        if rate and self.updates < usual:
+            return f"about {clock((usual - self.updates) / rate)} left"
+        left = self.left(limits)
+        return "" if left is None else f"{'at most ' if usual else ''}{clock(left)} left"
+
     def success(self) -> str:
         """Of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
         known = [one for one in self.episodes if one.get("success") is not None]
@@ -142,7 +151,6 @@ class Standing:
 
     def line(self, limits: Mapping[str, float]) -> str:
         """All of it that fits in a line."""
-        left = self.left(limits)
         parts = [
             clock(self.seconds()),
             f"{self.steps:,} steps{_rate(self.update, 'env_steps_per_second')}",
@@ -151,7 +159,7 @@ class Standing:
             f"validation {self.validation()}" if self.validation() else "",
             f"person {self.person()}" if any("intervention_steps" in one for one in self.episodes) else "",
             _values(self.update, {"critic loss": "critic_loss"}),
-            f"{clock(left)} left" if left is not None else "",
+            self.remaining(limits),
             self.event if not self.updates else "",  # what goes before learning may take minutes
         ]
         return "  ".join(part for part in parts if part)
@@ -161,7 +169,8 @@ class Live:
     """Shows a run for as long as it is entered; `look` often, at once when nothing is due."""
 
     def __init__(self, run: Path, title: str = "", limits: Mapping[str, float] | None = None, file: TextIO | None = None):
-        """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them; 0 is none."""
+        """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them, 0 is none; and usual_steps, for a run that ends
+        at a goal (see `Standing.remaining`)."""
         from rich.console import Console
 
         self._standing, self._title, self._limits = Standing(run), title or str(run), dict(limits or {})
@@ -203,8 +212,8 @@ class Live:
         from rich.table import Table
         from rich.text import Text
 
-        left = self._standing.left(self._limits)
-        when = f"{clock(self._standing.seconds())} since the first step" + (f", {clock(left)} left" if left is not None else "")
+        left = self._standing.remaining(self._limits)
+        when = f"{clock(self._standing.seconds())} since the first step" + (f", {left}" if left else "")
         made = Table(box=None, show_header=False, pad_edge=False)
         for name, text in self._standing.rows():
             made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))

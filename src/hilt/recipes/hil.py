@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hilt.algos.config import Rlpd
 from hilt.policies.config import AgentConfig, EncoderConfig
-from hilt.runtime.config import Hil
+from hilt.runtime.config import Goal, Hil
 
 XYZ_GRIP, XYZ_YAW, XYZ_YAW_GRIP = [0, 1, 2, 6], [0, 1, 2, 5], [0, 1, 2, 5, 6]
 """Numbers of an action that a policy moves"""
@@ -78,17 +78,23 @@ def tabletop(task: str, moves: list[int], minutes: float, speed: float = 0.7, no
     )
 
 
+def until(config: Hil, goal: Goal, max_steps: int) -> Hil:
+    """It ends when success holds at the goal, on any machine; a number of updates is the cap, and no clock."""
+    config.goal, config.max_steps, config.max_seconds = goal, max_steps, 0.0
+    return config
+
+
 def tabletop_pick() -> Hil:
     """A cube is picked up."""
-    return tabletop("pick", XYZ_GRIP, 5)
+    return until(tabletop("pick", XYZ_GRIP, 0), Goal(success=0.98, period=2_000), max_steps=60_000)
 
 
 def tabletop_button() -> Hil:
-    """A button is pressed, at five steps a second: few steps to success, so that `hilt demo --fast` learns it in less than a minute.
-    Its end is a number of updates: a slow machine learns the same. Imitation holds the policy while the critics know little yet."""
-    config = tabletop("button", XYZ_GRIP, 0)
+    """A button is pressed, at five steps a second: few steps to success, so that `hilt demo --fast` learns it in about a minute.
+    Imitation holds the policy while the critics know little yet."""
+    config = until(tabletop("button", XYZ_GRIP, 0), Goal(success=0.95, states=40, period=500), max_steps=8_000)
     config.task_options["control_hz"] = 5
-    config.demonstrations, config.max_steps = 10, 1_800
+    config.demonstrations = 10
     agent, rlpd = config.agent, config.agent.rlpd
     agent.encoder.pretrain_updates, agent.encoder.pretrain_batch = 120, 64
     agent.std_range = [0.0183, 0.25]

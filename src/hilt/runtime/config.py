@@ -37,6 +37,21 @@ class Wire:
 
 
 @dataclass
+class Goal:
+    """When a task counts as learned. Beside learning, checkpoints are evaluated on the initial states of the split "eval", alone and with
+    the likeliest actions; the states of the split "test" are left for `hilt eval`. For simulations only."""
+
+    success: float = 0.0
+    """The run ends when the policy succeeds in at least this share of the evaluation states; 0: success does not end it"""
+    states: int = 100
+    """Number of evaluation states, from the first on, that each evaluation tries once"""
+    period: int = 1_000
+    """Learner steps between the beginnings of two evaluations; one that takes longer delays the next"""
+    hold: int = 2
+    """Number of evaluations in a row, each of another checkpoint, that must reach it"""
+
+
+@dataclass
 class Hil:
     """A run: actors act, a person takes over, a learner trains from replay."""
 
@@ -105,6 +120,8 @@ class Hil:
     """Seconds from the first online step after which the run ends; 0: no limit"""
     max_env_steps: int = 0
     """Online steps after which the run ends; 0: no limit"""
+    goal: Goal = field(default_factory=Goal)
+    """Success at which the run ends"""
     replay_buffer_capacity: int = 200_000
     """Online steps that are kept"""
     checkpoint_period: int = 0
@@ -138,6 +155,7 @@ def check(config: Hil) -> None:
     for name, smallest in LEAST.items():
         if not getattr(config, name) >= smallest:
             raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
+    _check_goal(config.goal)
     check_agent(config.agent)
     encoder = config.agent.encoder
     if encoder.pretrain_predict and not encoder.pretrain_updates:
@@ -148,6 +166,14 @@ def check(config: Hil) -> None:
     if ahead and (ahead < config.training_starts or 0 < share < 1) and config.algorithm == "rlpd":
         why = f"update_to_data={share:g}, below 1" if ahead >= config.training_starts else f"training_starts={config.training_starts}"
         raise ConfigError(f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out.")
+
+
+def _check_goal(goal: Goal) -> None:
+    if not 0 <= goal.success <= 1:
+        raise ConfigError(f"goal.success={goal.success}: expected a share of the evaluation states, from 0 (off) to 1.")
+    for name in ("states", "period", "hold"):
+        if getattr(goal, name) < 1:
+            raise ConfigError(f"goal.{name}={getattr(goal, name)}: expected at least 1.")
 
 
 def _check_collecting(config: Hil) -> None:

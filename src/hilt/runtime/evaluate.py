@@ -377,10 +377,7 @@ class Recorder:
         self._videos = videos
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
-        stem = f"{plan.split}-{plan.update:08d}" + "-sampled" * plan.sample
-        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        self.folder = next(path for name in names if not (path := parent / name).exists())
-        DISK.make_folders(self.folder)
+        self.folder = new_folder(parent, plan.split, plan.update, plan.sample)
         self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
         if videos and not cameras(self._log):
             self._log.close()
@@ -411,6 +408,15 @@ class Recorder:
 
     def close(self) -> None:
         self._log.close()
+
+
+def new_folder(parent: Path, split: str, update: int, sample: bool = False) -> Path:
+    """A folder of its own for an evaluation of this policy."""
+    stem = f"{split}-{update:08d}" + "-sampled" * sample
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    folder = next(path for name in names if not (path := parent / name).exists())
+    DISK.make_folders(folder)
+    return folder
 
 
 # Two videos beside each other

@@ -40,6 +40,7 @@ ENCODER, RLPD = "agent.encoder", "agent.rlpd"
 NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     (["demonstration_options"], "demonstrations=N", lambda c: c.demonstrations),
     (["operator_options"], "an operator, such as operator=browser", lambda c: c.operator),
+    (_under("goal", "states", "period", "hold"), "goal.success", lambda c: c.goal.success),
     (["wire.key_name"], "wire.keys=FOLDER", lambda c: c.wire.keys),
     (["checkpoint_path", "buffer_period", "collect_steps"], "store=log", lambda c: c.store == "log"),
     (["agent.proprio_floor"], "agent.normalise_proprio=true", lambda c: c.agent.normalise_proprio),

@@ -27,6 +27,7 @@ from hilt.replay.schema import spec_of_space
 from hilt.runtime.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runtime.config import Hil, check
 from hilt.runtime.experience import Batch, Experience
+from hilt.runtime.goal import GoalWatch
 from hilt.runtime.idle import refuse_idle
 from hilt.runtime.recording import nested
 from hilt.wire import TrainerConfig, TrainerServer
@@ -51,7 +52,8 @@ class Summary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop; or "stopped" from outside"""
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop; or
+    "stopped" from outside"""
     update: int
     online: int
 
@@ -105,6 +107,11 @@ class Learner:
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
+        self._goal = GoalWatch(config, run) if config.goal.success else None
+        if self._goal is not None:
+            self._goal.forget_after(self.update)
+            stack.callback(self._goal.close)
+        self._to_evaluate = 0  # the checkpoint that is evaluated next, as soon as it is written
         self._saver, self._buffers = Saver(run, config.checkpoint_keep), Buffers(run, config.buffer_period)
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -270,6 +277,7 @@ class Learner:
         limits = {
             "stopped": self._stop(),
             "pressed": self._pressed,
+            "goal": self._goal is not None and self._goal.reached,
             "max_steps": self.update >= config.max_steps,
             "max_env_steps": bool(config.max_env_steps) and online >= config.max_env_steps,
             "max_seconds": bool(config.max_seconds) and self._seconds() >= config.max_seconds,
@@ -298,8 +306,10 @@ class Learner:
     def _save_if_due(self) -> None:
         period, since = self.config.checkpoint_period, self.update - self._saved_update
         due = since >= period if period else time.monotonic() - self._saved_at >= CHECKPOINT_S
-        if (due or self._owes) and since:
+        evaluate = self._evaluation_due()
+        if (due or self._owes or evaluate) and since and not self._evaluating:
             self._save()
+            self._to_evaluate = self._saved_update if evaluate and self._saved_update == self.update else 0
         self._buffers.write_if_due(self.experience)
 
     def _save(self) -> None:
@@ -311,6 +321,42 @@ class Learner:
         state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
         if self._saver.save(self.update, self.agent.state_dict(), state):
             self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
+
+    # The goal
+
+    @property
+    def _evaluating(self) -> bool:
+        """While an evaluation goes on, no newer checkpoint is written: a policy that reaches the goal is the last one then."""
+        return self._goal is not None and (self._goal.busy or self._to_evaluate > 0)
+
+    def _evaluation_due(self) -> bool:
+        goal = self._goal
+        return goal is not None and not self._evaluating and self.update - goal.last >= goal.goal.period
+
+    def _evaluate(self) -> None:
+        """Hands on the checkpoint that is to be evaluated, and takes what came of the one before."""
+        goal = self._goal
+        if goal is None:
+            return
+        if (card := goal.poll()) is not None:
+            self._report(card)
+        if self._to_evaluate and not self._saver.busy:
+            if self._to_evaluate in numbers(self.run_folder):
+                goal.ask(self._to_evaluate)
+            self._to_evaluate = 0
+
+    def _report(self, card: Mapping[str, Any]) -> None:
+        """Tells what an evaluation gave, and puts it beside the other figures."""
+        if "error" in card:
+            self.say(f"evaluation: {card['error']}")
+            return
+        goal = self.config.goal
+        enough = "which reaches the goal" if card["success"] >= goal.success else f"the goal is {goal.success:.0%}"
+        low, high = card["low"], card["high"]
+        share = f"{card['successes']} of {card['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
+        self.say(f"evaluation of update {card['update']:,}: success in {share}")
+        values = {f"validation_{name}": float(card[name]) for name in ("success", "low", "high", "update", "seconds")}
+        self.metrics.write("update", values, update=self.update, step=self.experience.total)
 
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
@@ -343,6 +389,7 @@ class Learner:
             if self._says.get(episode["actor"]) == "no":
                 episode |= {"success": None, "success_alone": None}
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
+        self._evaluate()
         while not self._told.empty():
             self.metrics.write("actor", self._told.get(), update=self.update, step=self.experience.total)
 
@@ -378,6 +425,8 @@ class Learner:
 
     def _end(self) -> None:
         self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
+        if self._goal is not None and self._reason == "goal":
+            self.say(f"the policy that reached the goal is the last checkpoint, of update {self._goal.last:,}")
         with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
             self._saver.wait(SAVE_S)
         if self._update_of and not self._pretraining():
@@ -389,7 +438,8 @@ class Learner:
             self._say_goodbye()
         self._looked = 0.0
         self._look()
-        if not self._pretraining() and not (collecting and 0 in numbers(self.run_folder)):  # half pretrained, or repeated: it begins anew
+        begins_anew = collecting and 0 in numbers(self.run_folder)  # half pretrained, or repeated
+        if not self._pretraining() and not begins_anew and self._reason != "goal":  # whose policy is the last checkpoint already
             self._save()
         self._saver.wait(SAVE_S)
         self._buffers.finish(self.experience, SAVE_S)

@@ -41,7 +41,7 @@ WORKER = "hilt.runtime.roles:make_worker"
 LOOK_S = 0.1
 KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
-CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "placement"}
+CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold", "placement"}
 """What may be another when a run is resumed: a setting, or all of a section"""
 DRAWN = ("simulator", "model", "update")
 """Where a step's time should go; the rest of it is `other`"""
@@ -98,7 +98,7 @@ class Summary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"max_steps", "max_seconds", or "stopped" from outside"""
+    """"goal": success held at validation.goal; "max_steps", "max_seconds", or "stopped" from outside"""
     step: int
     best_step: int
     """Of the policy that is kept"""
@@ -222,6 +222,8 @@ class Controller:
         self._elapsed, self._began = 0.0, time.monotonic()
         self._validated = self._best_step = -1
         self._best = -1.0
+        self._successes: list[float] = []
+        """Of the validations so far, in their order"""
         self._restore()
 
     def run(self) -> Summary:
@@ -256,11 +258,17 @@ class Controller:
             due = validation.after if reason else validation.period and self.step % validation.period == 0
             if due and self._validated < self.step:
                 self._validate()
+            reason = reason or ("goal" if self._goal_holds() else "")
             if self.step and self.step % self._config.checkpoint_period == 0:
                 self._save()
             if reason:
                 return reason
             self._train_once()
+
+    def _goal_holds(self) -> bool:
+        """Whether the last `hold` validations all reached the goal: one alone may be luck."""
+        goal, last = self._config.validation.goal, self._successes[-self._config.validation.hold :]
+        return bool(goal) and len(last) == self._config.validation.hold and min(last) >= goal
 
     def _over(self) -> str:
         if self.step >= self._config.max_steps:
@@ -313,6 +321,7 @@ class Controller:
         values |= {"validation_success": good / len(outcomes), "validation_low": low, "validation_high": high, "validation_lost": lost}
         self._metrics.write("update", values | {"validation_seconds": seconds}, update=self.step, step=self._env_steps)
         self._validated = self.step
+        self._successes.append(values["validation_success"])
         better = values["validation_success"] > self._best
         if better:
             self._keep(values["validation_success"])
@@ -340,7 +349,8 @@ class Controller:
     def _save(self) -> None:
         own = self._group.call("own")
         tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
-        state = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
+        state: dict[str, Any] = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
+        state |= {"successes": self._successes}
         checkpoint.save(self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep)
         for old in (self._run / BEST).glob("*"):
             if old.name != str(self._best_step):
@@ -354,6 +364,7 @@ class Controller:
         self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._validated = int(state.get("validated", -1))
+        self._successes = list(state.get("successes", []))
         own: list[Any] = []
         if saved is not None:
             self._group.call("load_shared", saved.agent["shared"])

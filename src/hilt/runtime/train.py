@@ -41,6 +41,7 @@ CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
     *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "max_ahead", "steps_per_update", "log_period", "sinks"),
     *("checkpoint_period", "checkpoint_keep", "buffer_period"),
+    *("goal.success", "goal.states", "goal.period", "goal.hold"),
     *("actors", "operator", "operator_options", "control_hz"),
     *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
 }

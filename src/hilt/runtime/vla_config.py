@@ -95,6 +95,10 @@ class Validation:
     """After the last step"""
     sample: bool = False
     """Actions are drawn as in training, not the likeliest"""
+    goal: float = 0.0
+    """Share of successful episodes, over all tasks, at which training ends; 0: success does not end it"""
+    hold: int = 2
+    """Number of validations in a row that must reach the goal"""
     videos: int = 0
     """Of so many episodes each time, one picture for each chunk"""
 
@@ -160,6 +164,7 @@ class Vla:
         """Raises for what cannot work, and for what would change nothing."""
         least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
         least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
+        least |= {"validation.goal": 0, "validation.hold": 1}
         least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
         least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1}
         for name, low in least.items():
@@ -222,6 +227,10 @@ class Vla:
         check_effect(self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
         some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
         check_effect(validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        check_effect(validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
+        check_effect(validation, {"hold": ("validation.goal", validation.goal)})
+        if validation.goal > 1:
+            raise ConfigError(f"validation.goal={validation.goal:g}: expected a share of the episodes, from 0 (off) to 1.")
         if validation.split == self.collect.split:
             raise ConfigError(
                 f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."

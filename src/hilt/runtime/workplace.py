@@ -20,10 +20,11 @@ from hilt.policies.config import AgentConfig
 from hilt.policies.layout import fit
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
+from hilt.runtime.goal import check_goal
 from hilt.runtime.recording import nested
 from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import Device, Reading, open_device
-from hilt.teleop.intervene import TakeOver
+from hilt.teleop.intervene import TakeOver, attribute
 from hilt.wire import TrainerConfig, make_trainer_config
 from hilt.wire.config import is_loopback
 
@@ -36,6 +37,8 @@ class Spaces(NamedTuple):
 
     observation_space: Any
     action_space: Any
+    keeps_rate: bool = False
+    """Whether it keeps a control rate itself, as an arm does"""
 
 
 class Nobody(Device):
@@ -122,13 +125,14 @@ def spaces(config: Hil) -> Spaces:
     """For the learner, which has no arm: the environment is made and closed again; nothing is connected, no operator is awaited."""
     env = make_env(replace(config, classifier=""), operator=False)
     try:
-        return Spaces(env.observation_space, env.action_space)
+        check_goal(config, env)
+        return Spaces(env.observation_space, env.action_space, attribute(env, "timing", None) is not None)
     finally:
         env.close()
 
 
 def check_fit(config: Hil) -> None:
-    """Refuses an agent whose settings do not fit what the environment shows and takes."""
+    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be evaluated for."""
     made, agent = spaces(config), config.agent
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
