@@ -16,12 +16,22 @@ for package in ("torch", "gymnasium", "mujoco", "av"):
 
 
 def test_the_verdict() -> None:
-    assert verdict({"blind": 0.1, "shown": 0.2, "start": 0.4, "after": 0.95}, 0.9) == []
-    assert verdict({"blind": 0.1, "start": 0.4}, 0.9) == [], "without reinforcement learning there is nothing to be reached"
-    (one,) = verdict({"blind": 0.5, "start": 0.4, "after": 0.95}, 0.9)
+    assert verdict({"blind": 0.1, "shown": 0.2, "start": 0.4, "after": 0.95}, 0.9) == ([], "")
+    assert verdict({"blind": 0.1, "start": 0.4}, 0.9) == ([], ""), "without reinforcement learning there is nothing to be reached"
+    (one,), _ = verdict({"blind": 0.5, "start": 0.4, "after": 0.95}, 0.9)
     assert "replayed blindly succeeds in 50%" in one
-    few, none = verdict({"blind": 0.1, "start": 0.6, "after": 0.5}, 0.9)
+    (few, none), _ = verdict({"blind": 0.1, "start": 0.6, "after": 0.5}, 0.9)
     assert "50% of the exam, and 90% is the goal" in few and "began with 60% and ended with 50%: nothing was learned" in none
+
+
+def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
+    shares = {"blind": 0.1, "start": 0.4, "after": 0.6}
+    assert verdict(shares, 0.9, minutes=2) == (
+        [], "stopped at 2 minutes, still rising: it began with 40%, is at 60%, and 90% is the goal."
+    )  # fmt: skip
+    assert verdict({**shares, "after": 0.95}, 0.9, minutes=2) == ([], "")
+    (none,), capped = verdict({**shares, "after": 0.4}, 0.9, minutes=2)
+    assert "nothing was learned" in none and not capped
 
 
 def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +48,9 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
         return told[-1]
 
     usual, fast = story(), story("--fast")
-    assert (usual.demonstrations, usual.playing.scenes, usual.config.max_steps, usual.states) == (1, 60, 200, 100)
-    assert fast.config.max_steps < 200 and fast.playing.steps < usual.playing.steps and fast.states < 100
+    assert (usual.demonstrations, usual.playing.scenes, usual.config.max_steps, usual.states) == (1, 60, 400, 100)
+    assert usual.config.validation.goal > 0.9 and not usual.config.max_seconds, "success ends it, and no clock"
+    assert fast.config.max_steps < 400 and fast.playing.steps < usual.playing.steps and fast.states < 100
     assert story("--play", "7").playing.scenes == 7 and story("--steps", "9").playing.steps == 9 and usual.playing.steps == 600
     assert story("--demonstrations", "3").demonstrations == 3
     assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GOAL, WORDS_MATTER = 0.9, 0.3
 """What is to be reached in the end; and what replaying a demonstration blindly must stay below, or words and pictures do not matter"""
+USUAL_STEPS = 60
+"""Training steps after which success on the validation states has usually held at its goal, for the remaining time that is shown"""
 VIDEOS = 4
 """Episodes that are shown side by side, before and after: one of each task"""
 ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone", "start": "imitation and play"}
@@ -32,7 +34,7 @@ ROWS = {"blind": "a demonstration, replayed blindly", "shown": "imitation alone"
 
 def vla(
     fast: Annotated[bool, typer.Option("--fast", help="Little of everything, for a first look.")] = False,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Of learning from success at most; 0: none of it.", min=0.0)] = None,
+    minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on learning from success; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
     steps: Annotated[int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="600")] = None,
@@ -84,15 +86,20 @@ class Story:
     wrong: list[str] = field(default_factory=list)
     _tried: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
+    _reason: str = ""
+    """Why learning ended"""
 
     def tell(self) -> None:
-        long = f"{self.config.max_steps} steps" + f", {self.config.max_seconds / 60:.3g} minutes at most" * bool(self.config.max_seconds)
+        long = f"at most {self.config.max_steps} steps" + f" or {self.config.max_seconds / 60:.3g} minutes" * bool(self.config.max_seconds)
+        if goal := self.config.validation.goal:
+            long = f"until {goal:.0%} of the validation episodes succeed, {self.config.validation.hold} times in a row; {long}"
         self._say(
             "An arm presses the button that words name. Four buttons change places; it sees them through the camera of its hand.",
             f"1. A script shows each of {len(self.config.tasks)} tasks {self.demonstrations} time(s).",
             f"2. The arm plays in {self.playing.scenes} scenes: it feels for things, and those that look like where a demonstration ended",
             "   get its words. Nobody tells it where anything is.",
-            f"3. {self._algorithm}, {long}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded.",
+            f"3. {self._algorithm}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded,",
+            f"   {long}.",
             f"4. The exam: {self.states} initial states of each task that were used for nothing else.",
             f"Everything is kept in {self.run}",
         )
@@ -131,9 +138,10 @@ class Story:
 
         folder = self.run / "grpo"
         self.config = begin_run(folder, "vla_tabletop", self.config)
-        with stop_signals() as stopped, live(folder, self.config) as screen:
+        with stop_signals() as stopped, live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen:
             # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
-            train(self.config, folder, say=lambda text: screen.say(text) if text.startswith("step") else None, stop=lambda: bool(stopped))
+            say, stop = (lambda text: screen.say(text) if text.startswith("step") else None), (lambda: bool(stopped))
+            self._reason = train(self.config, folder, say=say, stop=stop).reason
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {folder} --resume")
             raise typer.Exit(128 + stopped[0])
@@ -152,7 +160,9 @@ class Story:
         screen = Console(soft_wrap=True)
         screen.print()
         screen.print(table("", "success", "95% interval", *names, rows=rows, title=title, right=range(1, 3 + len(names))))
-        self.wrong += verdict({name: _share(cards) for name, cards in self._tried.items()}, 0.0 if self.fast else GOAL)
+        minutes = self.config.max_seconds / 60 if self._reason == "max_seconds" else 0.0
+        shares = {name: _share(cards) for name, cards in self._tried.items()}
+        self.wrong, capped = verdict(shares, 0.0 if self.fast else GOAL, minutes)
         facts: list[list[object]] = [["the whole demo took", f"{time.monotonic() - self._began:.0f} s"]]
         if "after" in self._tried:
             before, after = (sorted((self.run / "videos" / name).glob("*.mp4")) for name in ("start", "after"))
@@ -163,6 +173,8 @@ class Story:
         screen.print(table("", "", rows=facts))
         for sentence in self.wrong:
             typer.echo(f"WRONG: {sentence}", err=True)
+        if capped:
+            self._say("", capped)
 
     def _demonstrate(self) -> list[Path]:
         from hilt.runtime.config import Hil
@@ -223,16 +235,21 @@ class Story:
         typer.echo("\n".join(lines))
 
 
-def verdict(shares: dict[str, float], goal: float) -> list[str]:
-    """What is wrong, as sentences; none when it has learned."""
-    wrong = []
+def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tuple[list[str], str]:
+    """What is wrong, as sentences, none when it has learned; and how it stands where a cap in minutes ended it before the goal."""
+    wrong, old, new = [], shares["start"], shares.get("after")
     if shares["blind"] >= WORDS_MATTER:
         wrong.append(f"a demonstration that is replayed blindly succeeds in {shares['blind']:.0%}: the words hardly matter.")
-    if "after" in shares and shares["after"] < goal:
-        wrong.append(f"it succeeds in {shares['after']:.0%} of the exam, and {goal:.0%} is the goal.")
-    if "after" in shares and shares["after"] <= shares["start"]:
-        wrong.append(f"it began with {shares['start']:.0%} and ended with {shares['after']:.0%}: nothing was learned.")
-    return wrong
+    if new is None:
+        return wrong, ""
+    if minutes and old < new < goal:
+        stands = f"it began with {old:.0%}, is at {new:.0%}, and {goal:.0%} is the goal"
+        return wrong, f"stopped at {minutes:.3g} minutes, still rising: {stands}."
+    if new < goal and not minutes:
+        wrong.append(f"it succeeds in {new:.0%} of the exam, and {goal:.0%} is the goal.")
+    if new <= old:
+        wrong.append(f"it began with {old:.0%} and ended with {new:.0%}: nothing was learned.")
+    return wrong, ""
 
 
 def _share(cards: Sequence[dict[str, Any]]) -> float:

@@ -63,12 +63,13 @@ def _share(success: float) -> str:
 
 
 @contextlib.contextmanager
-def live(folder: Path, config: Vla) -> Iterator[Live]:
-    """The table of the run, looked at by a thread: whoever trains is busy for minutes."""
+def live(folder: Path, config: Vla, usual_steps: int = 0) -> Iterator[Live]:
+    """The table of the run, looked at by a thread: whoever trains is busy for minutes. `usual_steps`: training steps after which a run of
+    this kind has usually reached its goal, for the remaining time that is shown."""
     from hilt.observe.live import Live
 
     ended = threading.Event()
-    limits = {"max_steps": config.max_steps, "max_seconds": config.max_seconds}
+    limits = {"max_steps": config.max_steps, "max_seconds": config.max_seconds, "usual_steps": usual_steps}
     named = ", ".join(config.tasks[:3]) + (f" and {len(config.tasks) - 3} more" if len(config.tasks) > 3 else "")
     with Live(folder, f"{named} in {folder}", limits) as screen:
 
