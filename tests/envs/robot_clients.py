@@ -56,12 +56,12 @@ def serve_robot(*arguments: str) -> Iterator[list[str]]:
             if not line.startswith("arm "):
                 break
             urls.append(line.split()[-1])
-        assert urls, f"it ended with code {process.wait(10)}"
+        assert urls, f"it ended with code {process.wait(60)}"
         yield urls
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

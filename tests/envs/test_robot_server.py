@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -19,16 +20,17 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core.errors import ConfigError, HiltError, RequestError
-from hilt.envs import robot_server
-from hilt.envs.control import STOP_S, Limits
+from hilt.envs import door, robot_server
+from hilt.envs.control import Limits
 from hilt.envs.door import MAKE_TOKEN, own_address
 from hilt.envs.robot_server import RobotServer
 from hilt.envs.rotations import from_euler, to_euler
-from hilt.envs.routes import COMMANDS, READS
+from hilt.envs.routes import COMMANDS, READS, Refusal
 from tests.envs.robot_clients import HILT, Client, Refused, serve_robot
 from tests.envs.robot_load import load
 from tests.envs.toy_arm import HOME
 
+DEADLINE_S = 120.0  # only so that nothing hangs: the machine may be busy
 TOY, DUAL = "tests.envs.toy_arm:ToyArm", "handover"
 STATE = {"pose": (7,), "vel": (6,), "force": (3,), "torque": (3,), "q": (7,), "dq": (7,), "jacobian": (6, 7), "gripper_pos": ()}
 
@@ -243,26 +245,43 @@ def test_silence_holds_the_arm_and_the_next_pose_resumes(tabletop: Client) -> No
     tabletop.post("/scene", {"split": "train", "state": 0})
     start = np.array(tabletop.post("/getpos")["pose"])
     goal = start + np.array([0.1, 0.3, 0, 0, 0, 0, 0])
-    tabletop.post("/pose", {"arr": goal.tolist()})
-    silent = tabletop.post("/status")["time"]
-    seen = []
-    while not seen or seen[-1][0] < silent + 1.0:
-        seen.append((tabletop.post("/status")["time"], *tabletop.post("/getpos")["pose"][:3]))
-    times, places = np.array(seen)[:, 0], np.array(seen)[:, 1:]
-    after = places[times > silent + 0.5]
-    assert np.linalg.norm(places[-1] - start[:3]) > 0.05, "it moved"
-    assert np.linalg.norm(after - places[-1], axis=1).max() < 0.01, "and then it held still"
-    assert np.linalg.norm(places[-1] - goal[:3]) > 0.05, "before it was there"
+    command(tabletop, goal, lambda at: np.linalg.norm(at - start[:3]) > 0.05)
+    wait_for(lambda: tabletop.post("/status")["mode"] == "hold")  # nobody asked for it
+    held = still(tabletop)
+    assert np.linalg.norm(held - goal[:3]) > 0.03, "before it was there"
+    time.sleep(0.5)
+    assert tabletop.post("/getpos")["pose"][:3] == pytest.approx(held, abs=0.002)
     assert tabletop.post("/status")["mode"] == "hold"
-    for _ in range(40):
-        tabletop.post("/pose", {"arr": goal.tolist()})
+    command(tabletop, goal, lambda at: np.linalg.norm(at - goal[:3]) < 0.01)
+
+
+def command(client: Client, pose: Any, until: Callable[[Any], Any]) -> None:
+    """Asks for a pose again and again until the arm is where it should be: on a busy machine that takes more than its time."""
+
+    def there() -> bool:
+        client.post("/pose", {"arr": np.asarray(pose).tolist()})
         time.sleep(0.02)
-    assert np.array(tabletop.post("/getpos")["pose"][:3]) == pytest.approx(goal[:3], abs=0.01)
+        return bool(until(np.array(client.post("/getpos")["pose"][:3])))
+
+    wait_for(there)
+
+
+def still(client: Client) -> Any:
+    """Where the arm is when it has come to rest."""
+    places: list[Any] = [np.full(3, np.inf)]
+
+    def rests() -> bool:
+        time.sleep(0.1)
+        places.append(np.array(client.post("/getpos")["pose"][:3]))
+        return bool(np.linalg.norm(places[-1] - places[-2]) < 1e-4)
+
+    wait_for(rests)
+    return places[-1]
 
 
 def test_reading_is_no_command(toy: Client) -> None:
     """Whoever only reads does not keep the arm moving."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_S
     while toy.post("/status")["mode"] != "follow":
         toy.post("/pose", {"arr": [0.3, 0.3, 0.1, 1, 0, 0, 0]})
         assert time.monotonic() < deadline
@@ -273,7 +292,7 @@ def test_reading_is_no_command(toy: Client) -> None:
 
 def test_one_controller_at_a_time(toy_url: str) -> None:
     one, two = Client(toy_url), Client(toy_url, source="127.0.0.2")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DEADLINE_S
     while True:  # a loaded machine may take longer than a heartbeat between the two
         one.post("/pose", {"arr": HOME.tolist()})
         try:
@@ -319,10 +338,7 @@ def test_the_scene_and_its_pictures(tabletop: Client) -> None:
 def test_a_joint_reset_brings_the_arm_home(tabletop: Client) -> None:
     tabletop.post("/scene", {"split": "train", "state": 0})
     home = tabletop.post("/getpos")["pose"][:3]
-    for _ in range(20):
-        tabletop.post("/pose", {"arr": [0.55, 0.1, 0.2, 1, 0, 0, 0]})
-        time.sleep(0.02)
-    assert tabletop.post("/getpos")["pose"][:3] != pytest.approx(home, abs=0.02)
+    command(tabletop, [0.55, 0.1, 0.2, 1, 0, 0, 0], lambda at: np.linalg.norm(at - home) > 0.03)
     assert tabletop.post("/jointreset") == "Reset Joint"
     assert tabletop.post("/getpos")["pose"][:3] == pytest.approx(home, abs=0.01)
 
@@ -331,7 +347,7 @@ def test_a_reset_whose_client_leaves_is_ended(tmp_path: Path) -> None:
     with RobotServer(TOY, {"home_ticks": "1000000"}, port=0) as server:
         one, two = Client(server.urls[0]), Client(server.urls[0])
         one._connection.request("POST", "/jointreset")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while two.post("/status")["mode"] != "reset":
             assert time.monotonic() < deadline
         assert "arm 0 is in mode 'reset'" in refused(two, "/pose", {"arr": HOME.tolist()}).sentence
@@ -344,12 +360,28 @@ def test_whoever_waits_keeps_the_arm_however_short_the_heartbeat_is() -> None:
     with RobotServer(TOY, {"home_ticks": "1000000"}, port=0, limits=Limits(heartbeat=0.09)) as server:
         one, two = Client(server.urls[0]), Client(server.urls[0], source="127.0.0.2")
         one._connection.request("POST", "/jointreset")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while two.post("/status")["mode"] != "reset":
             assert time.monotonic() < deadline
         refusals = [refused(two, "/open_gripper").status for _ in range(50) if time.sleep(0.01) is None]
         assert refusals == [423] * 50
         one.close()
+
+
+def test_a_command_without_an_answer_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(door.time, "monotonic", lambda: now)
+    lease = door.Lease(0, 0.3)
+    with lease.command("anna"):
+        now += 60  # this process was not scheduled
+        assert lease.holder() == "anna"
+        with pytest.raises(Refusal, match=r"controlled by anna, for 0.30 s more at least; ben may have it after that"):
+            lease.take("ben")
+    now += 0.2
+    assert lease.holder() == "anna"
+    now += 0.2
+    lease.take("ben")
+    assert lease.holder() == "ben"
 
 
 def test_a_server_at_a_taken_port_does_not_come_near_the_arm(tmp_path: Path) -> None:
@@ -368,10 +400,7 @@ def test_two_arms_at_two_ports_share_a_world() -> None:
         assert [c.post("/status")["arm"] for c in (left, right)] == [0, 1]
         before = np.array(right.post("/getpos")["pose"])
         goal = np.array(left.post("/getpos")["pose"]) + np.array([0.04, 0, -0.04, 0, 0, 0, 0])
-        for _ in range(30):
-            left.post("/pose", {"arr": goal.tolist()})
-            time.sleep(0.02)
-        assert left.post("/getpos")["pose"][:3] == pytest.approx(goal[:3], abs=0.01)
+        command(left, goal, lambda at: np.linalg.norm(at - goal[:3]) < 0.01)
         assert right.post("/getpos")["pose"][:3] == pytest.approx(before[:3], abs=0.005)
         assert right.post("/status")["mode"] == "hold"
         right.post("/scene", {"split": "train", "state": 4})
@@ -411,7 +440,7 @@ def test_a_web_page_cannot_move_the_arm(toy_url: str) -> None:
 
 def test_nobody_is_somebody_else_by_a_header(toy_url: str) -> None:
     client = Client(toy_url, headers={"X-Forwarded-For": "10.0.0.7"})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while (controller := client.post("/clearerr") and client.post("/status")["controller"]) is None:
         assert time.monotonic() < deadline
     assert controller == "127.0.0.1"
@@ -441,7 +470,7 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
             problem = refused(Client(url, headers=headers), "/getstate")
             assert problem.status == 401 and "expected the header 'Authorization: Bearer TOKEN'" in problem.sentence
         anna, ben = (Client(url, headers={"Authorization": f"Bearer {path.read_text().strip()}"}) for path in tokens)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             anna.post("/open_gripper")
             try:
@@ -467,19 +496,23 @@ def test_a_token_is_a_secret(tmp_path: Path) -> None:
 
 
 def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(robot_server, "IDLE_S", 2.0)  # longer than a busy machine takes for the fourth connection
-    monkeypatch.setattr(robot_server, "BODY_S", 2.0)
     monkeypatch.setattr(robot_server, "MOST_PER_ADDRESS", 3)
     with RobotServer(TOY, port=0) as server:
         at = ("127.0.0.1", int(server.urls[0].split(":")[-1].strip("/")))
+        few = [socket.create_connection(at, DEADLINE_S) for _ in range(3)]
+        with socket.create_connection(at, DEADLINE_S) as fourth:
+            with contextlib.suppress(ConnectionError):
+                fourth.sendall(b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            assert _all_of(fourth) == b"", "one too many"
+        for connection in few:
+            connection.close()
+        monkeypatch.setattr(robot_server, "MOST_PER_ADDRESS", 100)
+        monkeypatch.setattr(robot_server, "IDLE_S", 0.5)
+        monkeypatch.setattr(robot_server, "BODY_S", 0.5)
         starts = (b"", b"POST /getstate HTTP/1.1\r\nHost: loc", b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
-        slow = [socket.create_connection(at, 20) for _ in starts]
+        slow = [socket.create_connection(at, DEADLINE_S) for _ in starts]
         for connection, start in zip(slow, starts, strict=True):
             connection.sendall(start)
-        time.sleep(0.1)
-        with socket.create_connection(at, 20) as fourth:
-            fourth.sendall(b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-            assert _all_of(fourth) == b"", "one too many"
         answers = [_all_of(connection) for connection in slow]  # each comes to its end
         assert answers[:2] == [b"", b""] and answers[2].startswith(b"HTTP/1.1 408 ")
         assert b"the request's body did not come in" in answers[2]
@@ -530,7 +563,7 @@ def test_a_control_process_that_is_killed_or_hangs_is_reported() -> None:
     with RobotServer(TOY, port=0) as server:
         client, process = Client(server.urls[0]), server.control._process
         process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 client.post("/getstate")
@@ -559,7 +592,7 @@ def test_what_was_asked_while_the_server_stood_still_and_by_a_client_that_left_i
         assert [line for line in (tmp_path / "journal").read_text().splitlines() if "grip" in line] == ["grip 1.0 False"]
     finally:
         server.kill()
-        server.wait(10)
+        server.wait(DEADLINE_S)
 
 
 def test_a_picture_that_cannot_be_rendered_is_told(tabletop_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,10 +611,9 @@ def test_a_backend_that_is_too_slow_for_its_rate_still_hears_and_is_told(caplog:
             assert client.post("/pose", {"arr": HOME.tolist()}) == "Moved"
         period = client.post("/status")["period"]
         assert period["p50"] > period["nominal"] and period["late"] > 0
-        (told,) = [text for text in caplog.messages if "tick() took" in text]
+        told = next(text for text in caplog.messages if "tick() took" in text)
         assert "a tick of the control loop is 0.01 s" in told
-        began = time.monotonic()
-    assert time.monotonic() - began < STOP_S, "it noticed the end by itself"
+    assert server.control._process.returncode == 0, "it noticed the end by itself"
 
 
 def test_a_backend_that_does_not_open_is_told_at_once() -> None:
@@ -601,7 +633,7 @@ def test_when_the_server_ends_a_backend_that_hangs_goes_too() -> None:
         assert server.stderr.readline() == f"waiting for the backend {TOY!r} to tell its first state, for 60 s at most\n"
         controls += children(server.pid)
         server.send_signal(how)
-    assert [server.wait(20) for server in servers] == [130, -signal.SIGKILL] and len(controls) == 2
+    assert [server.wait(DEADLINE_S) for server in servers] == [130, -signal.SIGKILL] and len(controls) == 2
     wait_for(lambda: all(map(gone, controls)))
 
 
@@ -617,19 +649,21 @@ def gone(pid: int) -> bool:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 LIMITS = ["--max-speed", "0.2", "--max-turn", "1", "--heartbeat", "0.25", "--rate", "50"]
+LATE = ("a tick of the control loop is", "waiting for the backend")
+"""What a busy machine may make the server say"""
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.Signals, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", f"journal={journal}", *LIMITS]
+    command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", f"journal={journal}", "--set", "moves=yes", *LIMITS]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stderr is not None
     client = Client(server.stdout.readline().split()[-1])
@@ -637,14 +671,22 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
     status = client.post("/status")
     assert [status[name] for name in ("max_speed", "max_turn", "heartbeat", "rate")] == [0.2, 1.0, 0.25, 50.0]
     assert status["period"]["nominal"] == 0.02
-    client.post("/pose", {"arr": [0.3, 0.3, 0.1, 1, 0, 0, 0]})
     (control,) = children(server.pid)
-    journal.write_text("")
+
+    def moves() -> bool:
+        client.post("/pose", {"arr": [0.3, 0.3, 0.1, 1, 0, 0, 0]})
+        return "move" in journal.read_text()
+
+    wait_for(moves)
     server.send_signal(how)
-    assert server.wait(20) == (-how if how == signal.SIGKILL else 0)
+    assert server.wait(DEADLINE_S) == (-how if how == signal.SIGKILL else 0)
     wait_for(lambda: gone(control))
-    assert journal.read_text().splitlines()[-2:] == ["hold", "close"]
-    assert not [line for line in server.stderr if "a tick of the control loop is" not in line], "on a busy machine it may be late"
+    asked = journal.read_text().splitlines()
+    assert asked[-2:] == ["hold", "close"], "nothing moves it after the hold"
+    x, y, z = (float(value) for value in [line for line in asked if line.startswith("move")][-1].split()[1:])
+    assert x > 0.3 and y < 0.3 and z > 0.1, "it is held on its way: nobody brought it to where it was to go"
+    errors = [line for line in server.stderr if not any(words in line for words in LATE)]
+    assert not errors
 
 
 @pytest.mark.parametrize(

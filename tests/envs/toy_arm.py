@@ -16,14 +16,15 @@ HOME = np.array([0.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
 
 
 class ToyArm(Backend):
-    """`journal` is a file that gets a line for each call but `state`, `command` and `tick`; `home_ticks` is how long a reset takes, and
-    `tick_s` how long a tick does; `fails` is how it does: "open" is an error, "state" never comes."""
+    """`journal` is a file that gets a line for each call but `state` and `tick`, and for `command` where `moves` is given; `home_ticks` is
+    how long a reset takes, and `tick_s` how long a tick does; `fails` is how it does: "open" is an error, "state" never comes."""
 
-    def __init__(self, journal: str = "", home_ticks: str = "3", tick_s: str = "0", fails: str = ""):
+    def __init__(self, journal: str = "", moves: str = "", home_ticks: str = "3", tick_s: str = "0", fails: str = ""):
         if fails == "open":
             raise OSError("no route to 192.0.2.10")
         self._fails = fails
-        self._journal, self._home_ticks, self._tick_s = journal, int(home_ticks), float(tick_s)
+        self._journal, self._moves = journal, moves
+        self._home_ticks, self._tick_s = int(home_ticks), float(tick_s)
         self._pose, self._gripper, self._left = HOME.copy(), 1.0, 0
         self.commands: list[Array] = []
         self.pushing = np.zeros(6)
@@ -45,6 +46,8 @@ class ToyArm(Backend):
 
     def command(self, pose: Array, arm: int) -> None:
         self.commands.append(pose)
+        if self._moves:
+            self._note("move", *pose[:3])
         self._pose = pose
 
     def hold(self, arm: int) -> None:

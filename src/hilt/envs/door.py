@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,34 @@ class Door:
 
 
 class Lease:
-    """One controller at a time: whoever commands holds the arm until it has been silent for a heartbeat."""
+    """One controller at a time: whoever commands holds the arm until it has been silent for a heartbeat.
+
+    A command that has not been answered yet is no silence, however short the heartbeat is and however late this process looks at it.
+    """
 
     def __init__(self, arm: int, seconds: float):
         self._arm, self._seconds = arm, seconds
         self._holder, self._until = "", 0.0
+        self._unanswered = 0
 
     def holder(self) -> str | None:
-        return self._holder if time.monotonic() < self._until else None
+        return self._holder if self._unanswered or time.monotonic() < self._until else None
+
+    @contextlib.contextmanager
+    def command(self, who: str) -> Iterator[None]:
+        """From when a command came until it is answered."""
+        self.take(who)
+        self._unanswered += 1
+        try:
+            yield
+        finally:
+            self._unanswered -= 1
+            self._until = time.monotonic() + self._seconds
 
     def take(self, who: str) -> None:
         holder = self.holder()
         if holder not in (None, who):
-            left = self._until - time.monotonic()
+            left = self._seconds if self._unanswered else self._until - time.monotonic()
             raise Refusal(423, f"arm {self._arm} is controlled by {holder}, for {left:.2f} s more at least; {who} may have it after that.")
         self._holder, self._until = who, time.monotonic() + self._seconds
 

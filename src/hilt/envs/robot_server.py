@@ -183,18 +183,16 @@ class App:
         await asyncio.sleep(0)  # lets it look
         if gone.done():  # this process stood still meanwhile: what was wanted then is not wanted now
             raise Refusal(408, f"{path}: its client left before it was done.")
-        self._lease.take(who)
-        asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
-        try:
-            while not (await asyncio.wait({asked}, timeout=min(LOOK_S, self._control.limits.heartbeat / 3)))[0]:
-                if gone.done() or self._lease.holder() not in (None, who):  # nobody who wanted this motion has the arm
-                    await self._control.ask("release", self._arm)
-                else:
-                    self._lease.take(who)  # it waits: it is not silent
-            await asked
-        finally:
-            gone.cancel()
-            asked.cancel()
+        with self._lease.command(who):
+            asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
+            try:
+                while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+                    if gone.done():  # nobody waits for this motion any more
+                        await self._control.ask("release", self._arm)
+                await asked
+            finally:
+                gone.cancel()
+                asked.cancel()
         return command.reply
 
     async def _own(self, path: str, body: Any, who: str) -> Any:
