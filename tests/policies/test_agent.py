@@ -417,7 +417,8 @@ def test_actions_have_the_layout_of_the_setup_mode(mode: str) -> None:
     assert (np.abs(many) <= 1).all()
     grippers = {"single-arm-learned-gripper": [6], "dual-arm-learned-gripper": [6, 13]}.get(mode, [])
     assert np.isin(many[:, grippers], (-1, 0, 1)).all()
-    assert not np.isin(np.delete(many, grippers, axis=1), (-1, 0, 1)).any()
+    free = np.delete(many, grippers, axis=1)  # one that a tanh rounds to 1 is among them on some machines
+    assert all(len(set(column)) > 3 for column in free.T), "the others are not three values"
     agent.update(rows)
 
 

@@ -71,7 +71,8 @@ def test_one_changed_number_is_noticed(name: str, key: str, tmp_path: Path, caps
 
     def change(array: Any) -> Any:
         changed = np.array(array)
-        changed.reshape(-1)[array.size // 2] += 1 if array.dtype.kind == "i" else 2 * kind.TOLERANCE if key.startswith("out") else 0.1
+        least = 2 * kind.tolerance(array) if key.startswith("out") else 0.1
+        changed.reshape(-1)[array.size // 2] += 1 if array.dtype.kind == "i" else least
         return changed
 
     change_npz(path, key, change)

@@ -18,6 +18,8 @@ from hilt.runtime.group import Placement, Sharding, rank_folder
 from hilt.runtime.ranks import LostRankError, join
 from hilt.runtime.trainee import Trainee
 
+LEARNING_RATE = 1e-2
+
 
 class OddError(Exception):
     """Cannot be made again from its message."""
@@ -155,7 +157,7 @@ class Shards:
             self.trainee.load_state_dict(state)
 
     def _give(self, net, sharding):
-        settings = Optimiser(learning_rate=1e-2, weight_decay=0.1, gradient_clip=0.5)
+        settings = Optimiser(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
             self.trainee = Trainee(net, settings, self.world)
         else:

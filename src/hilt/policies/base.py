@@ -101,7 +101,10 @@ def select(record: Record, rows: Any) -> Record:
 
 
 def widen(record: Record, prompt: int) -> Record:
-    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever is said. Evaluates the same."""
+    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever is said.
+
+    It evaluates to the same numbers within rounding (1e-5): what is summed over a prompt has another width.
+    """
     rows, width = record["prompt"].shape
     if prompt < width:
         raise SchemaError(f"a prompt of {width} tokens does not go into a column of {prompt}; make a wider one.")

@@ -1,7 +1,8 @@
 """Numbers of OpenVLA, OpenVLA-OFT and SimpleVLA-RL's variant of it, with tiny models whose weights both sides make by one rule.
 
-`in.*` are inputs, `out.*` what the originals made of them. Token ids are exact; everything else is within 5e-6, for a wrong GELU would
-pass at 1e-4.
+`in.*` are inputs, `out.*` what the originals made of them. Token ids are exact. Everything else is within 3e-6 of the largest number of
+its array, or of 1 where all are smaller: a sum in another order, as another CPU or another torch makes it, rounds by the size of what was
+added, also where the sum is small. Seen: less than half of that, on aarch64. The other GELU is three to sixty times too far off.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 from hilt.policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
 from tests import golden
 
-TOLERANCE = 5e-6
+TOLERANCE = 3e-6
+
+
+def tolerance(theirs: Any) -> float:
+    return TOLERANCE * max(1.0, float(np.abs(theirs).max(initial=0)))
 
 
 def matches(path: Path) -> Path | None:
@@ -37,7 +42,7 @@ def compare(case: Path) -> golden.Result:
 
 
 def near(ours: Any, theirs: Any) -> golden.Difference:
-    return golden._arrays(ours, theirs, lambda apart: apart <= TOLERANCE)
+    return golden._arrays(ours, theirs, lambda apart: apart <= tolerance(theirs))
 
 
 def made(config: dict[str, Any], keys: dict[str, list[int]], seed: int, **options: Any) -> Any:
