@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from hilt.core.tree import ArraySpec
 from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig, Rlpd
+from tests.golden.kinds.openvla import weight
 from tests.policies.agents import batch, make, numbers
 
 FLOAT = np.dtype(np.float32)
@@ -45,15 +47,26 @@ def test_it_learns_and_with_learning_rate_zero_it_does_not() -> None:
 
 
 TRACE = {
-    "single-arm-fixed-gripper": [0.62337, 2.51087, 0.114718, 0.999847, 4.72888, 13.7544, 116.286, 0.231249],
-    "dual-arm-learned-gripper": [0.892128, 1.586761, 0.294672, 0.997061, 5.01495, 13.43579, 110.605, 0.230923],
+    "single-arm-fixed-gripper": [10.48500, -1.740070, -0.195723, 70.50664, 4.878751, 19.26686, 152.2812, 0.305625],
+    "dual-arm-learned-gripper": [23.72202, -3.152577, -0.212097, 70.50627, 4.717573, 20.87331, 155.0766, 0.328144],
 }
 
 
 @pytest.mark.parametrize("mode", TRACE)
 def test_a_numeric_trace_guards_refactors(mode: str) -> None:
-    """Losses, and how far each network went in an imitation and five updates, when this was written; other CPUs differ a little."""
+    """Losses, and how far each network went in an imitation and five updates, when this was written.
+
+    The weights come from a rule of this repository, since torch 2.13 draws them otherwise than 2.11 (`trunc_normal_`).
+    What is left is rounding: CPUs and versions differ by less than the tolerance, and a term that is forgotten does not.
+    """
     agent, n = make(mode, critics=3, subset=2, backup_entropy=True, imitation_weight=0.1), 14 if mode.startswith("dual") else 7
+    with torch.no_grad():
+        for name, net in agent.networks.items():
+            for key, value in net.state_dict().items():
+                value.copy_(torch.as_tensor(weight(f"{name}.{key}", tuple(value.shape), seed=0)))
+        for name, net in agent.targets.items():
+            net.load_state_dict(agent.networks[name].state_dict())
+    agent.generator.manual_seed(0)
     before = numbers(agent)
     agent.imitate(batch(9, actions=n), encoder=True)
     for seed in range(5):

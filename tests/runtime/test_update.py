@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import multiprocessing
-from collections.abc import Callable
+import multiprocessing.forkserver
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -328,10 +328,21 @@ def a_rank(address: str, rank: int, size: int, answer: Any) -> None:
     ranks.barrier()
 
 
+@pytest.fixture(scope="module")
+def fork() -> Iterator[Any]:
+    """Processes are forked from one that has only imported this module: what other tests did here (starting CUDA) is not in them."""
+    server = multiprocessing.forkserver._forkserver
+    server._stop()
+    before, context = server._preload_modules, multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    yield context
+    server._stop()
+    server._preload_modules = before
+
+
 @pytest.mark.parametrize("size", DEALS)
-def test_the_gradient_of_many_ranks_is_that_of_one(size: int):
+def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
     """Through gloo. In lockstep every rank makes the same number of passes, with zeros where it has nothing."""
-    fork = multiprocessing.get_context("fork")
     store, address = host_meeting()
     pipes = [fork.Pipe(False) for _ in range(size)]
     made = [fork.Process(target=a_rank, args=(address, rank, size, pipes[rank][1]), daemon=True) for rank in range(size)]

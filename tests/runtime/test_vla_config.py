@@ -11,6 +11,7 @@ import pytest
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.recipes.vla import vla_debug
+from hilt.runtime import vla_config
 from hilt.runtime.vla_config import Vla
 from tests.runtime.toy_vla import UP, config
 
@@ -94,8 +95,12 @@ def test_the_sizes_in_words():
     assert replace(config(), validation=never).arithmetic()[-1] == "validation: none"
 
 
-def test_the_recipe_is_whole():
+def test_the_recipe_is_whole(monkeypatch: pytest.MonkeyPatch):
+    """Whether this machine can simulate and render its tasks is no matter here."""
+    asked: list[Any] = []
+    monkeypatch.setattr(vla_config, "ready", lambda tasks, **options: asked.append((tasks, options)))
     vla_debug().check()
+    assert asked == [(["tabletop/reach", "tabletop/button"], {"image_size": 32, "step_limit": 12})]
     given = ("collect.filter_format=false", "pool.workers=1", "pool.start_s=9", "pool.step_s=9", "pool.restarts=9")
     config("rewards.format=0.1", *given).check()
 
