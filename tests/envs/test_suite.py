@@ -40,7 +40,7 @@ def layout(world: World) -> Array:
 def test_the_suite_has_what_the_issue_asks_for() -> None:
     asked = {"reach", "push", "pick", "place", "stack", "peg", "drawer", "button"}
     assert asked <= set(SUITE) and len(SUITE) >= 12 and sum(task.arms == 2 for task in SUITE.values()) >= 1
-    assert SPLITS == {"train": 50, "eval": 50, "test": 100}
+    assert SPLITS == {"train": 50, "eval": 100, "test": 100}
     assert len({task.instruction for task in SUITE.values()}) == len(SUITE)
     assert all(task.name == name and 40 <= task.step_limit <= 150 for name, task in SUITE.items())
 
@@ -111,8 +111,8 @@ def test_a_state_that_does_not_exist_is_refused_in_words() -> None:
     task, world = make("reach")
     with pytest.raises(ConfigError, match="no split 'validation': choose one of train, eval, test"):
         task.begin(world, "validation", 0)
-    with pytest.raises(ConfigError, match="has eval states 0 to 49, not 50"):
-        task.begin(world, "eval", 50)
+    with pytest.raises(ConfigError, match="has eval states 0 to 99, not 100"):
+        task.begin(world, "eval", 100)
     with pytest.raises(ConfigError, match="not -1"):
         task.begin(world, "test", -1)
 
@@ -272,7 +272,7 @@ def test_what_is_on_a_joint_must_go_far_enough(name: str, joint: str, short: flo
 def test_only_the_named_button_counts_and_there_are_more_states_to_learn_on() -> None:
     task, world = make("press_green")
     assert all(SUITE[f"press_{name}"].scene == task.scene for name in HUES), "one scene: only the words differ"
-    assert task.states == {"train": 2_000, "eval": 50, "test": 100} and SUITE["button"].states == SPLITS
+    assert task.states == {"train": 2_000, "eval": 100, "test": 100} and SUITE["button"].states == SPLITS
     task.begin(world, "train", 1_999)
     with pytest.raises(ConfigError, match="train states 0 to 1999, not 2000"):
         task.begin(world, "train", 2_000)

@@ -55,7 +55,7 @@ def test_observations_have_the_keys_of_hil_serl():
     assert {key: value.shape for key, value in observation["images"].items()} == {"front": (64, 64, 3), "wrist": (64, 64, 3)}
     assert info["succeed"] is False and info["split"] == "train" and 0 <= info["state"] < 50
     assert env.instruction == SUITE["pick"].instruction and env.step_limit == SUITE["pick"].step_limit
-    assert env.initial_states == {"train": 50, "eval": 50, "test": 100}
+    assert env.initial_states == {"train": 50, "eval": 100, "test": 100}
     assert env.render().shape == (256, 256, 3)
     assert "images" not in TabletopEnv("pick", image_size=None).reset(seed=0)[0]
 

@@ -21,7 +21,7 @@ from hilt.core.errors import ConfigError
 from hilt.envs.rotations import Array, from_euler, to_matrix
 from hilt.envs.world import World
 
-SPLITS: Mapping[str, int] = {"train": 50, "eval": 50, "test": 100}
+SPLITS: Mapping[str, int] = {"train": 50, "eval": 100, "test": 100}
 """How many numbered initial states each split of a task has, if the task does not say otherwise."""
 
 
@@ -365,7 +365,7 @@ for colour in HUES:
         place_buttons,
         lambda world, wanted=colour: pressed(world, wanted),
         scene="press_colour",
-        states={"train": 2_000, "eval": 50, "test": 100},  # many to learn on, for reinforcement learning from few demonstrations
+        states={"train": 2_000, "eval": 100, "test": 100},  # many to learn on, for reinforcement learning from few demonstrations
     )
 
 
