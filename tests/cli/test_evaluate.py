@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core.errors import ConfigError
 from hilt.observe.plots import Run, final_numbers, plot
+from hilt.runtime.precision import Setting
 from tests.runtime.toy_evaluation import make_run
 
 
@@ -35,6 +36,13 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
     assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
     assert (trained / "evaluations" / "test-00000020" / "log").is_dir() and "test-00000020" in text
     assert not list((trained / "evaluations").rglob("*.mp4"))
+
+
+def test_a_run_of_another_machine_whose_precision_is_slow_here_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    slow = "precision: bfloat16 is about 25 times slower than float32 on this CPU"
+    monkeypatch.setattr("hilt.runtime.precision.slowness", lambda value, device, name: slow)
+    monkeypatch.setattr("hilt.runtime.precision.setting_of", lambda config: Setting("agent.encoder.precision", "bfloat16", "cpu"))
+    assert run(str(trained), "--episodes", "1").splitlines()[0] == slow
 
 
 def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
-from hilt.policies import base, llama, openvla, vit
+from hilt.policies import base, llama, openvla, precision, vit
 from hilt.policies.heads import pick
 from hilt.policies.openvla import OpenVLAConfig, OpenVLAOptions
 from tests import golden
@@ -305,6 +305,17 @@ def test_bfloat16_products_over_float32_weights(name: str):
     assert 0 < apart.max() < 0.1
     told.log_prob.sum().backward()
     assert {p.grad.dtype for p in policy.parameters() if p.grad is not None} == {torch.float32}
+
+
+def test_auto_is_what_is_faster_on_this_cpu(monkeypatch: pytest.MonkeyPatch):
+    results = {}
+    for compute in ("float32", "bfloat16", "auto"):
+        results[compute] = acted(policy_of("tokens", options=OpenVLAOptions(compute=compute)))[1]["log_prob"]
+    np.testing.assert_array_equal(results["auto"], results["float32"])
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
+    again = acted(policy_of("tokens", options=OpenVLAOptions(compute="auto")))[1]["log_prob"]
+    np.testing.assert_array_equal(again, results["bfloat16"])
+    assert not np.array_equal(again, results["float32"])
 
 
 def test_weights_in_bfloat16():

@@ -257,6 +257,8 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
     )
     config = found.config
     assert config.device == "cpu" and config.placement.ranks == 1 and not config.sharding.enabled and config.pool.workers == 3
+    assert config.policy_options["compute"] == "auto"  # their bfloat16 is meant for a GPU
+    assert run("trainer.n_gpus_per_node=0", f"{ROLLOUT}dtype=bfloat16").config.policy_options["compute"] == "bfloat16"
     assert config.policy_options["allow_untrained"] is True and config.max_steps == 2 and config.collect.data_batch_size == 512
     assert run("data.task_suite_name=tabletop/reach", "trainer.total_training_steps=1").config.tasks == ["tabletop/reach"]
     assert run(*ADAPTIVE).config.algorithm.kl.controller == "adaptive"

@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Dict
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec
+from hilt.policies import precision
 from hilt.policies.agent import Agent
 from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.replay import Channel, Log, QueuedDataStore, Schema
@@ -85,7 +86,7 @@ class Learner:
 
     def __init__(self, config: Hil, folder: Path, run: str = "this run"):
         self.config, self.run, self.over, self.update, self.told = config, run, False, 0, []  # type: ignore[var-annotated]
-        self.limit = 0
+        self.limit, self.precision = 0, {}  # type: ignore[var-annotated]
         space = spaces(config)
         flag = ArraySpec(np.dtype(bool))
         columns = {**columns_of(make_env(config, False)), "succeed": flag, "lost": flag}
@@ -102,7 +103,7 @@ class Learner:
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
         self.told.append(payload)
         left = {"left": self.limit - len(self.log)} if self.limit else {}
-        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run, **left}
+        return {"stop": self.over, "update": self.update, "online": len(self.log), "run": self.run, **self.precision, **left}
 
     def publish(self, version: int) -> None:
         state = {key: np.zeros_like(value) for key, value in self._agent.acting_state().items()}
@@ -186,6 +187,31 @@ def test_without_weights_it_waits_says_so_and_gives_up(learner: Learner, tmp_pat
     nobody = config()
     with pytest.raises(DeadlineError, match=f"no learner answers at 127.0.0.1:{nobody.wire.port} yet, after 0.1 s"):
         act(nobody, tmp_path / "other", patience_s=0.1)
+
+
+LOOKS = {"agent": AgentConfig(encoder=EncoderConfig(kind="small", features=4), hidden=[8])}
+
+
+@pytest.mark.parametrize("learner", [LOOKS], indirect=True)
+@pytest.mark.parametrize(
+    ("own", "told", "computes"), [("auto", "bfloat16", "bfloat16"), ("float32", "bfloat16", "float32"), ("auto", "", "auto")]
+)
+def test_it_computes_in_the_precision_of_the_run_unless_its_own_is_set(
+    learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, told: str, computes: str
+):
+    """On a machine on which bfloat16 is emulated, which it says."""
+    monkeypatch.setattr(precision, "_by_instructions", lambda: "float32")
+    monkeypatch.setattr(precision, "trial", lambda: precision.Trial(0.04, 1.0))
+    made: list[Agent] = []
+    make = Agent.make
+    monkeypatch.setattr(Agent, "make", lambda *given: made.append(make(*given)) or made[-1])
+    learner.precision, learner.config.agent.encoder.precision = ({"precision": told} if told else {}), own
+    learner.publish(1)
+    said: list[str] = []
+    acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 3, said=said)
+    assert made[-1].encoder.config.precision == computes and learner.config.agent.encoder.precision == own
+    slow = "precision: bfloat16 is about 25 times slower than float32 on this CPU: a run with agent.encoder.precision=float32 would"
+    assert any(line.startswith(slow) for line in said) == (computes == "bfloat16")
 
 
 @pytest.mark.parametrize("learner", [{"random_steps": 10}], indirect=True)

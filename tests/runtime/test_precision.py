@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hilt.core.config import build, thaw
+from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError
 from hilt.core.files import read_json
 from hilt.policies import precision as policies
@@ -16,7 +16,8 @@ from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recipes import recipe, sft_recipe, vla_recipe
 from hilt.runtime import post_train, sft, train
 from hilt.runtime.config import Hil
-from hilt.runtime.precision import lines, settle
+from hilt.runtime.group import Sharding
+from hilt.runtime.precision import frozen, lines, settle, warnings
 from hilt.runtime.sft import Sft
 from hilt.runtime.vla_config import Vla
 
@@ -61,7 +62,7 @@ def test_the_choice_is_made_frozen_recorded_and_kept(kind: Any, machine: Any, tm
     assert of(again) == "bfloat16" == of(thaw(settings, tmp_path / "run" / "config.yaml"))
     assert lines(again, tmp_path / "run", resumed=True) == [
         "precision: bfloat16 (as the run was begun)",
-        f"precision: bfloat16 is 20 times as slow as float32 on this CPU; {name}=auto chooses by itself",
+        f"precision: bfloat16 is about 20 times slower than float32 on this CPU: a run with {name}=float32 would be faster",
     ]
     if module is not sft:  # which has learned nothing yet
         with pytest.raises(ConfigError, match=r"'bfloat16'.* a resumed run can"):
@@ -75,7 +76,7 @@ def test_a_choice_by_hand_is_kept_and_a_slow_one_named(kind: Any, machine: Any, 
     assert of(config) == "bfloat16" and read_json(tmp_path / "run" / "run.json")["precision_why"] == "as set"
     assert lines(config, tmp_path / "run") == [
         "precision: bfloat16 (as set)",
-        f"precision: bfloat16 is 25 times as slow as float32 on this CPU; {name}=auto chooses by itself",
+        f"precision: bfloat16 is about 25 times slower than float32 on this CPU: a run with {name}=float32 would be faster",
     ]
 
 
@@ -98,3 +99,46 @@ def test_a_folder_of_a_small_vla_gets_the_choice_of_the_run(machine: Any, tmp_pa
     SmallVLA(SmallVLAConfig(precision="float32")).save_pretrained(tmp_path / "policy")
     config, choice = settle(Sft(policy=str(tmp_path / "policy")))
     assert config.policy_options == {"precision": "bfloat16"} and choice == Choice("bfloat16", "this CPU likes it")
+
+
+def test_an_openvla_computes_in_what_is_faster_on_a_cpu_and_as_its_weights_are_on_a_gpu(machine: Any, tmp_path: Path):
+    machine("bfloat16")
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    config, choice = settle(Sft(policy=str(tmp_path)))
+    assert config.policy_options == {"compute": "bfloat16"} and choice == Choice("bfloat16", "this CPU likes it")
+    config, choice = settle(Sft(policy=str(tmp_path), device="cuda"))
+    assert config.policy_options == {"compute": "float32"} and choice == Choice("float32", "in the precision of the weights")
+
+
+def test_weights_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path: Path):
+    machine("float32", 0.1)
+    (tmp_path / "config.json").write_text('{"type": "pi0"}')
+    config, choice = settle(Vla(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}))
+    assert choice == Choice("bfloat16", "as set")
+    slow = "precision: bfloat16 is about 10 times slower than float32 on this CPU: a run with policy_options.dtype=float32 would be faster"
+    assert lines(config) == ["precision: bfloat16 (as set)", slow]
+    assert settle(Vla(policy=str(tmp_path)))[1] is None and lines(Vla(policy=str(tmp_path))) == []
+
+
+def test_units_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path: Path):
+    machine("float32", 0.1)
+    (tmp_path / "config.json").write_text('{"type": "pi0"}')
+    config = Vla(policy=str(tmp_path), sharding=Sharding(enabled=True, precision="bfloat16", units=["Block"]))
+    slow = "precision: bfloat16 is about 10 times slower than float32 on this CPU: a run with sharding.precision=float32 would be faster"
+    assert warnings(config) == [slow]
+    assert warnings(Vla(policy=str(tmp_path), device="cuda", sharding=config.sharding)) == []
+
+
+def test_a_run_of_an_earlier_version_that_said_nothing_computed_in_float32(machine: Any, tmp_path: Path):
+    machine("bfloat16")
+    freeze(Vla(policy_options={"chunk": 3}), tmp_path / "config.yaml")
+    assert frozen(Vla, tmp_path).policy_options == {"chunk": 3, "precision": "float32"}
+    freeze(Vla(policy_options={"bfloat16": True}), tmp_path / "config.yaml")
+    assert settle(frozen(Vla, tmp_path))[0].policy_options == {"precision": "bfloat16"}
+
+
+def test_and_one_whose_policy_came_from_a_folder_computed_as_that_said(machine: Any, tmp_path: Path):
+    machine("float32")
+    (tmp_path / "config.json").write_text('{"model_type": "hilt_small_vla", "bfloat16": true}')
+    freeze(Sft(policy=str(tmp_path)), tmp_path / "config.yaml")
+    assert frozen(Sft, tmp_path).policy_options == {"precision": "bfloat16"}

@@ -50,6 +50,8 @@ def evaluate(
 
     torch.set_num_threads(1)
     options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
+    for line in _warnings(run):
+        typer.echo(line)
     cards = []
     with PROGRESS.phases() as report:
         report(f"loading the policy of {run}")
@@ -68,6 +70,15 @@ def evaluate(
             show(done)
     if json_file is not None:
         DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
+
+
+def _warnings(run: Path) -> list[str]:
+    """That the precision of the run, begun on another machine perhaps, is slow on this one."""
+    from hilt.runtime import post_train, precision, sft
+    from hilt.runtime.evaluate import config_of
+
+    kind: Any = post_train.Vla if post_train.is_run(run) else sft.Sft if sft.is_run(run) else None
+    return precision.warnings(config_of(run) if kind is None else precision.frozen(kind, run))
 
 
 def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.images import IMAGENET, SIGLIP
 from hilt.policies.llama import DEFAULTS
+from hilt.policies.precision import PRECISIONS
 from hilt.policies.vit import VitConfig
 
 VARIANTS, HEADS, NORMALIZATIONS = ("ar", "oft"), ("tokens", "l1", "laplace"), ("q99", "minmax")
@@ -133,7 +134,8 @@ class OpenVLAOptions:
     """How a policy is run; no weights depend on it."""
 
     compute: str = "float32"
-    """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are"""
+    """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are;
+    `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
     checkpointed: float = 0.0
     """Share of the layers, from 0 to 1, that are computed once more for the gradient instead of being remembered: less memory"""
     packed: bool = False
@@ -148,7 +150,7 @@ class OpenVLAOptions:
     """Whether images lose a tenth of their area, as they did in training with random crops"""
 
     def __post_init__(self) -> None:
-        for name, known in (("compute", ("float32", "bfloat16")), ("support", ("actions", "vocabulary"))):
+        for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
         if not 0 <= self.checkpointed <= 1:

@@ -37,6 +37,7 @@ from hilt.policies.images import openvla_view
 from hilt.policies.llama import Layout, Packing
 from hilt.policies.normalize import Normalizer, resolve_key
 from hilt.policies.openvla_config import OpenVLAConfig, OpenVLAOptions
+from hilt.policies.precision import in_bfloat16
 from hilt.policies.prismatic import FilmBackbone, L1Head, Projector, ProprioProjector, ScaleHead, ValueHead, VisionBackbone
 from hilt.policies.tokens import ActionTokenizer, openvla_ids, padded
 
@@ -337,7 +338,7 @@ class OpenVLAPolicy(Policy):
 
     def _precision(self) -> torch.autocast:
         # without its cache, which would hold a second copy of all weights to the end of a pass
-        return torch.autocast(self.device.type, torch.bfloat16, self.options.compute == "bfloat16", cache_enabled=False)
+        return torch.autocast(self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False)
 
     def patch_features(self, inputs: Inputs) -> Tensor:
         """What the vision transformers make of all images: [B, images * patches, width]."""

@@ -170,14 +170,15 @@ class Told:
                 raise ConfigError(f"{ROLLOUT}{key}={self[ROLLOUT + key]} would do nothing with {self.suite}. Leave it out.")
         offload = {ours: self[f"{ACTOR}fsdp_config.{theirs}_offload"] for ours, theirs in OFFLOADS.items()}
         sharded = self.ranks > 1 or any(offload.values())
-        precision = str(self[f"{ROLLOUT}dtype"])
+        given = self.gpus or f"{ROLLOUT}dtype" in self.given
+        precision = str(self[f"{ROLLOUT}dtype"]) if given else "auto"  # their default is meant for a GPU
         made: dict[str, Any] = {"tasks": self.tasks, "device": "cuda" if self.gpus else "cpu", "sharding.enabled": sharded}
         made |= {f"task_options.{name}": value for name, value in options.items()}
         if sharded:
             made |= {f"sharding.offload_{name}": value for name, value in offload.items()}
             # torch up to 2.11 casts the input of a layer that is computed twice only the first time: there autocast alone does it
             twice = self[f"{MODEL}enable_gradient_checkpointing"]
-            made |= {"sharding.precision": "float32" if twice else precision, "sharding.units": UNITS}
+            made |= {"sharding.precision": precision if given and not twice else "float32", "sharding.units": UNITS}
         made["policy_options.compute"] = precision
         if self.ranks > 1:
             made |= {"placement.kind": "processes" if self.nodes == 1 else "ray", "placement.ranks": self.ranks}

@@ -16,8 +16,8 @@ import copy
 import threading
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from hilt.core.trajectory import Source
 from hilt.envs.rate import Rate
 from hilt.envs.task import success_of
 from hilt.policies.agent import Agent
+from hilt.policies.precision import AUTO
 from hilt.replay import QueuedDataStore
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil, of_run
+from hilt.runtime.precision import warnings
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import GRASP, TIMES, nested
 from hilt.runtime.workplace import Nobody, make_env, trainer_config
@@ -96,6 +98,8 @@ class Actor:
     def __init__(
         self, config: Hil, env: Any, folder: Path, name: str, stop: Callable[[], bool], say: Callable[[str], None], patience_s: float
     ):
+        encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
+        config = replace(config, agent=replace(config.agent, encoder=encoder))
         self._config, self._env, self._folder, self._stop, self._say, self._patience_s = config, env, folder, stop, say, patience_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
         if SPLIT not in self._states:
@@ -129,6 +133,8 @@ class Actor:
     def run(self) -> None:
         self._connect()
         if self._client is not None:
+            for line in warnings(self._config):
+                self._say(line)
             attribute(self._env, "connect", lambda: None)()
             if url := getattr(attribute(self._env, "device", None), "url", ""):
                 self._say(f"open {url}")
@@ -294,7 +300,10 @@ class Actor:
     def _connected(self, config: TrainerConfig) -> TrainerClient:
         """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""
         name, host = self.acted.name, self._config.wire.host
-        self._run, left = self._whose(config)
+        answer = self._greeted(config)
+        self._run, left, encoder = str(answer.get("run", "")), answer.get("left"), self._config.agent.encoder
+        if encoder.precision == AUTO:  # as the run does, whatever is faster here
+            encoder.precision = str(answer.get("precision", AUTO))
         self._belongs_to(self._run)
         self._most = None if left is None or self._spool is None else left - len(self._spool)
         stores = {} if self._spool is None else {of_run(self._run): self._spool}
@@ -309,14 +318,14 @@ class Actor:
         self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
         return client
 
-    def _whose(self, config: TrainerConfig) -> tuple[str, int | None]:
-        """The run of the learner that is there, and how many steps it still wants, if that has an end."""
+    def _greeted(self, config: TrainerConfig) -> Mapping[str, Any]:
+        """What the learner that is there says: its run, in which precision that computes, and how many steps are left, if it has an end."""
         name = self.acted.name
         with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
             answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
         if answer is None:
             raise DeadlineError("it was there a moment ago")
-        return str(answer.get("run", "")), answer.get("left")
+        return answer
 
     def _belongs_to(self, run: str) -> None:
         """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
@@ -350,7 +359,7 @@ class Actor:
     def _another_run(self) -> str:
         """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
         with contextlib.suppress(HiltError):
-            if self._whose(trainer_config(self._config, learner=False))[0] != self._run:
+            if str(self._greeted(trainer_config(self._config, learner=False)).get("run", "")) != self._run:
                 left = f" {len(self._spool)} steps wait in {self._folder} for their own." if self._spool is not None else ""
                 return f"it is of another run.{left}"
         return ""

@@ -29,6 +29,7 @@ from hilt.runtime.config import Hil, check
 from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.goal import GoalWatch
 from hilt.runtime.idle import refuse_idle
+from hilt.runtime.precision import settle
 from hilt.runtime.recording import nested
 from hilt.wire import TrainerConfig, TrainerServer
 
@@ -105,6 +106,8 @@ class Learner:
         self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
+        choice = settle(config)[1]
+        self._precision = {} if choice is None else {"precision": choice.precision}  # of all processes of the run
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
         self._goal = GoalWatch(config, run) if config.goal.success else None
@@ -415,7 +418,7 @@ class Learner:
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
         left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
-        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **left}
+        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **self._precision, **left}
 
     def _to_learn(self) -> int:
         """Online steps that updates are to keep up with: not those that were collected before."""

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.config import build, freeze, thaw
+from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.observe.metrics import Metrics
@@ -31,6 +31,7 @@ from hilt.runtime import checkpoint
 from hilt.runtime.evaluate import Evaluation, wilson
 from hilt.runtime.group import Group, LostWorkerError, open_group
 from hilt.runtime.precision import described, settle
+from hilt.runtime.precision import frozen as frozen_settings
 from hilt.runtime.roles import export, pool_of, trained_policy
 from hilt.runtime.sft import words
 from hilt.runtime.train import CARD, CONFIG, check_new, differences
@@ -74,7 +75,7 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str | Mapping[s
     """The same, and what of it is new; nothing is written."""
     if not is_run(run):
         raise ConfigError(f"{run} has no run of post-training to resume: leave out --resume to begin one, or name it with --run.")
-    frozen, known = thaw(Vla, run / CONFIG), read_json(run / CARD)["recipe"]
+    frozen, known = frozen_settings(Vla, run), read_json(run / CARD)["recipe"]
     if recipe and recipe != known:
         raise ConfigError(f"{run} is a run of {known or 'no recipe'}, not of {recipe}: leave the recipe out.")
     config = build(frozen, *overrides)
@@ -135,7 +136,7 @@ def train(
 
 def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
     """The policy of a run: as it was at its "best" validation, at the "last" checkpoint, or at the one of a training step."""
-    config, sizes = thaw(Vla, run / CONFIG), read_json(run / SIZES) if (run / SIZES).is_file() else {}
+    config, sizes = frozen_settings(Vla, run), read_json(run / SIZES) if (run / SIZES).is_file() else {}
     return trained_policy(config, sizes, _trained(run, which)[1], device)
 
 
@@ -152,7 +153,7 @@ def evaluate(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Evaluation]:
     """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once. Told how many are done."""
-    config, began = thaw(Vla, run / CONFIG), time.monotonic()
+    config, began = frozen_settings(Vla, run), time.monotonic()
     step, policy = _trained(run, which)[0], policy_of(run, which, config.device)
     with contextlib.closing(pool_of(config, workers)) as pool:
         starts = starts_of(pool, config.tasks, split, episodes, seed)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hilt.core.config import thaw
 from hilt.core.files import read_json
 from hilt.policies.precision import AUTO, FLOAT32, Choice, choose, of_former_name, slowness
 from hilt.runtime.config import Hil
 
-Run = TypeVar("Run")
-"""The settings of a run of any kind: `Hil`, `Sft` or `Vla`"""
+T = TypeVar("T")
+"""The settings of a run: `Hil`, `Sft` or `Vla`"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Setting:
     device: str
 
 
-def settle(config: Run) -> tuple[Run, Choice | None]:
+def settle(config: T) -> tuple[T, Choice | None]:
     """The settings with `auto` replaced by what is chosen here, and the choice; None where nothing has a precision to choose."""
     setting = setting_of(config)
     if setting is None:
@@ -36,9 +37,20 @@ def settle(config: Run) -> tuple[Run, Choice | None]:
     if isinstance(config, Hil):
         encoder = replace(config.agent.encoder, precision=choice.precision)
         return replace(config, agent=replace(config.agent, encoder=encoder)), choice
-    settled: Any = config
-    options = {**of_former_name(settled.policy_options), setting.name.rpartition(".")[2]: choice.precision}
-    return replace(settled, policy_options=options), choice
+    return _with_option(config, setting.name, choice.precision), choice
+
+
+def frozen(kind: type[T], run: Path) -> T:
+    """The settings that a run of fine-tuning or post-training was begun with.
+
+    Before there was `auto`, settings that said no precision meant float32, or what the policy's folder said.
+    """
+    config = thaw(kind, run / "config.yaml")
+    setting = setting_of(config)
+    if setting is None or setting.value != AUTO:
+        return config
+    was = of_former_name(_document(config)).get("precision", FLOAT32)
+    return _with_option(config, setting.name, was)
 
 
 def described(choice: Choice | None) -> dict[str, Any]:
@@ -64,33 +76,44 @@ def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[s
 
 def warnings(config: Any) -> list[str]:
     """A line where the precision of a run is far slower on this machine than the other; else none."""
-    setting = setting_of(config)
-    found = slowness(setting.value, setting.device, setting.name) if setting is not None else ""
-    return [found] if found else []
+    settings = [setting_of(config)]
+    if (sharding := getattr(config, "sharding", None)) is not None and sharding.enabled:
+        settings.append(Setting("sharding.precision", sharding.precision, config.device))
+    found = [slowness(setting.value, setting.device, setting.name) for setting in settings if setting is not None]
+    return [line for line in found if line]
 
 
 def setting_of(config: Any) -> Setting | None:
-    """None where nothing has a precision to choose: no encoder, or a policy that computes in that of its weights."""
+    """The setting that decides; None where there is none: no encoder, or a policy that computes in the precision of its weights."""
     if isinstance(config, Hil):
         encoder = config.agent.encoder
         return None if encoder.kind == "none" else Setting("agent.encoder.precision", encoder.precision, config.agent.device)
-    name = _option(config.policy)
-    if name is None:
-        return None
-    return Setting(f"policy_options.{name}", str(of_former_name(config.policy_options).get(name, AUTO)), config.device)
+    options = of_former_name(config.policy_options)
+    if str(options.get("dtype", FLOAT32)) != FLOAT32:  # weights that are not float32 decide in which precision they are multiplied
+        return Setting("policy_options.dtype", str(options["dtype"]), config.device)
+    kind = "hilt_small_vla" if config.policy == "small_vla" else _document(config).get("model_type")
+    name = {"hilt_small_vla": "precision", "openvla": "compute"}.get(str(kind))
+    return None if name is None else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)
 
 
-def _option(policy: str) -> str | None:
-    """The option that chooses the precision of a policy."""
-    kind = "hilt_small_vla" if policy == "small_vla" else ""
-    if (document := Path(policy, "config.json")).is_file():
-        from hilt.policies.weights import read_json as read_any  # needs torch, which the settings of a learner and actors do without
+def _document(config: Any) -> dict[str, Any]:
+    """The config.json of the policy's folder; empty for a new policy."""
+    path = Path(config.policy, "config.json")
+    if config.policy == "small_vla" or not path.is_file():
+        return {}
+    from hilt.policies.weights import read_json as read_any  # needs torch, which the settings of a learner and actors do without
 
-        kind = str(read_any(document).get("model_type", ""))
-    return {"hilt_small_vla": "precision", "openvla": "compute"}.get(kind)
+    return dict(read_any(path))
+
+
+def _with_option(config: Any, name: str, value: str) -> Any:
+    """The settings of fine-tuning or post-training with an option of the policy, given by its dotted key."""
+    return replace(config, policy_options={**of_former_name(config.policy_options), name.rpartition(".")[2]: value})
 
 
 def _chosen(setting: Setting) -> Choice:
-    if setting.name.endswith(".compute") and setting.value == AUTO and not setting.device.startswith("cpu"):
-        return Choice(FLOAT32, "products in the precision of the weights, unless compute=bfloat16 is set")
-    return choose(setting.value, setting.device)
+    if setting.value != AUTO:
+        return Choice(setting.value, "as set")
+    if setting.name.endswith(".compute") and not setting.device.startswith("cpu"):
+        return Choice(FLOAT32, "in the precision of the weights")
+    return choose(AUTO, setting.device)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
-from hilt.core.config import build, freeze, thaw
+from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.observe.metrics import Metrics
@@ -43,6 +43,7 @@ from hilt.runtime.config import Hil
 from hilt.runtime.demonstrations import Demonstrations, batches
 from hilt.runtime.experience import packed, unpack
 from hilt.runtime.precision import described, settle
+from hilt.runtime.precision import frozen as frozen_settings
 from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences
 
 KIND, POLICY, RESULT = "sft", "policy", "result.json"
@@ -204,7 +205,7 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Sft:
     """The settings of a run that is there; those of `CHANGEABLE` may be others now, and nearly all until it has learned something."""
     if not is_run(run):
         raise ConfigError(f"{run} has no run of `hilt train sft` to resume: leave out --resume to begin one, or name it with --run.")
-    frozen, card = thaw(Sft, run / CONFIG), read_json(run / CARD)
+    frozen, card = frozen_settings(Sft, run), read_json(run / CARD)
     if recipe and recipe != card["recipe"]:
         raise ConfigError(f"{run} is a run of {card['recipe'] or 'no recipe'}, not of {recipe}: leave the recipe out.")
     config = build(frozen, *overrides)
@@ -248,7 +249,7 @@ def agents(run: Path) -> Iterator[tuple[Hil, ChunkAgent, int]]:
     """For each task of a run: its settings, the policy that was made, as it acts there, and how many steps it had learned."""
     from hilt.runtime.workplace import task as made
 
-    config = thaw(Sft, run / CONFIG)
+    config = frozen_settings(Sft, run)
     if not (run / RESULT).is_file():
         raise ConfigError(
             f"{run} has no policy yet: it is written when the run ends or is stopped. Go on with: hilt train sft --run {run} --resume"
