@@ -104,6 +104,6 @@ main()
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         time.sleep(0.1)  # into the sleep
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors

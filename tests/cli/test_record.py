@@ -26,7 +26,7 @@ from tests.envs.toy_robot import ToyRobot, scene
 
 ROOT = Path(__file__).parent.parent.parent
 TOY = "tests.runtime.toy:Toy"
-DEADLINE_S = 60
+DEADLINE_S = 120
 HILT = [sys.executable, "-c", "from hilt.cli import main; main()"]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
 

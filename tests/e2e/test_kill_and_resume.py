@@ -84,7 +84,7 @@ class Train:
     def wait_gone(self) -> None:
         """None of the processes that were ever started is left."""
         pids = {int(pid) for pid in re.findall(r"process (\d+)", self.said())}
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 120
         while left := [pid for pid in pids if _alive(pid)]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)

@@ -200,7 +200,7 @@ def test_one_thread_at_a_time_uses_a_scene(root: Path, monkeypatch: pytest.Monke
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert failed == []
     monkeypatch.setattr(robotwin, "_PATIENCE", 0.01)
     with env._lock, pytest.raises(DeadlineError, match=r"another thread that uses this scene of robotwin2/lift_pot"):

@@ -69,7 +69,7 @@ def test_spoilt_datasets(format: str, memory_path: Path, counted: Callable[[str]
     ("deed", "found"),
     [
         ("os.abort()", "ended the process with -6"),
-        ("time.sleep(9)", "ended the process with 1"),
+        ("time.sleep(300)", "ended the process with 1"),
         ("bytearray(4 << 30)", "MemoryError"),
         ("{}['x']", "KeyError"),
         ("open(path.with_name('new'), 'wb').close()", "did [\"open"),
@@ -83,7 +83,7 @@ def test_what_a_reader_must_not_do_is_found(deed: str, found: str, memory_path: 
 import os, sys, time
 from hilt.formats import hilserl
 from tests.formats import fuzz
-real, fuzz.DEADLINE_S = hilserl.open_dataset, 1
+real, fuzz.DEADLINE_S = hilserl.open_dataset, {1 if "sleep" in deed else 120}
 def spoilt(path):
     if "input" in path.parts:
         {deed}

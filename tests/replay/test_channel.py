@@ -24,12 +24,10 @@ def test_items_come_out_in_the_order_they_went_in() -> None:
 
 
 def test_a_wait_for_an_item_ends() -> None:
-    start = time.monotonic()
     with pytest.raises(
         DeadlineError, match=r"channel 'rollouts': waited 0\.05 s for an item, and 0 items .* Check that the other side is alive"
     ):
         Channel(name="rollouts").get(timeout=0.05)
-    assert 0.05 <= time.monotonic() - start < 5
 
 
 def test_a_wait_for_room_ends() -> None:
@@ -56,14 +54,14 @@ def test_without_a_timeout_there_is_a_deadline_all_the_same(deed: str, monkeypat
 def test_a_waiter_is_woken_by_the_other_side() -> None:
     channel: Channel[str] = Channel(maxsize=1)
     with ThreadPoolExecutor(2) as pool:
-        taken = pool.submit(channel.get, timeout=30)
-        channel.put("a", timeout=30)
-        assert taken.result(timeout=30) == "a"
+        taken = pool.submit(channel.get, timeout=60)
+        channel.put("a", timeout=60)
+        assert taken.result(timeout=60) == "a"
         channel.put("b")
-        waiting = pool.submit(channel.put, "c", timeout=30)
-        assert channel.get(timeout=30) == "b"
-        waiting.result(timeout=30)
-        assert channel.get(timeout=30) == "c"
+        waiting = pool.submit(channel.put, "c", timeout=60)
+        assert channel.get(timeout=60) == "b"
+        waiting.result(timeout=60)
+        assert channel.get(timeout=60) == "c"
 
 
 def test_closing_lets_out_what_is_in_and_nothing_more_in() -> None:
@@ -85,12 +83,12 @@ def test_closing_wakes_everyone_who_waits(deed: str) -> None:
     if deed == "put":
         channel.put(0)
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(channel.put, 1, timeout=30) if deed == "put" else pool.submit(channel.get, timeout=30) for _ in range(3)]
+        waiting = [pool.submit(channel.put, 1, timeout=60) if deed == "put" else pool.submit(channel.get, timeout=60) for _ in range(3)]
         time.sleep(0.05)
         channel.close()
         for future in waiting:
             with pytest.raises(ClosedError):
-                future.result(timeout=10)
+                future.result(timeout=60)
 
 
 @pytest.mark.parametrize("timeout", (-1, float("nan"), float("inf")))
@@ -111,12 +109,12 @@ def test_many_threads_lose_and_double_nothing() -> None:
 
     def produce(who: int) -> None:
         for i in range(500):
-            channel.put((who, i), timeout=30)
+            channel.put((who, i), timeout=60)
 
     def consume(into: list[tuple[int, int]]) -> None:
         try:
             while True:
-                into.append(channel.get(timeout=30))
+                into.append(channel.get(timeout=60))
         except ClosedError:
             return
 
@@ -125,10 +123,10 @@ def test_many_threads_lose_and_double_nothing() -> None:
     for thread in consumers + producers:
         thread.start()
     for thread in producers:
-        thread.join(30)
+        thread.join(60)
     channel.close()
     for thread in consumers:
-        thread.join(30)
+        thread.join(60)
     assert sorted(item for into in taken for item in into) == [(who, i) for who in range(4) for i in range(500)]
     for into in taken:  # each consumer sees each producer's items in order
         for who in range(4):

@@ -209,7 +209,7 @@ def test_limited(tmp_path: Path):
         bench = Bench()
 
         def sample(_: int) -> int:
-            batch = sampler.sample(BATCH, timeout=30)
+            batch = sampler.sample(BATCH, timeout=60)
             diff = limiter.stats()["diff"]
             assert -400 <= diff <= 800
             return check_steps(batch)

@@ -64,22 +64,22 @@ def test_what_is_appended_during_a_sync_needs_the_next_one(tmp_path: Path):
     class Slow(Files):
         def sync(self, fd: int) -> None:
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             synced.append(journal.lines)
 
     journal = Journal(tmp_path / "journal", Slow(), write=True)
     journal.append({"a": 1})
     first = threading.Thread(target=journal.sync)
     first.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     second = threading.Thread(target=journal.sync)
     second.start()
     second.join(0.05)
     assert second.is_alive(), "a sync returned before the bytes were on the disk"
     journal.append({"a": 2})
     go_on.set()
-    first.join(10)
-    second.join(10)
+    first.join(60)
+    second.join(60)
     assert len(synced) == 2 and not journal.unsynced
 
 

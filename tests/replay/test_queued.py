@@ -133,7 +133,7 @@ def test_blocking_waits_for_room():
     done = threading.Event()
 
     def insert() -> None:
-        store.insert(transition(3), timeout=30)
+        store.insert(transition(3), timeout=60)
         done.set()
 
     thread = threading.Thread(target=insert)
@@ -141,7 +141,7 @@ def test_blocking_waits_for_room():
     time.sleep(0.02)
     assert not done.is_set()
     store.acknowledge(0)
-    thread.join(30)
+    thread.join(60)
     assert [number(t) for t in store.get_latest_data(-1)] == [1, 2, 3]
     store.close()
 
@@ -215,7 +215,7 @@ def test_a_killed_process_leaves_all_that_insert_returned(tmp_path: Path):
         last = int(process.stdout.readline())
     process.kill()
     last = max([last, *(int(line) for line in process.stdout.read().splitlines() if line)])
-    process.wait(30)
+    process.wait(60)
     again = QueuedDataStore(4, path=tmp_path / "spool")
     found = again.get_latest_data(-1)
     assert last + 1 <= len(found) <= last + 2

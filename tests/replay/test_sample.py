@@ -476,12 +476,12 @@ def test_min_size_holds_samples_back_and_says_what_it_awaits(tmp_path: Path):
         with pytest.raises(DeadlineError, match="to sample 2: 3 of 5 items needed are there; insert more or lower min_size_to_sample"):
             sampler.sample(2, timeout=0)
         assert sampler.stats()["sampled"] == 0
-        thread = threading.Thread(target=lambda: sampler.sample(2, timeout=30))
+        thread = threading.Thread(target=lambda: sampler.sample(2, timeout=60))
         thread.start()
         while not limiter.stats()["sample_waiting"]:
             time.sleep(0.001)
         write(log, numbers(3, 2))
-        thread.join(30)
+        thread.join(60)
         assert sampler.stats()["limiter"]["samples"] == 2 == sampler.stats()["sampled"]
 
 
@@ -703,7 +703,7 @@ def test_closing_the_log_wakes_those_who_wait(tmp_path: Path):
     while not limiter.stats()["sample_waiting"]:
         time.sleep(0.001)
     log.close()
-    thread.join(30)
+    thread.join(60)
     assert "closed while 1 item waited to sample" in str(ended[0])
 
 

@@ -21,7 +21,7 @@ from hilt.core.files import DISK, Files
 from hilt.replay import Log
 from tests.replay.known_steps import IMAGE, SPACING, columns, length, make_log, trajectory
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.replay.writers"])
 

@@ -30,7 +30,7 @@ from hilt.wire.keys import new_keys
 from tests.runtime.toy import Toy
 from tests.wire.processes import free_port
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 class Told(Toy):

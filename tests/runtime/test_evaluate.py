@@ -187,7 +187,7 @@ def test_workers_end_with_whoever_started_them(tmp_path: Path):
     try:
         wait_for(lambda: (tmp_path / "began").exists(), 240)
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
         wait_for(lambda: not group_lives(process.pid), 20)
     finally:
         if group_lives(process.pid):

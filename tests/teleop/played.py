@@ -63,7 +63,7 @@ def push(x: float = 0, y: float = 0, z: float = 0, *turn: float, **rest: Any) ->
     return Reading(np.array([x, y, z, *turn, *[0.0] * (3 - len(turn))]), **{"engaged": True, **rest})
 
 
-def until(device: Device, wanted: Callable[[Reading], bool], seconds: float = 10, each: Callable[[], None] = lambda: None) -> Reading:
+def until(device: Device, wanted: Callable[[Reading], bool], seconds: float = 120, each: Callable[[], None] = lambda: None) -> Reading:
     """The first reading that is as wanted."""
     deadline = time.monotonic() + seconds
     while not wanted(reading := device.read()):

@@ -49,7 +49,7 @@ class Terminal:
 
     def screen_after(self, text: bytes) -> bytes:
         """All that was written, when it ends with this."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not self.seen.endswith(text):
             assert time.monotonic() < deadline, self.seen
             time.sleep(0.01)
@@ -61,7 +61,7 @@ class Terminal:
 
     def close(self) -> None:
         self._open = False
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=60)
         os.close(self.master)
         with contextlib.suppress(OSError):
             os.close(self.slave)
@@ -69,7 +69,7 @@ class Terminal:
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    monkeypatch.setattr(keyboard, "HELD_SECONDS", 0.5)  # not missed on a machine that is busy
+    monkeypatch.setattr(keyboard, "HELD_SECONDS", 1.5)  # not missed on a machine that is busy
     terminal = Terminal()
     yield terminal
     terminal.close()
@@ -102,8 +102,7 @@ def test_kitty_keys_are_held_until_they_are_released(kitty: Terminal):
 def test_kitty_a_terminal_that_is_out_of_reach_while_a_key_is_held_is_lost(kitty: Terminal):
     with Keyboard(terminal=kitty.name) as keys:
         kitty.type(b"\x1b[119;1:1u")
-        until(keys, lambda r: r.engaged and kitty.seen.count(ALIVE) > 2)
-        assert not keys.read().lost
+        until(keys, lambda r: r.engaged and kitty.seen.count(ALIVE) > 2 and not r.lost)
         kitty.answers = False  # ssh, and the network is gone
         assert until(keys, lambda r: r.lost).engaged
         kitty.type(b"\x1b[119;1:3u")
@@ -122,7 +121,7 @@ def test_kitty_a_key_with_control_or_alt_is_not_for_the_arm(kitty: Terminal):
 
 
 def test_kitty_a_tap_between_two_readings_counts(kitty: Terminal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keyboard, "HELD_SECONDS", 0.5)
+    monkeypatch.setattr(keyboard, "HELD_SECONDS", 1.5)
     with Keyboard(terminal=kitty.name) as keys:
         kitty.type(b"\x1b[119;1:1u\x1b[119;1:3u")
         until(keys, lambda r: r.engaged)
@@ -149,7 +148,7 @@ def test_kitty_ctrl_c_interrupts(kitty: Terminal):
 def test_a_character_counts_for_a_moment(plain: Terminal, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING), Keyboard(speed=0.5, terminal=plain.name) as keys:
         assert not keys.tells_releases
-        assert "does not tell when a key is released: a key counts as held for 0.50 s" in caplog.text
+        assert "does not tell when a key is released: a key counts as held for 1.50 s" in caplog.text
         plain.type(b"e")
         assert until(keys, lambda r: r.engaged).motion.tolist() == [0, 0, 0.5, 0, 0, 0]
         until(keys, lambda r: not r.engaged)
@@ -199,7 +198,7 @@ def test_a_terminal_that_answers_nothing_is_a_plain_one():
 def test_a_terminal_that_hangs_up_is_lost(plain: Terminal):
     with Keyboard(terminal=plain.name) as keys:
         plain._open = False
-        plain._thread.join(timeout=5)
+        plain._thread.join(timeout=60)
         os.close(plain.master)
         until(keys, lambda r: r.lost)
         plain.master = os.open(os.devnull, os.O_RDONLY)
@@ -241,7 +240,7 @@ def test_the_terminal_is_restored_however_the_program_ends(kitty: Terminal, end:
     if end == "interrupt":
         assert kitty.mode != before
         program.send_signal(signal.SIGINT)
-    _, stderr = program.communicate(timeout=30)
+    _, stderr = program.communicate(timeout=60)
     assert (b"KeyboardInterrupt" if end == "interrupt" else b"ValueError: not closed") in stderr
     assert kitty.mode == before
     assert kitty.screen_after(KITTY_OFF)

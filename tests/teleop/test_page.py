@@ -129,6 +129,7 @@ def page(chrome: Any, device: Any) -> Iterator[Any]:
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("policy", "pick up the red cube", 1, 0, 7, 100))
     if not chrome.execute_script("return document.querySelector('.hilt')?.cockpit?.online"):  # else as the last test left it
         chromium.open_page(chrome, device.url)
+    chromium.wait(chrome, f"return document.querySelector('.hilt').cockpit.view.episode === {device._episode}")  # else no press counts
     chrome.execute_script("document.querySelector('.hilt').cockpit.facing = false")
     if view(chrome, "lost"):
         click(chrome, ".resume")
@@ -401,7 +402,7 @@ def test_a_frozen_browser_is_lost_and_comes_back_with_no_key_held(page: Any, dev
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
     with frozen(page):
-        reading = until(device, lambda reading: reading.lost, 2)
+        reading = until(device, lambda reading: reading.lost)
         assert reading.engaged and not reading.motion.any()
         time.sleep(0.5)
     until(device, lambda reading: not reading.lost or view(page, "lost"))
@@ -450,7 +451,7 @@ def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: An
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
     page.close()
-    assert not until(device, lambda reading: reading.lost, 2).motion.any()
+    assert not until(device, lambda reading: reading.lost).motion.any()
     page.switch_to.window(first)
     chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.lost")
     assert device.read().lost and banner(page) == "Contact lost"
@@ -566,7 +567,7 @@ class Driven(threading.Thread):
                 log.close()
             env.env.close()  # the device stays
 
-    def moved(self, steps: int = 5, seconds: float = 20) -> np.ndarray:
+    def moved(self, steps: int = 5, seconds: float = 120) -> np.ndarray:
         """How the arm moves over so many steps from now, in metres."""
         first, deadline = len(self.poses), time.monotonic() + seconds
         while len(self.poses) < first + steps:
@@ -580,7 +581,7 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
     loop = Driven(device, tmp_path / "log")
     loop.start()
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not loop.poses:
             assert loop.error is None and time.monotonic() < deadline, loop.error
             time.sleep(0.05)
@@ -596,7 +597,7 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
         assert banner(page) == "You are in control"
         loop.moved()
         assert np.abs(loop.moved()).max() < 0.004  # no key is held: it holds still
-        for _ in range(3):  # a machine too busy to keep contact has it pressed again
+        for _ in range(10):  # a machine too busy to keep contact has it pressed again
             chromium.key(page, "w", True)
             loop.moved(2)
             if (moved := loop.moved())[0] > 0.03:
@@ -622,11 +623,11 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
         loop.moved(4)
         assert loop.moved()[1] < -0.005
         click(page, ".success")
-        loop.join(20)
+        loop.join(60)
         assert not loop.is_alive() and loop.error is None
     finally:
         loop.ending.set()
-        loop.join(20)
+        loop.join(60)
 
     with Log.open(tmp_path / "log", "r") as log:
         steps = log.read(log.trajectory_keys(log.trajectories()[0]), ["source", "actions", "rewards", "terminated"])
@@ -662,15 +663,16 @@ def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: 
         chromium.key(page, "t", False)
         chromium.wait(page, "return document.querySelector('.hilt').cockpit.status.who === 'human'")
         chromium.key(page, "s", True)
-        time.sleep(0.6)
+        step = page.execute_script("return document.querySelector('.hilt').cockpit.status.step")
+        chromium.wait(page, f"return document.querySelector('.hilt').cockpit.status.step > {step + 5}")
         chromium.key(page, "s", False)
         chromium.key(page, "Enter", True)
         chromium.key(page, "Enter", False)
-        thread.join(20)
+        thread.join(60)
     finally:
         if thread.is_alive():
             click(page, ".stop")
-            thread.join(20)
+            thread.join(60)
     assert results and results[0].successes == 1
     chromium.wait(page, "return document.querySelector('.hilt').classList.contains('ended')")
     click(page, ".take")

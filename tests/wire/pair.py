@@ -18,7 +18,7 @@ from tests.wire.journal import wait_for
 from tests.wire.processes import free_port
 from tests.wire.steps import ENV, make_buffer, transition
 
-SECONDS = 30
+SECONDS = 120
 FLUSH_MS = 1000 * SECONDS
 
 

@@ -21,7 +21,7 @@ from tests.wire import actor_main, learner_main
 from tests.wire.journal import said, wait_for
 from tests.wire.steps import STORES, Arrived, Life, check_log
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.replay.writers", "tests.wire.processes"])
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-DEADLINE_S = 10
+DEADLINE_S = 120
 UP, DOWN = "up", "down"
 """From actor to learner, and back."""
 _PIECE = 1 << 16

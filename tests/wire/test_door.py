@@ -41,7 +41,7 @@ class Place:
         self.door = Door(self.socket, "port 1")
         self.port = self.socket.bind_to_random_port(f"tcp://{host}")
 
-    def until(self, holds: Callable[[], bool], seconds: float = 30) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline
@@ -65,7 +65,7 @@ class Place:
 
     def knock(self, times: int, to: str = "127.0.0.1") -> None:
         for _ in range(times):
-            socket.create_connection((to, self.port), timeout=10).close()
+            socket.create_connection((to, self.port), timeout=60).close()
 
     def knock_until_it_shuts(self, to: str = "127.0.0.1") -> None:
         closings = self.door.closings
@@ -168,7 +168,7 @@ def test_the_known_are_bounded_and_the_latest_are_kept(place: Place):
 def test_ipv6_and_wildcards(host: str):
     try:
         place = Place(host)
-        socket.create_connection(("::1", place.port), timeout=10).close()
+        socket.create_connection(("::1", place.port), timeout=60).close()
     except (OSError, zmq.ZMQError) as error:
         if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENODEV):
             pytest.skip("no IPv6 here")
@@ -263,7 +263,7 @@ class Flood:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         begun, open_ones = time.monotonic(), deque[tuple[float, socket.socket]]()
@@ -303,7 +303,7 @@ def test_a_flood(tmp_path: Path, counted: Callable[[str], None]):
 
         def cost() -> tuple[float, int, int, int]:
             ours.send("cost")
-            assert ours.poll(30)
+            assert ours.poll(60)
             return ours.recv()
 
         established = actor("127.0.0.1")
@@ -339,7 +339,7 @@ def test_a_flood(tmp_path: Path, counted: Callable[[str], None]):
         assert share < 0.25
         assert after[1] - memory < 8 << 20
         ours.send("end")
-        process.join(30)
+        process.join(60)
         assert process.exitcode == 0
     finally:
         process.kill()

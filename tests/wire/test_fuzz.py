@@ -88,7 +88,7 @@ class Server:
 
     def metrics(self) -> str:
         assert self.config.metrics_port is not None
-        connection = http.client.HTTPConnection("127.0.0.1", self.config.metrics_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.config.metrics_port, timeout=60)
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         assert answer.status == 200
@@ -138,7 +138,7 @@ def use_everything(server: Server, captured: Captured, channel: str) -> None:
             assert len(sampler) > 0
             sampler.update_priorities(batch.steps, np.ones(4))
             one.channel(channel).put({"item": n})
-            one.channel(channel).get(timeout=20)
+            one.channel(channel).get(timeout=60)
         deadline = time.monotonic() + 60
         while not {"want:", "ping:"} <= set(captured.templates):
             assert time.monotonic() < deadline, sorted(captured.templates)
@@ -163,7 +163,7 @@ class GoodClient:
 
     def end(self) -> None:
         self._end.set()
-        self._thread.join(10)
+        self._thread.join(60)
         done = self._made.update(60_000)
         assert done, done
 

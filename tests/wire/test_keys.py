@@ -20,7 +20,7 @@ from hilt.core.errors import ConfigError, FormatError, StorageError
 from hilt.wire import keys as keys_module
 from hilt.wire.keys import ClientKeys, Gatekeeper, KeyFile, ServerKeys, fingerprint, list_keys, new_keys, read_key
 
-DEADLINE_MS = 10_000
+DEADLINE_MS = 120_000
 MOMENT_MS = 150
 
 
@@ -157,7 +157,7 @@ def test_a_file_that_gets_another_key_in_it_is_seen_soon(door: Door, folder: Pat
     stranger = strange_keys(tmp_path, folder)
     assert not door.enters(stranger)
     (folder / "actor-1.pub").write_bytes((tmp_path / "strange" / "actor-1.pub").read_bytes())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not door.enters(stranger):
         assert time.monotonic() < deadline
     assert not door.enters(ClientKeys.load(folder, "actor-1"))

@@ -38,7 +38,7 @@ def page():
 
 
 def ask(endpoint: Endpoint, path: str = "/metrics", method: str = "GET") -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=60)
     connection.request(method, path)
     answer = connection.getresponse()
     try:
@@ -196,7 +196,7 @@ def test_one_request_per_connection_and_bounded_headers(page):
 
 
 def exchange(endpoint: Endpoint, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as connection:
         got = b""
         try:
             connection.sendall(request)
@@ -211,9 +211,9 @@ def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(under_test, "REQUEST_SECONDS", 1.0)
     endpoint = serve(Metrics(), 0)
     try:
-        trickling = socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
-        silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=10) for _ in range(3 * MAX_CONNECTIONS)]
-        deadline = time.monotonic() + 20
+        trickling = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
+        silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) for _ in range(3 * MAX_CONNECTIONS)]
+        deadline = time.monotonic() + 120
         with pytest.raises(ConnectionError), trickling:  # a byte now and then does not help
             while time.monotonic() < deadline:
                 trickling.sendall(b"G")
@@ -228,7 +228,7 @@ def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
 
 def test_close_frees_the_port_and_a_taken_one_is_an_error(page):
     metrics, endpoint = page
-    held = socket.create_connection(("127.0.0.1", endpoint.port), timeout=10)
+    held = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
     text = f"metrics_port={endpoint.port}: cannot listen on 127.0.0.1:{endpoint.port} .Address already in use.*choose another one, or leave"
     with pytest.raises(ConfigError, match=text):
         serve(metrics, endpoint.port)

@@ -107,9 +107,9 @@ def test_a_batch_is_drawn_once_when_its_answer_is_lost(stocked: Any):
         seen: list[float] = []
         for _ in range(2):
             proxy.cut_after(300, DOWN)  # in the middle of the answer
-            seen += client.sampler("mine").sample(10, ["actions"], timeout=30)["actions"][:, 0].tolist()
+            seen += client.sampler("mine").sample(10, ["actions"], timeout=60)["actions"][:, 0].tolist()
         proxy.heal()
-        seen += client.sampler("mine").sample(10, ["actions"], timeout=30)["actions"][:, 0].tolist()
+        seen += client.sampler("mine").sample(10, ["actions"], timeout=60)["actions"][:, 0].tolist()
     assert seen == list(range(30))
 
 
@@ -121,11 +121,11 @@ def test_a_limiter_has_a_deadline(pair: Pair):
     with pytest.raises(DeadlineError, match=r"waited 0\.\d+ s to sample 2: 0 of 5 items needed are there; insert more"):
         remote.sample(2, timeout=0.1)
     batch: list[Any] = []
-    thread = threading.Thread(target=lambda: batch.append(remote.sample(2, timeout=30)))
+    thread = threading.Thread(target=lambda: batch.append(remote.sample(2, timeout=60)))
     thread.start()
     for n in range(5):
         buffer.insert(transition(1, 0, n))
-    thread.join(30)
+    thread.join(60)
     assert len(batch[0]["rewards"]) == 2
 
 
@@ -210,7 +210,7 @@ def test_both_ways_in_order(pair: Pair):
     assert [channel.get(timeout=0)["i"] for _ in range(20)] == list(range(20))
     for i in range(20):
         channel.put({"i": i})
-    assert [client.channel("trajectories").get(timeout=10)["i"] for _ in range(20)] == list(range(20))
+    assert [client.channel("trajectories").get(timeout=60)["i"] for _ in range(20)] == list(range(20))
 
 
 def test_trajectories_of_arrays(pair: Pair):
@@ -241,14 +241,14 @@ def test_full_and_empty_have_deadlines_and_go_on_afterwards(pair: Pair):
         with pytest.raises(DeadlineError, match=r"channel 'trajectories': waited 0\.\d+ s for an item, and 0 items were waiting"):
             remote.get(timeout=0.05)
     channel.put("here")
-    assert remote.get(timeout=10) == "here"
+    assert remote.get(timeout=60) == "here"
     remote.put("first")
     for _ in range(2):
         with pytest.raises(DeadlineError, match=r"channel 'trajectories': waited 0\.\d+ s for room for an item, and 1 items were waiting"):
             remote.put("second", timeout=0.05)
     assert channel.get(timeout=0) == "first"
     item = {"i": 2}
-    remote.put(item, timeout=10)
+    remote.put(item, timeout=60)
     assert channel.get(timeout=0) == {"i": 2}
     assert channel.qsize() == 0
     assert not client._link._asked and not client._link._open
@@ -257,17 +257,17 @@ def test_full_and_empty_have_deadlines_and_go_on_afterwards(pair: Pair):
 def test_somebody_waits_on_each_side(pair: Pair):
     channel, client = channel_pair(pair, 1)
     got: list[Any] = []
-    thread = threading.Thread(target=lambda: got.append(client.channel("trajectories").get(timeout=30)))
+    thread = threading.Thread(target=lambda: got.append(client.channel("trajectories").get(timeout=60)))
     thread.start()
     channel.put(1)
-    thread.join(30)
+    thread.join(60)
     assert got == [1]
     channel.put(2)
-    thread = threading.Thread(target=lambda: client.channel("trajectories").put(3, timeout=30))
+    thread = threading.Thread(target=lambda: client.channel("trajectories").put(3, timeout=60))
     thread.start()
-    assert channel.get(timeout=30) == 2
-    thread.join(30)
-    assert channel.get(timeout=30) == 3
+    assert channel.get(timeout=60) == 2
+    thread.join(60)
+    assert channel.get(timeout=60) == 3
 
 
 def test_unknown_and_closed(pair: Pair):
@@ -295,14 +295,14 @@ def test_exactly_once_over_a_bad_network(pair: Pair, way: str):
         remote = client.channel("c")
         for i in range(3):
             proxy.cut_after(60 + 37 * i, way)
-            remote.put({"i": i, "x": np.full(2000, i)}, timeout=30)
+            remote.put({"i": i, "x": np.full(2000, i)}, timeout=60)
         assert [item["i"] for item in (channel.get(timeout=0) for _ in range(3))] == list(range(3)) and not channel.qsize()
         for i in range(3):
             channel.put({"i": i, "x": np.full(2000, i)})
         got = []
         for i in range(3):
             proxy.cut_after(60 + 37 * i, way)
-            got.append(remote.get(timeout=30)["i"])
+            got.append(remote.get(timeout=60)["i"])
         assert got == list(range(3)) and not channel.qsize()
 
 
@@ -324,7 +324,7 @@ def test_what_was_taken_and_did_not_arrive_is_got_next(pair: Pair, monkeypatch: 
         eventually(channel.qsize, "it to be put")
         proxy.heal()
         channel.put("second")
-        assert client.channel("c").get(timeout=30) == "first"
-        client.channel("c").put(item, timeout=30)
-        assert [client.channel("c").get(timeout=30) for _ in range(2)] == [["put once"], "second"]
+        assert client.channel("c").get(timeout=60) == "first"
+        client.channel("c").put(item, timeout=60)
+        assert [client.channel("c").get(timeout=60) for _ in range(2)] == [["put once"], "second"]
         assert not channel.qsize()

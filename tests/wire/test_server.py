@@ -107,16 +107,18 @@ def test_without_a_thread_it_serves_until_it_is_stopped(pair: Pair):
     client = pair.client()
     client.stop()
     server.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("threaded", [True, False])
 def test_stopped_by_its_own_callback(pair: Pair, threaded: bool):
-    seen = threading.Event()
+    seen, waited = threading.Event(), list[float]()
 
     def enough(store: str, payload: Any) -> None:
+        server._stopped.wait = waited.append
         server.stop()
+        del server._stopped.wait
         seen.set()
 
     buffer = pair.buffer()
@@ -126,8 +128,8 @@ def test_stopped_by_its_own_callback(pair: Pair, threaded: bool):
     spool = pair.spool()
     pair.client(stores={ENV: spool}, options={"timeout_ms": 500})
     spool.insert(transition(1, 0, 0))
-    assert seen.wait(5)  # not after a wait for itself
-    thread.join(30)
+    assert seen.wait(60) and not waited, "it does not wait for itself"
+    thread.join(60)
     assert not thread.is_alive() and len(buffer) == 1
     eventually(lambda: socket.socket().connect_ex(("127.0.0.1", pair.ports[0])) != 0, "the port to be free")
 
@@ -414,7 +416,7 @@ def test_a_rate_limiter_pushes_back(pair: Pair):
     assert len(buffer) == 10
     seen = []
     while len(seen) < 35:
-        seen += sampler.sample(5, ["actions"], timeout=30)["actions"][:, 0].tolist()
+        seen += sampler.sample(5, ["actions"], timeout=60)["actions"][:, 0].tolist()
     assert seen == list(range(35))
     assert client.update(FLUSH_MS)
 
@@ -558,7 +560,7 @@ def test_metrics_at_the_real_endpoint(pair: Pair):
     got = threading.Event()
     client.recv_network_callback(lambda _: got.set())
     assert server.publish_network({"w": np.ones(3)}) == 1
-    assert got.wait(30)
+    assert got.wait(60)
     eventually(lambda: client.policy_version == 1, "the version")
     for n in range(4):
         spool.insert(transition(1, 0, n))

@@ -31,7 +31,7 @@ from hilt.wire.weights import Publisher, Subscriber
 from tests.wire.proxy import Proxy
 
 ROOT = Path(__file__).parent.parent.parent
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 
 def free_port() -> int:
