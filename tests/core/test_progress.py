@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hilt.core import progress as module
-from hilt.core.progress import LINE_S, Phase, Progress, silent, spell
+from hilt.core.progress import LINE_S, Phase, Progress, paced, silent, spell
 
 
 class Clock:
@@ -112,12 +112,12 @@ def test_the_rate_is_that_of_the_last_minute(clock: Clock):
 
 
 def test_what_was_done_before_does_not_count_for_the_rate(clock: Clock):
-    phase = Phase("imitation", total=1000, done=900, now=clock)
+    phase = Phase("imitation", total=1000, done=900, unit="updates", now=clock)
     clock.time += 10
     phase.move(910)
-    assert phase.left() == 90 and phase.text() == "imitation: 910 of 1,000, about 90 s left"
+    assert phase.left() == 90 and phase.text() == "imitation: 910 of 1,000 updates, about 90 s left"
     phase.move(1000)
-    assert phase.text() == "imitation: 1,000 of 1,000, 10 s so far", "all is done, and it has not ended"
+    assert phase.text() == "imitation: 1,000 of 1,000 updates, 10 s so far", "all is done, and it has not ended"
     phase.move(10)  # from scratch
     clock.time += 2
     phase.move(20)
@@ -140,6 +140,23 @@ def test_a_function_tells_of_its_phases(progress: Progress, out: io.StringIO, cl
         "learning: done in 10 s",
     ]
     silent("recording", 1, 2, note="nobody looks")
+
+
+def test_lines_for_whoever_has_nothing_else(clock: Clock):
+    said: list[str] = []
+    report = paced(said.append, 5.0, clock)
+    for done in range(21):
+        report("importing demos.pkl", done, 20)
+        clock.time += 0.5
+    report("importing demos.pkl", 20, 20)
+    report("")
+    report("features")
+    assert said == [
+        "importing demos.pkl: 0 of 20",
+        "importing demos.pkl: 10 of 20, about 5 s left",
+        "importing demos.pkl: 20 of 20, 10 s so far",
+        "features",
+    ]
 
 
 def test_the_innermost_phase_is_shown_and_none_after_an_error(progress: Progress, out: io.StringIO, clock: Clock):

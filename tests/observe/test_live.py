@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from pathlib import Path
 
+import pytest
+
+from hilt.core import progress
 from hilt.observe import Metrics, live
 from hilt.observe.live import Live, Standing, clock
 from hilt.observe.metrics import GOES_ON
@@ -39,7 +43,7 @@ def test_how_a_run_stands(tmp_path: Path):
     assert rows["acting weights"] == "32 updates old" and rows["steps kept"] == "online 12,345" and rows["last event"] == "a checkpoint"
     assert rows["control rate"].startswith("1.2 ms late") and "policy" not in rows, "what nobody told is left out"
     assert standing.line({"max_seconds": 160}).startswith("1:40  900 steps (12.5/s)  400 updates (40/s)  success 95%")
-    assert standing.line({"max_seconds": 160}).endswith("critic loss 0.25  1:00 left")
+    assert standing.line({"max_seconds": 160}).endswith("critic loss 0.25  1:00 left  a checkpoint")
 
 
 def test_time_left_is_that_of_the_nearest_limit(tmp_path: Path):
@@ -94,28 +98,82 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path):
 
 
 def test_a_pipe_gets_a_line_now_and_then(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(live, "LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     out = io.StringIO()
-    with Live(tmp_path, limits={"max_steps": 100}, file=out) as shown:
+    with Live(tmp_path, limits={"max_steps": 100}, file=out, beat=False) as shown:
         shown.look()
         shown.say("recording [20] demonstrations")
         write(tmp_path, {"kind": "event", "event": "imitates the demonstrations first"})
         shown.look()
         write(tmp_path, {"update": 10, "step": 40, "updates_per_second": 5.0})
         shown.look()
-        monkeypatch.setattr(live, "LINE_S", 1000.0)
+        monkeypatch.setattr(progress, "LINE_S", 1000.0)
         write(tmp_path, {"update": 20, "step": 80})
         shown.look()
         assert "20 updates" not in out.getvalue(), "not yet due"
     first, before, second, third = out.getvalue().splitlines()
-    assert before.endswith("0 updates  imitates the demonstrations first") and "imitates" not in second, "what goes before learning is told"
+    assert before == "imitates the demonstrations first" and "imitates" not in second, "what goes before learning is told"
     assert first == "recording [20] demonstrations" and "40 steps  10 updates (5/s)" in second and second.endswith("0:18 left")
     assert "80 steps  20 updates" in third and "\x1b" not in out.getvalue()
 
 
+def test_what_the_process_itself_does_is_in_the_line(tmp_path: Path):
+    clock = [100.0]
+    out = io.StringIO()
+    with Live(tmp_path, file=out, now=lambda: clock[0], beat=False) as shown:
+        for done in range(21):
+            shown.report("recording demonstrations", done, 20)
+            clock[0] += 1
+        shown.report("waiting until the learner has started")
+        clock[0] += 10
+        shown.look()
+        write(tmp_path, {"update": 10, "updates_per_second": 5.0})
+        shown.report("collecting", 1, 4)
+        clock[0] += 10
+        shown.report("collecting", 2, 4)
+        write(tmp_path, {"kind": "event", "event": "ends: max_steps", "update": 20})
+        shown.report("")
+    assert out.getvalue().splitlines() == [
+        "recording demonstrations: 10 of 20, about 10 s left",
+        "recording demonstrations: 20 of 20, 20 s so far",
+        "waiting until the learner has started, 10 s so far",
+        "0:00  0 steps  10 updates (5/s)  collecting: 2 of 4, about 20 s left",
+        "0:00  0 steps  20 updates (5/s)  ends: max_steps",
+    ]
+
+
+def test_no_line_comes_twice_where_nothing_changes(tmp_path: Path):
+    clock = [100.0]
+    out = io.StringIO()
+    write(tmp_path, {"kind": "event", "event": "waits: there is no online step yet"})
+    with Live(tmp_path, file=out, now=lambda: clock[0], beat=False) as shown:
+        for _ in range(4):
+            clock[0] += 10
+            shown.look()
+    waits = "waits: there is no online step yet"
+    assert out.getvalue().splitlines() == [waits, f"{waits} (10 s so far)", f"{waits} (20 s so far)", f"{waits} (30 s so far)"]
+
+
+def test_a_thread_looks_at_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    monkeypatch.setattr(live, "POLL_INTERVAL_S", 0.001)
+    there = threading.Event()
+
+    class Heard(io.StringIO):
+        def write(self, text: str) -> int:
+            there.set()
+            return super().write(text)
+
+    heard = Heard()
+    write(tmp_path, {"kind": "event", "event": "opens the task"})
+    with Live(tmp_path, file=heard):
+        assert there.wait(60)
+    assert heard.getvalue().startswith("opens the task\n")
+
+
 def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(live, "LOOK_S", 0.0)
+    monkeypatch.setattr(live, "TABLE_S", 0.0)
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -123,6 +181,8 @@ def test_a_terminal_gets_a_table(tmp_path: Path, monkeypatch):
 
     out = Terminal()
     with Live(tmp_path, "pick", {"max_steps": 100}, out) as shown:
+        shown.report("recording", 1, 4)
+        assert "since it began" in out.getvalue() and "recording: 1 of 4" in out.getvalue()
         write(tmp_path, {"update": 10, "step": 40, "updates_per_second": 5.0}, episode(True))
         shown.look()
         shown.say("a word")

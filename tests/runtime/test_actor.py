@@ -181,9 +181,11 @@ def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_t
 
 def test_without_weights_it_waits_says_so_and_gives_up(learner: Learner, tmp_path: Path):
     said: list[str] = []
+    report = lambda phase, note="": said.append(f"{phase}: {note}")  # noqa: E731
     with pytest.raises(DeadlineError, match=rf"no weights from 127.0.0.1:{learner.config.wire.broadcast_port} yet, after 0.3 s: look at"):
-        act(learner.config, tmp_path / "actor", say=said.append, patience_s=0.3)
-    assert not Told.actions and not Told.starts and any("no weights" in line for line in said)
+        act(learner.config, tmp_path / "actor", report=report, patience_s=0.3)
+    where = f"127.0.0.1:{learner.config.wire.broadcast_port}"
+    assert not Told.actions and not Told.starts and said[-1] == f"episode 1: waiting: no weights from {where} yet"
     nobody = config()
     with pytest.raises(DeadlineError, match=f"no learner answers at 127.0.0.1:{nobody.wire.port} yet, after 0.1 s"):
         act(nobody, tmp_path / "other", patience_s=0.1)

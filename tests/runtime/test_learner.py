@@ -283,6 +283,9 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memor
     monkeypatch.setattr(one.agent, "imitate", seen)
     one.run()
     assert sizes == [8] * 4, "as pretrain_batch says; the learner's own are of 16"
+    said = [record["event"] for record in read_metrics(memory_path / "a", ["event"])]
+    first, *_, last = (line for line in said if line.startswith("imitates the demonstrations first: "))
+    assert first.endswith(": 0 of 4 updates") and ": 4 of 4 updates, loss " in last and "opens the logs" in said
     first, last = (load(memory_path / "a", update).agent["networks"]["encoder"] for update in (0, 10))
     assert same(first, last) and not same(first, before)  # it moved, and then it was frozen
     assert one.agent.imitations == 4

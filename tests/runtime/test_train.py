@@ -94,7 +94,9 @@ def test_what_may_be_changed_are_settings_that_exist():
 
 def test_demonstrations_are_recorded_once_and_given_to_the_learner(tmp_path: Path):
     config, said = Hil(**TOY, demonstrations=3, demonstration_options={"expert": f"{__name__}:slow"}), []  # type: ignore[var-annotated]
-    demonstrate(config, tmp_path, said.append)
+    told: list[Any] = []
+    demonstrate(config, tmp_path, said.append, report=lambda *given: told.append(given))
+    assert told == sorted(told) and told[-1] == ("recording demonstrations of tests.runtime.toy:Toy", 3, 3)
     assert said[0].startswith("recording 3 demonstrations of tests.runtime.toy:Toy with its script")
     demonstrate(config, tmp_path, said.append)
     assert len(said) == 2, "they are there"
@@ -128,7 +130,9 @@ def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, mon
     scripts(monkeypatch, learner="import time; time.sleep(0.5)", actor_1=WAITS, actor_2=WAITS)
     said: list[str] = []
     looks: list[int] = []
-    outcome = train(Hil(), tmp_path, say=said.append, look=lambda: looks.append(1))
+    phases: list[str] = []
+    outcome = train(Hil(), tmp_path, say=said.append, look=lambda: looks.append(1), report=lambda name, *_: phases.append(name))
+    assert phases == ["waiting until the learner has started", "waiting until the learner and the actors have ended"]
     assert outcome.ended and not outcome.restarts and len(looks) >= 2 and len(started(said)) == 3 and gone(started(said))
 
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import heavy_module
+from hilt.cli.show import PROGRESS, heavy_module
 from hilt.core.errors import optional_module
+from hilt.core.progress import Report, silent
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live
@@ -68,7 +69,7 @@ def train_command(
 
     with stop_signals() as stopped, _live(folder, config) as screen:
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
-        outcome = run_all(config, folder, say=screen.say, look=screen.look, stop=stop, debug=debug)
+        outcome = run_all(config, folder, say=screen.say, stop=stop, report=screen.report, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
     typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
     typer.echo(f"\nhilt eval {folder}\nhilt plot {folder}" + ("" if outcome.ended else f"\nhilt train --run {folder} --resume"))
@@ -88,10 +89,12 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
 
     with stop_signals() as stopped:
         _end_with_parent()
-        demonstrate(config, folder, typer.echo, lambda: bool(stopped))
-        env = spaces(config)
-        _let_actors_go_first(config, env.keeps_rate)
-        with _shown(folder, config):
+        with _shown(folder, config) as report:
+            demonstrate(config, folder, typer.echo, lambda: bool(stopped), report)
+            report(f"opening {config.task}")
+            env = spaces(config)
+            report("")
+            _let_actors_go_first(config, env.keeps_rate)
             shown = with_demonstrations(config, folder)
             summary = None if stopped else Learner(shown, folder, resume=resume, env=env).run(lambda: bool(stopped))
     if summary is not None:
@@ -119,9 +122,10 @@ def actor_command(
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
     check_run(config)
-    with stop_signals() as stopped:
+    with stop_signals() as stopped, PROGRESS.phases() as report:
         _end_with_parent()
-        acted = act(config, spool or Path("spools") / plain(name), name, stop=lambda: bool(stopped), say=typer.echo)
+        folder = spool or Path("spools") / plain(name)
+        acted = act(config, folder, name, stop=lambda: bool(stopped), say=typer.echo, report=report)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
@@ -157,26 +161,14 @@ def _live(folder: Path, config: Hil) -> Live:
 
 
 @contextlib.contextmanager
-def _shown(folder: Path, config: Hil) -> Iterator[None]:
+def _shown(folder: Path, config: Hil) -> Iterator[Report]:
     """The live table of a learner alone. For one whose parent shows it, what it says goes into its log."""
     if _parent():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
-        yield
+        yield silent
         return
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.25):
-            screen.look()
-
     with _live(folder, config) as screen:
-        thread = threading.Thread(target=look, name="hilt-live", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join(5)
+        yield screen.report
 
 
 def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:

@@ -46,12 +46,31 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
     """The `Report` that shows nothing."""
 
 
+def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
+    """A `Report` for whoever has lines only: the beginning of a phase, then one every so many seconds, and the end of what is counted."""
+    current: list[Phase] = []
+    said, last = 0.0, ""
+
+    def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        nonlocal said, last
+        new = not current or current[0].name != phase
+        if new:
+            current[:] = [Phase(phase, total, done, now=now)] if phase else []
+        for one in current:
+            one.move(done, total, note)
+            if (new or now() - said >= interval_s or done >= total > 0) and (text := one.text()) != last:
+                say(text)
+                said, last = now(), text
+
+    return report
+
+
 class Phase:
     """One part of a long command: how far it is, and the rate of the last minute."""
 
-    def __init__(self, name: str, total: int = 0, done: int = 0, now: Callable[[], float] = time.monotonic):
-        """`done`: what was done before, by an earlier process for instance, and does not count for the rate."""
-        self.name, self.done, self.total, self.note, self._now = name, done, total, "", now
+    def __init__(self, name: str, total: int = 0, done: int = 0, unit: str = "", now: Callable[[], float] = time.monotonic):
+        """`done`: what was done before, by an earlier process for instance, and does not count for the rate. `unit`: what is counted."""
+        self.name, self.done, self.total, self.note, self._unit, self._now = name, done, total, "", unit and f" {unit}", now
         self._began = now()
         self._marks = deque([(self._began, done)])
 
@@ -85,7 +104,7 @@ class Phase:
             when = f"about {spell(left)} left"
         else:
             when = f"{spell(self.seconds())} so far" if self.seconds() >= 1 else ""
-        count = f"{self.name}: {self.done:,} of {self.total:,}" if self.total else self.name
+        count = f"{self.name}: {self.done:,} of {self.total:,}{self._unit}" if self.total else self.name
         return ", ".join(part for part in (count, self.note, when) if part)
 
     def last(self) -> str:
@@ -177,7 +196,7 @@ class Progress:
 
     def _begin(self, name: str, total: int, done: int, announce: bool = False) -> _Shown:
         with self._lock:
-            one = _Shown(Phase(name, total, done, self._now))
+            one = _Shown(Phase(name, total, done, now=self._now))
             self._open.append(one)
             if self._file.isatty():
                 one.task = self._bar(one.phase)

@@ -1,25 +1,30 @@
 """How a run stands, in a terminal: a table that keeps itself up to date, or in a pipe a line now and then.
 
-It only reads the run's ``metrics.jsonl``, so whoever shows it needs no connection to the learner.
+It reads the run's ``metrics.jsonl``, so whoever shows it needs no connection to the learner; a thread does so for as long as it is shown.
+What the process that shows it does itself comes through `Live.report`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from hilt.core import progress
 from hilt.core.files import storage_errors
+from hilt.core.progress import Phase, spell
 from hilt.observe.metrics import FILE, GOES_ON, RESUMED
 
 EPISODES = 20
 """The last ones, over which success and interventions are counted"""
-LOOK_S, LINE_S = 0.5, 10.0
-"""Seconds between two looks at the file, and between two lines in a pipe"""
+POLL_INTERVAL_S, TABLE_S = 0.25, 0.5
+"""Seconds between two looks whether anything is due, and between two states of the table"""
 SHARES = {"torch_share": "torch", "sample_wait_share": "batches", "wait_share": "waiting for steps"}
 SHARES |= {"simulator_share": "simulator", "model_share": "policy", "update_share": "learning", "other_share": "other"}
 """Where the learner's time goes, and that of post-training"""
@@ -37,6 +42,8 @@ class Standing:
         self.episodes: deque[dict[str, Any]] = deque(maxlen=EPISODES)
         self.actors: dict[str, dict[str, Any]] = {}
         self.event = ""
+        self.happens = False
+        """Whether the event is the newest of all records"""
         self.steps = self.updates = 0
         self._first: float | None = None
         self._last = self._paused = 0.0
@@ -67,6 +74,7 @@ class Standing:
             self.episodes.append(record)
         elif kind == "actor":
             self.actors[str(record.get("actor", "?"))] = record
+        self.happens = kind == "event" or (self.happens and kind == "actor")
         self.event = str(record["event"]) if kind == "event" else self.event
         self.steps, self.updates = max(self.steps, record["step"]), max(self.updates, record["update"])
         if self._first is None and record["step"] > 0:
@@ -150,7 +158,9 @@ class Standing:
         return [(name, text) for name, text in found if text]
 
     def line(self, limits: Mapping[str, float]) -> str:
-        """All of it that fits in a line."""
+        """All of it that fits in a line; before learning, which may take minutes, what happens."""
+        if not self.steps and not self.updates:
+            return self.event
         parts = [
             clock(self.seconds()),
             f"{self.steps:,} steps{_rate(self.update, 'env_steps_per_second')}",
@@ -160,23 +170,37 @@ class Standing:
             f"person {self.person()}" if any("intervention_steps" in one for one in self.episodes) else "",
             _values(self.update, {"critic loss": "critic_loss"}),
             self.remaining(limits),
-            self.event if not self.updates else "",  # what goes before learning may take minutes
+            self.event if self.happens or not self.updates else "",
         ]
         return "  ".join(part for part in parts if part)
 
 
 class Live:
-    """Shows a run for as long as it is entered; `look` often, at once when nothing is due."""
+    """Shows a run for as long as it is entered. It looks at the run by itself; `look` does so at once, when something is due."""
 
-    def __init__(self, run: Path, title: str = "", limits: Mapping[str, float] | None = None, file: TextIO | None = None):
+    def __init__(
+        self,
+        run: Path,
+        title: str = "",
+        limits: Mapping[str, float] | None = None,
+        file: TextIO | None = None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        beat: bool = True,
+    ):
         """`limits`: max_seconds, max_steps, max_env_steps as the run's settings have them, 0 is none; and usual_steps, for a run that ends
-        at a goal (see `Standing.remaining`)."""
+        at a goal (see `Standing.remaining`). `beat`: whether there is a thread that looks."""
         from rich.console import Console
 
         self._standing, self._title, self._limits = Standing(run), title or str(run), dict(limits or {})
         self._console = Console(file=file or sys.stdout)
-        self._shown = 0.0
+        self._now = now
+        self._began = self._shown = self._since = now()
+        self._line, self._beat = "", beat
+        self._phase: Phase | None = None
         self._live: Any = None
+        self._lock = threading.RLock()
+        self._over = threading.Event()
 
     def __enter__(self) -> Live:
         if self._console.is_terminal:
@@ -184,9 +208,16 @@ class Live:
 
             self._live = Screen(self._table(), console=self._console, auto_refresh=False)
             self._live.start()
+        if self._beat:
+            self._thread = threading.Thread(target=self._watch, name="hilt-live", daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._beat:
+            self._thread.join(5)
+        self.report("")
         self.look(last=True)
         if self._live is not None:
             self._live.stop()
@@ -194,28 +225,58 @@ class Live:
 
     def say(self, text: str) -> None:
         """A line of its own, above the table."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with self._lock:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def report(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        """What this process does, a `hilt.core.progress.Report`: shown beside the run until there is another, or an empty name."""
+        with self._lock:
+            if self._phase is None or self._phase.name != phase:
+                self._phase = Phase(phase, total, done, now=self._now) if phase else None
+            if self._phase is not None:
+                self._phase.move(done, total, note)
+            self.look()
 
     def look(self, last: bool = False) -> None:
-        now = time.monotonic()
-        if not last and now - self._shown < (LOOK_S if self._live is not None else LINE_S):
+        with self._lock:
+            now = self._now()
+            if not last and now - self._shown < (TABLE_S if self._live is not None else progress.LINE_S):
+                return
+            self._shown = now
+            news = self._standing.read()
+            if self._live is not None:
+                self._live.update(self._table(), refresh=True)
+            elif news or not last:
+                self._print(now)
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: whoever writes next finds out
+            while not self._over.wait(POLL_INTERVAL_S):
+                self.look()
+
+    def _print(self, now: float) -> None:
+        """One line. Where nothing has changed since the last one, it says for how long."""
+        parts = [self._standing.line(self._limits), self._phase.text() if self._phase is not None else ""]
+        line = "  ".join(part for part in parts if part)
+        if not line:
             return
-        self._shown = now
-        news = self._standing.read()
-        if self._live is not None:
-            self._live.update(self._table(), refresh=True)
-        elif (self._standing.steps + self._standing.updates or self._standing.event) and (news or not last):
-            self.say(self._standing.line(self._limits))
+        if line != self._line:
+            self._line, self._since = line, now
+            self.say(line)
+        elif (passed := spell(now - self._since)) != "0 s":
+            self.say(f"{line} ({passed} so far)")
 
     def _table(self) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        left = self._standing.remaining(self._limits)
-        when = f"{clock(self._standing.seconds())} since the first step" + (f", {left}" if left else "")
+        left, seconds = self._standing.remaining(self._limits), self._standing.seconds()
+        when = f"{clock(seconds)} since the first step" if seconds else f"{clock(self._now() - self._began)} since it began"
+        when += f", {left}" if left else ""
         made = Table(box=None, show_header=False, pad_edge=False)
-        for name, text in self._standing.rows():
+        now = [("now", self._phase.text())] if self._phase is not None else []
+        for name, text in [*now, *self._standing.rows()]:
             made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))
         return Group(Text(f"{self._title}   {when}", "bold"), made)
 

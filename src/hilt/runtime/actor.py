@@ -25,6 +25,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, SchemaError
 from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
 from hilt.envs.rate import Rate
 from hilt.envs.task import success_of
@@ -80,11 +81,13 @@ def act(
     *,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
+    report: Report = silent,
     patience_s: float = PATIENCE_S,
 ) -> Acted:
     """Acts until the run ends, somebody presses stop, or `stop()` is true. `say` gets a line now and then."""
+    report(f"opening {config.task}")
     with make_env(config, operator=True) as env:
-        actor = Actor(config, env, folder, name, stop, say, patience_s)
+        actor = Actor(config, env, folder, name, stop, say, patience_s, report)
         try:
             actor.run()
         finally:
@@ -96,10 +99,19 @@ class Actor:
     """One actor; `act` is all that others need."""
 
     def __init__(
-        self, config: Hil, env: Any, folder: Path, name: str, stop: Callable[[], bool], say: Callable[[str], None], patience_s: float
+        self,
+        config: Hil,
+        env: Any,
+        folder: Path,
+        name: str,
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+        patience_s: float,
+        report: Report = silent,
     ):
         encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
         config = replace(config, agent=replace(config.agent, encoder=encoder))
+        self._report = report
         self._config, self._env, self._folder, self._stop, self._say, self._patience_s = config, env, folder, stop, say, patience_s
         self._states = attribute(env, "initial_states", {SPLIT: 1})
         if SPLIT not in self._states:
@@ -176,12 +188,14 @@ class Actor:
         state = int(order.permutation(count)[number % count])
         if not self._ready():
             return
+        self._does("resetting the task")
         observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
         if self._rate is not None:
             self._rate.restart()
         before, steps, human, total, ended = _own(observation), 0, 0, 0.0, False
         while not ended and self._ready():
             before, reward, ended, info, source = self._step(before)
+            self._does(f"step {steps + 1}, {self.acted.acting} acts")
             steps, human, total = steps + 1, human + (source == Source.HUMAN), total + reward
         if ended:
             self._says = "no" if self._says == "not yet" else self._says
@@ -244,7 +258,7 @@ class Actor:
 
     def _ready(self) -> bool:
         """Takes up the newest weights; waits for the first ones. False when it is time to end."""
-        deadline, told = time.monotonic() + self._patience_s, 0.0
+        deadline = time.monotonic() + self._patience_s
         while not self._ended():
             if self._refused:
                 raise RefusedError(f"the learner refuses this actor's steps: {self._refused}")
@@ -252,16 +266,17 @@ class Actor:
                 self._agent.load_acting_state(new[0])
                 self.acted.version = new[1]
             if self._enough():
-                told = self._waits("all steps of the run are made, and the learner has not ended it", deadline, told or time.monotonic())
+                self._waits("all steps of the run are made, and the learner has not ended it", deadline)
                 continue
             if self._outruns():
+                self._does(f"waiting until the learner is less than {self._config.max_ahead} steps behind")
                 time.sleep(NAP_S)
                 continue
             if self.acted.version >= 0 or self._random():
                 return True
             self.acted.acting = "waiting"
             where = f"{self._config.wire.host}:{self._config.wire.broadcast_port}"
-            told = self._waits(f"no weights from {where} yet", deadline, told)
+            self._waits(f"no weights from {where} yet", deadline)
         return False
 
     def _outruns(self) -> bool:
@@ -274,14 +289,14 @@ class Actor:
         """Whether one more step would be more than max_env_steps, as far as the learner has told."""
         return self._most is not None and self.acted.steps >= self._most
 
-    def _waits(self, what: str, deadline: float, told: float) -> float:
-        if (now := time.monotonic()) > deadline:
+    def _waits(self, what: str, deadline: float) -> None:
+        if time.monotonic() > deadline:
             raise DeadlineError(f"{what}, after {self._patience_s:g} s: look at what the learner says, and start this actor again.")
-        if now > told + 10:
-            self._say(f"{what}: waiting")
-            told = now
+        self._does(f"waiting: {what}")
         time.sleep(0.02)
-        return told
+
+    def _does(self, what: str) -> None:
+        self._report(f"episode {self.acted.episodes + 1}", note=what)
 
     def _ended(self) -> bool:
         return self._stop() or self._pressed or self._over
@@ -289,13 +304,13 @@ class Actor:
     # The learner
 
     def _connect(self) -> None:
-        deadline, told = time.monotonic() + self._patience_s, 0.0
+        deadline = time.monotonic() + self._patience_s
         config = trainer_config(self._config, learner=False)
         while self._client is None and not self._stop():
             try:
                 self._client = self._connected(config)
             except DeadlineError:
-                told = self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet", deadline, told)
+                self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet", deadline)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
         """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import paced
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
 from hilt.formats import open_dataset
@@ -319,7 +320,7 @@ class Features:
     """What a frozen encoder makes of each step's two observations, worked out once and kept as long as the step is in the view."""
 
     def __init__(self, view: View, images: Sequence[str], trunk: Callable[[dict[str, Array]], Any], say: Callable[[str], None]):
-        self._view, self._images, self._trunk, self._say = view, list(images), trunk, say
+        self._view, self._images, self._trunk, self._report = view, list(images), trunk, paced(say)
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._rows = np.zeros((0, 2, 0), np.float32)  # [slot, before and after, feature]
@@ -352,9 +353,9 @@ class Features:
             for key in (self._done - there).keys().tolist():
                 self._free.append(self._slots.pop(key))
             new = (there - self._done).keys()
-            if len(new) >= MANY:
-                self._say(f"the features of {len(new)} steps are made, which takes a while")
             for first in range(0, len(new), AT_ONCE):
+                if len(new) >= MANY:
+                    self._report("making the features of steps", first, len(new))
                 self._add(steps, new[first : first + AT_ONCE])
         self._done = there
 
@@ -454,8 +455,8 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
     folder = config.checkpoint_path
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
-        "demos": lambda log: {path: _import(log, path, say) for path in _expanded(config.demo_path)} | _buffer(log, folder, "human"),
-        "log": lambda log: _buffer(log, folder, "online"),
+        "demos": lambda log: {path: _import(log, path, say) for path in _expanded(config.demo_path)} | _buffer(log, folder, "human", say),
+        "log": lambda log: _buffer(log, folder, "online", say),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():
@@ -517,13 +518,16 @@ def _import(log: Log, path: str, say: Callable[[str], None]) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`."""
     place = Path(path)
     dataset = open_dataset(place / "log" if (place / "log" / "log.json").is_file() else place)
-    count = sum(_add(log, done.result()[0], path) for done in decode(dataset, 0, Change()))
+    report, count = paced(say), 0
+    for number, done in enumerate(decode(dataset, 0, Change())):
+        report(f"importing {path}, episodes", number, len(dataset))
+        count += _add(log, done.result()[0], path)
     for note, times in dataset.notes.counts.items():
         say(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
     return count
 
 
-def _buffer(log: Log, path: str, kind: str) -> dict[str, int]:
+def _buffer(log: Log, path: str, kind: str, say: Callable[[str], None]) -> dict[str, int]:
     """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
     if not path:
         return {}
@@ -531,8 +535,9 @@ def _buffer(log: Log, path: str, kind: str) -> dict[str, int]:
     if not any((place / name).is_dir() for name in ("buffer", "demo_buffer")):
         raise ConfigError(f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path.")
     dataset: Any = open_dataset(place, "hil-serl")
-    count = 0
+    report, count = paced(say), 0
     for number, done in enumerate(decode(dataset, 0, Change())):
+        report(f"importing {path}, {kind} episodes", number, len(dataset))
         if dataset.kind_of(number) == kind:
             count += _add(log, done.result()[0], path)
     return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}

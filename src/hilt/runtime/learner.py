@@ -21,6 +21,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import Phase
 from hilt.core.tree import flatten
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.replay.schema import spec_of_space
@@ -95,6 +96,7 @@ class Learner:
         self.agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
         if checkpoint is not None:
             self.agent.load_state_dict(checkpoint.agent)
+        self.say("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))
         kind: Any = Experience if config.store == "log" else Rollouts
         self.experience = kind(run, config, env, self.agent, self.say)
         stack.callback(self.experience.close)
@@ -207,16 +209,18 @@ class Learner:
 
     def _pretrain(self, part: str = "demonstrations") -> None:
         settings, said = self.config.agent.encoder, time.monotonic()
+        whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
+        phase = Phase(f"imitates {whom}", settings.pretrain_updates, self.agent.imitations, "updates")
+        self.say(phase.text())
         while self._pretraining():
             if self._over():
                 return
             batch = self._sample(settings.pretrain_batch, part, images=True)
             with self._clock("torch"):
                 info = self.agent.imitate(batch, encoder=True)
+            phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
             if time.monotonic() - said >= TELL_S or not self._pretraining():
-                whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
-                done = f"{self.agent.imitations} of {settings.pretrain_updates}"
-                self.say(f"imitates {whom}: {done} updates, loss {info['imitation_loss']:.3f}")
+                self.say(phase.text())
                 said = time.monotonic()
             self._look()
 

@@ -24,11 +24,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hilt.core.config import freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
+from hilt.core.progress import Report, silent
+from hilt.observe.metrics import FILE as METRICS
 from hilt.replay import Log
 from hilt.replay.lock import writer_of
 from hilt.runtime.config import Hil, check
@@ -36,6 +38,9 @@ from hilt.runtime.idle import refuse_idle, settings
 from hilt.runtime.precision import described, settle
 from hilt.runtime.workplace import check_fit, task, task_options, trainer_config
 from hilt.wire.sockets import require_keys
+
+if TYPE_CHECKING:
+    from hilt.runtime.record import Recorded, Summary
 
 CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
@@ -128,7 +133,9 @@ def differences(one: Any, other: Any, prefix: str = "") -> dict[str, tuple[Any, 
 # Demonstrations
 
 
-def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:
+def demonstrate(
+    config: Hil, run: Path, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False, report: Report = silent
+) -> None:
     """Records the demonstrations that the run is to have and does not have yet."""
     folder, wanted = run / "demonstrations", config.demonstrations
     if not wanted or _recorded(folder) >= wanted:
@@ -141,8 +148,23 @@ def demonstrate(config: Hil, run: Path, say: Callable[[str], None], stop: Callab
     options = {"seed": config.seed, **({"action_indices": indices} if indices else {}), **config.demonstration_options}
     settings = Settings(config.task, task_options(config), wanted, seed=config.seed, observations=config.observations)
     with task(config) as env, open_device("script", **options) as device:
-        summary = record(env, device, folder, settings, stop=stop, videos=False)
+        summary = record(env, device, folder, settings, watch=_Recording(config.task, report), stop=stop, videos=False)
     say(f"recorded {summary.have} of {wanted} demonstrations, in {summary.attempts} attempts")
+
+
+class _Recording:
+    """Tells how far a recording is: the watch of `hilt.runtime.record.record`."""
+
+    def __init__(self, task: str, report: Report):
+        self._name, self._report = f"recording demonstrations of {task}", report
+
+    def step(self, summary: Summary) -> None:
+        self._report(self._name, summary.have, summary.wanted)
+
+    begin = end = step
+
+    def episode(self, recorded: Recorded, summary: Summary) -> None:
+        self.step(summary)
 
 
 def with_demonstrations(config: Hil, run: Path) -> Hil:
@@ -187,6 +209,7 @@ def train(
     say: Callable[[str], None] = lambda text: None,
     look: Callable[[], None] = lambda: None,
     stop: Callable[[], bool] = lambda: False,
+    report: Report = silent,
     debug: bool = False,
 ) -> Outcome:
     """Runs learner and actors until the learner ends, an actor's operator presses stop, or `stop()` is true; `look` is called now and then.
@@ -194,10 +217,12 @@ def train(
     A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
     """
     check_run(config)
-    demonstrate(config, run, say, stop)
+    demonstrate(config, run, say, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     outcome = Outcome()
-    _await_former(run, say, stop)
+    _await_former(run, say, stop, report)
+    known: int | None = _size(run / METRICS)
+    report("waiting until the learner has started")
     try:
         if not stop():
             for child in children.values():
@@ -206,10 +231,14 @@ def train(
         while not stop() and not outcome.ended:
             time.sleep(LOOK_S)
             look()
+            if known is not None and _size(run / METRICS) != known:  # from now on the learner itself says what happens
+                report("")
+                known = None
             for child in children.values():
                 for line in child.news():
                     say(f"{child.name}: {line}")
                 outcome.ended |= _looked_after(child, outcome, say)
+        report("waiting until the learner and the actors have ended")
         end(children.values(), say)
         for child in children.values():
             if child.failed:
@@ -223,7 +252,7 @@ def train(
     return outcome
 
 
-def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool]) -> None:
+def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool], report: Report) -> None:
     """If `hilt train` was killed, its processes are about to end; who is still there after a while is named by the new ones."""
     deadline, said = time.monotonic() + END_S, False
     folders = [run, *sorted(run.glob("actors/*/spool"))]
@@ -231,6 +260,7 @@ def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool
         if not said:
             say(f"{there[0]} is still at work in {run}: waiting until it has ended")
         said = True
+        report(f"waiting until {there[0]} has ended")
         time.sleep(LOOK_S)
 
 
@@ -362,6 +392,10 @@ def _free_ports(count: int) -> list[int]:
 
 def _signal(code: int) -> str:
     return signal.Signals(-code if code < 0 else code - 128).name
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _now() -> str:
