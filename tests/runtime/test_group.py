@@ -36,6 +36,17 @@ def test_all_ranks_answer_in_their_order(group):
         group.call("add", 5, each=[1])
 
 
+def test_how_far_a_call_is_is_told_by_rank(group, monkeypatch):
+    heard = []
+    monkeypatch.setattr(group, "watch", lambda rank, standing: heard.append((rank, standing)))
+    group.call("count", 3)
+    assert {rank for rank, _ in heard} == {0, 1, 2} and all(standing == ("counting", 1, 3, "by one") for _, standing in heard), "not each"
+    here = Here(TOY, (10,))
+    here.watch = lambda rank, standing: heard.append((rank, standing))
+    here.call("count", 2)
+    assert heard[3:] == [(0, ("counting", 1, 2, "by one")), (0, ("counting", 2, 2, "by one"))]
+
+
 def test_arrays_and_tensors_pass_and_are_counted(group):
     tree = {"a": np.arange(1000), "b": [torch.ones(5, dtype=torch.bfloat16)]}
     before = group.carried

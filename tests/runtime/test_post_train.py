@@ -12,6 +12,7 @@ import pytest
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, EmptyError, LockedError
 from hilt.core.files import read_json
+from hilt.core.progress import silent
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.policies.checkpoints import load_policy
 from hilt.replay import Log
@@ -29,9 +30,10 @@ MEASURED |= {"step_seconds", "validation_seconds", "trajectory", "prefetched"}
 
 
 def started(run: Path, *changes: Any, **more: Any) -> Summary:
+    report = more.pop("report", silent)
     settings = config(*changes, **more)
     begin_run(run, "toy", settings)
-    return train(settings, run)
+    return train(settings, run, report=report)
 
 
 def resumed(run: Path, *changes: str, **more: Any) -> Summary:
@@ -54,8 +56,17 @@ def logged(run: Path) -> list[tuple[Any, ...]]:
 
 
 def test_it_learns_validates_and_keeps_its_best(tmp_path: Path):
-    run = tmp_path / "run"
-    done = started(run, "max_steps=10", "collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5")
+    run, phases = tmp_path / "run", list[tuple[Any, ...]]()
+    sizes = ["collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5"]
+    done = started(run, "max_steps=10", *sizes, report=lambda *given: phases.append(given))
+    assert list(dict.fromkeys(name for name, *_ in phases))[:6] == [
+        *("starting the rank: the policy and the simulators", "after step 0: validating", "step 1: collecting episodes"),
+        *("step 1: learning from the chunks", "step 2: collecting episodes", "step 2: learning from the chunks"),
+    ]
+    assert [one[:3] for one in phases if "validating" in one[0]][:3] == [("after step 0: validating", *n) for n in ((), (1, 10), (2, 10))]
+    assert ("step 3: collecting episodes", 32, 32, "") in phases and phases[-2:] == [("writing a checkpoint",), ("writing the policy",)]
+    learned = [count for name, *count in phases if name == "step 3: learning from the chunks"]
+    assert learned[-1][0] == learned[-1][1] and learned[1:] == sorted(learned[1:])
     updates = read_metrics(run, ["update"])
     validated = [record for record in updates if "validation_success" in record]
     assert [record["update"] for record in validated] == [0, 5, 10]

@@ -35,6 +35,11 @@ class Toy:
         if start == "broken":
             raise ConfigError("this worker cannot be made.")
         self.start, self.ranks, self.stop, self.role = start, ranks, stop, role
+        self.report = None
+
+    def count(self, total):
+        for done in range(1, total + 1):
+            self.report("counting", done, total, note="by one")
 
     def add(self, number, own=0):
         return self.start + number + own + int(self.ranks.sum_(torch.tensor(self.ranks.rank)))

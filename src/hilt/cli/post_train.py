@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +47,7 @@ def run(
     with stop_signals() as stopped, live(folder, config) as screen:
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)
-        done = train(config, folder, say=screen.say, stop=lambda: bool(stopped))
+        done = train(config, folder, say=screen.say, stop=lambda: bool(stopped), report=screen.report)
     why = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}[done.reason]
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     typer.echo(f"{why}: {done.step} training steps, {done.seconds:.0f} s{kept}")
@@ -62,28 +60,14 @@ def _share(success: float) -> str:
     return f", success {100 * success:.1f}%" if success >= 0 else ""
 
 
-@contextlib.contextmanager
-def live(folder: Path, config: Vla, usual_steps: int = 0) -> Iterator[Live]:
-    """The table of the run, looked at by a thread: whoever trains is busy for minutes. `usual_steps`: training steps after which a run of
-    this kind has usually reached its goal, for the remaining time that is shown."""
+def live(folder: Path, config: Vla, usual_steps: int = 0) -> Live:
+    """The table of the run. `usual_steps`: training steps after which a run of this kind has usually reached its goal, for the remaining
+    time that is shown."""
     from hilt.observe.live import Live
 
-    ended = threading.Event()
     limits = {"max_steps": config.max_steps, "max_seconds": config.max_seconds, "usual_steps": usual_steps}
     named = ", ".join(config.tasks[:3]) + (f" and {len(config.tasks) - 3} more" if len(config.tasks) > 3 else "")
-    with Live(folder, f"{named} in {folder}", limits) as screen:
-
-        def look() -> None:
-            while not ended.wait(0.25):
-                screen.look()
-
-        thread = threading.Thread(target=look, name="hilt-live", daemon=True)
-        thread.start()
-        try:
-            yield screen
-        finally:
-            ended.set()
-            thread.join(5)
+    return Live(folder, f"{named} in {folder}", limits)
 
 
 def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:

@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
-from hilt.runtime.group import Answer, Group, LostWorkerError, Placement, Remote, Seat
+from hilt.runtime.group import Answer, Group, LostWorkerError, Placement, Remote, Seat, Standing, Watch
 from hilt.runtime.ranks import host_meeting
 
 ray = optional_module("ray", "placement.kind=ray", "cluster")
 
 ROLLOUT = {"collect", "validate", "own", "load_own", "discard"}
 """Calls that are for the ranks that roll out, where others train; all else is for those that train"""
+POLL_INTERVAL_S = 5.0
+"""Seconds between two questions how far a rank is that is in a call"""
 CHANGES = {"update", "load_shared"}
 """Calls after which the weights are others"""
 
@@ -93,7 +95,8 @@ class RankActor:
 
     def __init__(self, rank: int, size: int):
         self._stopped = threading.Event()
-        self._seat = Seat(rank, size, self._stopped.is_set)
+        self._standing: Standing | None = None
+        self._seat = Seat(rank, size, self._stopped.is_set, self._hear)
 
     def host(self) -> str:
         """Makes the place where the ranks that train meet, at this machine's address in the cluster."""
@@ -122,6 +125,14 @@ class RankActor:
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # it is heard while a call is under way
     def stop(self) -> None:
         self._stopped.set()
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def standing(self) -> Standing | None:
+        """What the worker reported last."""
+        return self._standing
+
+    def _hear(self, standing: Standing) -> None:
+        self._standing = standing
 
 
 class RayGroup(Remote):
@@ -178,7 +189,10 @@ class RayGroup(Remote):
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
         by_reference = {self._answering[rank]: rank for rank in ranks}
         answers = {}
-        for reference in ray.wait(list(by_reference), num_returns=1, timeout=seconds)[0]:
+        ready = ray.wait(list(by_reference), num_returns=1, timeout=min(seconds, POLL_INTERVAL_S))[0]
+        if not ready:
+            self._ask_standing(by_reference.values())
+        for reference in ready:
             rank = by_reference[reference]
             try:
                 answer = ray.get(reference)
@@ -189,6 +203,13 @@ class RayGroup(Remote):
                 message = f"rank {rank} of {self.size} ({self._role}) is gone, {self.where[rank]}: {_in_short(error)}"
                 answers[rank] = Answer(error=LostWorkerError(message, rank))
         return answers
+
+    def _ask_standing(self, ranks: Iterable[int]) -> None:
+        asked = {rank: self._actors[rank].standing.remote() for rank in ranks}
+        for rank, reference in asked.items():
+            with contextlib.suppress(ray.exceptions.RayError):  # it is busy, or gone, which its answer will say
+                if (standing := ray.get(reference, timeout=POLL_INTERVAL_S)) is not None:
+                    self.watch(rank, standing)
 
     def _end(self) -> None:
         if ray.is_initialized():
@@ -209,6 +230,14 @@ class Apart:
         self._stale = True
         self.version = -1
         """Of the weights that were last sent"""
+
+    @property
+    def watch(self) -> Watch:
+        return self.trainers.watch
+
+    @watch.setter
+    def watch(self, watch: Watch) -> None:
+        self.trainers.watch = self.rollouts.watch = watch
 
     @property
     def carried(self) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
+from hilt.core.progress import Report, silent
 from hilt.policies.base import Policy, check_effect, check_temperature
 from hilt.policies.suites import Suite
 from hilt.replay.torch import as_tensor, generator
@@ -176,6 +177,7 @@ class Collector:
         """`states`: how many initial states each task has in the split; without it, the pool is asked."""
         config.check()
         self._config, self._pool, self._suite, self._rank, self._say = config, pool, suite, rank, say
+        self.report: Report = silent
         solved, steal = (Solved(config.group_size) if config.skip_solved else None), config.idle_ranks == "steal"
         self.agenda = Agenda(
             tasks,
@@ -264,6 +266,7 @@ class Collector:
         for outcome in roll(starts[len(begun) :], generator=self._draws, begun=begun, strict=self._config.filter_format):
             start = outcome.start
             ended[start] = outcome
+            self.report("collecting episodes", len(ended), len(starts), f"attempt {tally.attempts}" if tally.attempts > 1 else "")
             if isinstance(outcome, Lost):
                 self._lost(outcome, tally)
                 continue

@@ -23,6 +23,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -35,6 +36,9 @@ KINDS = ("here", "processes", "ray")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 GRACE_SECONDS = 10.0
 """When a rank says that it lost another one: how long that one's own words are waited for. Also: for a worker to close in peace"""
+
+REPORT_INTERVAL_S = 0.5
+"""Seconds between two messages of a rank that tell how far a call is"""
 
 
 @dataclass
@@ -140,10 +144,28 @@ class Answer(NamedTuple):
     trace: str = ""
 
 
+class Standing(NamedTuple):
+    """How far a rank is within a call: what a worker's `report` was given."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+
+Watch = Callable[[int, Standing], None]
+"""Told by rank how far a call is, now and then"""
+
+
+def unwatched(rank: int, standing: Standing) -> None:
+    """Nobody looks on."""
+
+
 class Group(Protocol):
-    """All workers of a run."""
+    """All workers of a run. A worker that has a `report` may call it as `hilt.core.progress.Report`; `watch` is told of it here."""
 
     size: int
+    watch: Watch
 
     @property
     def carried(self) -> int:
@@ -193,6 +215,7 @@ class Here:
     def __init__(self, factory: str, arguments: Sequence[Any] = (), device: str = "cpu", joined: bool = False):
         self._made_from = (factory, arguments, device, joined)
         self._stopped = False
+        self.watch: Watch = unwatched
         self.restart()
 
     def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
@@ -216,6 +239,8 @@ class Here:
         except BaseException:
             self.close()
             raise
+        if hasattr(self.worker, "report"):
+            self.worker.report = lambda *given, **named: self.watch(0, Standing(*given, **named))
 
     def close(self) -> None:
         if hasattr(self, "worker") and hasattr(self.worker, "close"):
@@ -227,9 +252,11 @@ class Here:
 class Seat:
     """Where a worker sits in a process of its own: makes it, calls it, and turns what it raises into an answer."""
 
-    def __init__(self, rank: int, size: int, stop: Callable[[], bool]):
-        self._rank, self._size, self._stop = rank, size, stop
+    def __init__(self, rank: int, size: int, stop: Callable[[], bool], tell: Callable[[Standing], None]):
+        """`tell`: how far a call is, at most every `REPORT_INTERVAL_S`."""
+        self._rank, self._size, self._stop, self._tell = rank, size, stop, tell
         self._ranks: Any = None
+        self._told = 0.0
         self.worker: Any = None
 
     def open(self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any) -> Answer:
@@ -246,8 +273,15 @@ class Seat:
             if address:
                 self._ranks = join(address, self._rank, self._size, timeout_seconds=wait_seconds, device=device)
             self.worker = names.load(factory)(*arguments, ranks=self._ranks or Unjoined(self._rank, self._size), stop=self._stop, **further)
+            if hasattr(self.worker, "report"):
+                self.worker.report = self._report
 
         return self._attempt("open", make)
+
+    def _report(self, *given: Any, **named: Any) -> None:
+        if (now := time.monotonic()) - self._told >= REPORT_INTERVAL_S:
+            self._told = now
+            self._tell(Standing(*given, **named))
 
     def do(self, method: str, arguments: Sequence[Any]) -> Answer:
         """The worker's answer. With an error this rank leaves the others, whose waits for it end now."""
@@ -272,6 +306,7 @@ class Remote(ABC):
 
     def __init__(self, size: int, call_seconds: float):
         self.size, self.carried, self._call_seconds = size, 0, call_seconds
+        self.watch: Watch = unwatched
         self._over = "it is not open yet"
         atexit.register(self._end)  # before multiprocessing waits for them
 
@@ -403,7 +438,11 @@ class Processes(Remote):
         there = wait(by_rank.values(), seconds)
         for rank in [rank for rank, pipe in by_rank.items() if pipe in there]:
             try:
-                answers[rank] = _receive(by_rank[rank])
+                answer = _receive(by_rank[rank])
+                if isinstance(answer, Standing):
+                    self.watch(rank, answer)
+                else:
+                    answers[rank] = answer
             except (EOFError, OSError):
                 self._processes[rank].join(GRACE_SECONDS)
                 how = _how_it_ended(self._processes[rank].exitcode)
@@ -432,7 +471,7 @@ def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tu
         os._exit(1)  # also out of a call that will not end
 
     threading.Thread(target=watch, name="hilt-life", daemon=True).start()
-    seat = Seat(rank, size, stopped.is_set)
+    seat = Seat(rank, size, stopped.is_set, partial(_send, pipe))
     _send(pipe, seat.open(*opening)._replace(value=None))
     while True:
         method, arguments = _receive(pipe)

@@ -25,11 +25,12 @@ from typing import Any
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import Report, silent
 from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
 from hilt.runtime.evaluate import Evaluation, wilson
-from hilt.runtime.group import Group, LostWorkerError, open_group
+from hilt.runtime.group import Group, LostWorkerError, Standing, open_group
 from hilt.runtime.precision import described, settle
 from hilt.runtime.precision import frozen as frozen_settings
 from hilt.runtime.roles import export, pool_of, trained_policy
@@ -44,6 +45,8 @@ KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
 CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold", "placement"}
 """What may be another when a run is resumed: a setting, or all of a section"""
+NAMES = {"collect": "collecting episodes", "update": "learning from the chunks", "validate": "validating"}
+"""What a rank is asked for, in words"""
 DRAWN = ("simulator", "model", "update")
 """Where a step's time should go; the rest of it is `other`"""
 
@@ -114,6 +117,7 @@ def train(
     *,
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
+    report: Report = silent,
 ) -> Summary:
     """Runs to the end, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
@@ -121,14 +125,17 @@ def train(
         stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         arguments = (asdict(config), str(run.absolute()))
+        ranks = f"{config.placement.ranks + config.placement.rollout_ranks} ranks" if config.placement.kind != "here" else "the rank"
+        report(f"starting {ranks}: the policy and the simulators")
         group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
         if config.policy == "small_vla":
             write_json(run / SIZES, group.call("sizes")[0])
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        done = Controller(config, run, group, metrics, say).run()
+        done = Controller(config, run, group, metrics, say, report).run()
     if done.reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
+        report("writing the policy")
         export(policy_of(run, "best"), run)
         write_json(run / RESULT, asdict(done))
     return done
@@ -215,8 +222,10 @@ class Stopped(Exception):
 class Controller:
     """Where a run stands, and what comes next."""
 
-    def __init__(self, config: Vla, run: Path, group: Group, metrics: Metrics, say: Callable[[str], None]):
-        self._config, self._run, self._group, self._metrics, self._say = config, run, group, metrics, say
+    def __init__(self, config: Vla, run: Path, group: Group, metrics: Metrics, say: Callable[[str], None], report: Report = silent):
+        self._config, self._run, self._group, self._metrics, self._say, self._report = config, run, group, metrics, say, report
+        self._standings: dict[int, Standing] = {}
+        group.watch = self._heard
         self.step = 0
         """Training steps so far"""
         self._env_steps = 0
@@ -242,6 +251,7 @@ class Controller:
                     f"{error} All ranks are started again, from the last checkpoint ({restarts} of {self._config.placement.restarts})."
                 )
                 self._metrics.event(f"started again: {error}", update=self.step, step=self._env_steps)
+                self._report("starting all ranks again")
                 self._group.restart()
                 self._restore()
         if self._best < 0 and reason != "stopped":  # never validated: what is last is kept, also when it goes on
@@ -342,12 +352,25 @@ class Controller:
 
     def _ask(self, method: str, *given: Any) -> list[Any]:
         """Of every rank. One that was stopped has done nothing: the step is left as it began."""
+        self._standings = {}
+        self._report(f"{self._when(method)}: {NAMES[method]}")
         answers = self._group.call(method, *given)
         if any(isinstance(answer, Mapping) and answer.get("stopped") for answer in answers):
             raise Stopped
         return answers
 
+    def _heard(self, rank: int, standing: Standing) -> None:
+        """How far the call is that the ranks are in, all together."""
+        self._standings[rank] = standing
+        alike = [one for one in self._standings.values() if one.phase == standing.phase]
+        done, total = sum(one.done for one in alike), sum(one.total for one in alike)
+        self._report(f"{self._when(standing.phase)}: {standing.phase}", done, total, standing.note)
+
+    def _when(self, phase: str) -> str:
+        return f"after step {self.step}" if phase in ("validate", NAMES["validate"]) else f"step {self.step + 1}"
+
     def _save(self) -> None:
+        self._report("writing a checkpoint")
         own = self._group.call("own")
         tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
         state: dict[str, Any] = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}

@@ -26,6 +26,7 @@ import torch
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
+from hilt.core.progress import Report, silent
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
@@ -58,6 +59,8 @@ class Worker:
         self._config, self._ranks, self._stop = config, ranks, stop
         self._run = rank_folder(config.placement, run, ranks.rank)
         self._said: list[str] = []
+        self.report: Report = silent
+        """Told how far `collect`, `update` and `validate` are; the group puts its own here"""
         self._clock = Clock()
         self._suite = words(config)
         self._rollout = role != "train"
@@ -83,6 +86,7 @@ class Worker:
                 config.collect, config.tasks, self._timed, self._suite,
                 rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
             )  # fmt: skip
+            self._collector.report = self._tell
             self._actor: Any = _TimedPolicy(self.policy, self._clock)
         if role == "roll_out":
             attach_adapters(self.policy, config)
@@ -104,6 +108,10 @@ class Worker:
             config.algorithm, self.trainee, ranks=self._ranks, critic=critic, reference=reference, extra_loss=extra,
             critic_warmup=config.critic.warmup_steps, seed=config.seed,
         )  # fmt: skip
+        self.updater.report = self._tell
+
+    def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        self.report(phase, done, total, note)
 
     def _trainee(self, module: Policy, optimiser: Any) -> Any:
         if self._config.sharding.enabled:
@@ -169,7 +177,10 @@ class Worker:
         self.policy.eval()
         with self._whole():
             given = tried(self._actor, self._pool, starts, self._suite, config.collect, **options, videos=videos, stop=self._stop)
-            outcomes = list(given)
+            outcomes = []
+            for card in given:
+                outcomes.append(card)
+                self.report("validating", len(outcomes), len(starts))
         return {"stopped": True} if len(outcomes) < len(starts) else {"outcomes": outcomes}
 
     # What a checkpoint has

@@ -22,6 +22,7 @@ from hilt.algos.config import PolicyGradient
 from hilt.algos.kl import Controller, divergence
 from hilt.algos.surrogate import surrogate, terms, value_loss, weights
 from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.progress import Report, silent
 from hilt.policies.base import Record, join, select
 from hilt.runtime.episode import Episode, token_mask
 from hilt.runtime.ranks import Alone, Ranks
@@ -58,6 +59,7 @@ class Updater:
         if critic_warmup and critic is None:
             raise ConfigError(f"critic_warmup={critic_warmup} would do nothing without a separate critic: give one, or leave it out.")
         self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
+        self.report: Report = silent
         self._extra, self._warmup, self._seed = extra_loss, critic_warmup, seed
         self._controller, self.updates = Controller(settings.kl), 0
         self._actor_figures = ["policy_loss", "clip_fraction", "ppo_kl", "entropy"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
@@ -164,7 +166,7 @@ class Updater:
 
     def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False) -> Tensor:
         """The log-probabilities that a module gives to all rows, or the values; without gradients."""
-        found = torch.zeros_like(rows.values if values else rows.old)
+        found, done = torch.zeros_like(rows.values if values else rows.old), 0
         module.eval()
         with torch.no_grad():
             for part in self._passes(rows, torch.arange(len(rows)), self.settings.batch.log_prob_chunks_per_pass):
@@ -172,6 +174,8 @@ class Updater:
                 if (given := seen.value if values else seen.log_prob) is None:
                     raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
                 found[part] = given[: len(part)].float().cpu()
+                done += len(part)
+                self.report("evaluating the chunks", done, len(rows))
         return found
 
     # The steps
@@ -183,6 +187,7 @@ class Updater:
         sums, seen = dict.fromkeys(names, 0.0), list[dict[str, float]]()
         for trainee in moved:
             trainee.module.train()
+        done, all_chunks = 0, self.settings.epochs * len(rows)
         for epoch in range(self.settings.epochs):
             for dealt in self._dealt(rows, epoch):
                 chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
@@ -192,6 +197,8 @@ class Updater:
                 for part in self._passes(rows, chosen):
                     for name, value in self._pass(rows, part, share, blank).items():
                         sums[name] += value
+                    done += len(part)
+                    self.report("learning from the chunks", done, all_chunks)
                 shown = self._imitate() if self._extra is not None and self._acts else {}
                 for trainee in moved:
                     prefix = "" if trainee is self.actor else "critic_"
