@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hilt.core import platform
 from hilt.core.errors import ConfigError
 from hilt.policies import lora, memory
 from hilt.policies.memory import Estimate, estimate
@@ -108,5 +109,5 @@ def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPat
         memory.free_bytes("cuda:99")
     for name, number in (("memory.max", "5000"), ("memory.current", "2000"), ("memory.stat", "anon 5\ninactive_file 700")):
         (tmp_path / name).write_text(number + "\n")
-    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(platform, "CONTAINER", tmp_path)
     assert memory.free_bytes("cpu") == 3700

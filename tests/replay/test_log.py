@@ -241,13 +241,13 @@ def test_a_map_that_makes_room_disturbs_no_batch(tmp_path: Path):
         with log.reading() as steps:
             table = log._tables[0]
             mapped = dict(table._mapped["observations/image"])
-            before = {slot: table.frame("observations/image", slot, 0).copy() for slot in mapped}
+            before = {slot: table.frame(table.layout.frame_of["observations/image"], slot, 0).copy() for slot in mapped}
             for first in range(60, 160, 10):
                 write(log, numbers(first, 10))
             assert set(mapped) - set(table._mapped["observations/image"])  # some had to go
-            array = table._frames["observations/image"].array
+            arena = table._frames["observations/image"]
             for slot, frame in before.items():
-                assert np.array_equal(array[slot * table.rows_per_slot], frame)
+                assert np.array_equal(arena.item(slot * table.rows_per_slot), frame)
             steps.gather(keys, ["observations/image"])
         check_all(log)
 

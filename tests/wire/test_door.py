@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -19,14 +18,14 @@ from pathlib import Path
 import pytest
 import zmq
 
+from hilt.core import platform
 from hilt.core.errors import ConfigError
-from hilt.wire import door as under_test
 from hilt.wire.config import TrainerConfig
 from hilt.wire.door import LIMIT, MAX_KNOWN, Door
 from hilt.wire.keys import ClientKeys, Gatekeeper, ServerKeys, new_keys
 from hilt.wire.sockets import Socket, listen, router
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the door is a filter in Linux's kernel")
+needs_filters = pytest.mark.skipif(not platform.SOCKET_FILTERS, reason="the portable form has no packet filter")
 
 ODD_ADDRESSES = 0x80000001  # a draw for the half that is heard
 
@@ -137,6 +136,7 @@ def test_many_actors_at_once_are_not_strangers(place: Place, caplog: pytest.LogC
     assert caplog.text == ""
 
 
+@needs_filters
 def test_known_addresses_are_heard_while_it_is_closed(place: Place):
     for address in ("127.0.0.9", "::ffff:127.0.0.10", "[fe80::1%eth0]", "nonsense", "", None):
         place.door.know(address)
@@ -145,6 +145,7 @@ def test_known_addresses_are_heard_while_it_is_closed(place: Place):
     assert not place.hears("127.0.0.1") and not place.hears("127.0.0.11")
 
 
+@needs_filters
 def test_one_half_of_the_others_is_heard_until_strangers_are_in_it(place: Place):
     place.door.know("127.0.0.10")
     place.shut(ODD_ADDRESSES)
@@ -155,6 +156,7 @@ def test_one_half_of_the_others_is_heard_until_strangers_are_in_it(place: Place)
     assert not place.door.is_open and place.door.closings == 1
 
 
+@needs_filters
 def test_the_known_are_bounded_and_the_latest_are_kept(place: Place):
     for i in range(3 * MAX_KNOWN):
         place.door.know("127.0.0.1")
@@ -164,6 +166,7 @@ def test_the_known_are_bounded_and_the_latest_are_kept(place: Place):
     assert place.hears("127.0.0.1") and place.hears(f"127.0.1.{3 * MAX_KNOWN - 1}") and not place.hears("127.0.1.1")
 
 
+@needs_filters
 @pytest.mark.parametrize("host", ["*", "[::1]"])
 def test_ipv6_and_wildcards(host: str):
     try:
@@ -191,11 +194,12 @@ def test_ipv6_and_wildcards(host: str):
 
 
 def test_without_filters_it_only_counts(place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(under_test, "_SO_ATTACH_FILTER", 9_999)  # as in a sandbox that knows no such option
+    monkeypatch.setattr(platform, "_ATTACH_FILTER", 9_999)  # as in a sandbox that knows no such option
     place.shut()
     assert place.hears("127.0.0.1")
 
 
+@needs_filters
 def test_closing_it_leaves_the_socket_as_it_was(place: Place):
     place.shut()
     assert not place.hears("127.0.0.1")
@@ -283,6 +287,7 @@ class Flood:
             stranger.close()
 
 
+@needs_filters
 def test_a_flood(tmp_path: Path, counted: Callable[[str], None]):
     new_keys(tmp_path, ["learner", "arm"])
     ours, theirs = multiprocessing.Pipe()

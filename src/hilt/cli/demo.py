@@ -6,7 +6,6 @@ Everything is done by the same commands that a user has: a recipe, `hilt train`,
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
 from hilt.core.errors import require_module
+from hilt.core.platform import let_others_go_first
 
 if TYPE_CHECKING:
     from hilt.runtime.config import Hil
@@ -149,7 +149,7 @@ class Story:
             self._early.start()
 
     def _try_beside(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread alone: actor and learner go first
+        let_others_go_first(niceness=10)  # this thread alone: actor and learner come before it
 
         def move(done: int, total: int) -> None:
             self._moved = done, total

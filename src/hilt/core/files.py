@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import resource
 import secrets
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from crc32c import crc32c
 
+from hilt.core import platform
 from hilt.core.errors import CorruptError, DiskFullError, StorageError
 
 checksum = crc32c
@@ -33,11 +33,11 @@ class Files:
     def create(self, path: Path) -> int:
         """A new file, open for reading and appending; it must not exist."""
         with storage_errors(path):
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            return _named(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path)
 
     def open(self, path: Path, write: bool = False) -> int:
         with storage_errors(path):
-            return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+            return _named(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), path)
 
     def write(self, fd: int, data: Any, offset: int) -> None:
         """The whole buffer at this offset, or an error and nothing promised."""
@@ -58,7 +58,7 @@ class Files:
             part = buffers[start : start + 512]
             size = sum(b.nbytes for b in part)
             try:
-                written = os.pwritev(fd, part, offset)
+                written = platform.write_buffers(fd, part, offset)
             except OSError as error:
                 raise _storage_error(error, _path_of(fd)) from error
             if written != size:
@@ -75,7 +75,7 @@ class Files:
     def sync(self, fd: int) -> None:
         """Returns when the file's bytes would survive a power cut."""
         try:
-            os.fsync(fd)
+            platform.sync(fd)
         except OSError as error:
             raise _storage_error(error, _path_of(fd)) from error
 
@@ -84,11 +84,12 @@ class Files:
         with storage_errors(path):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(fd)
+                platform.sync(fd)
             finally:
                 os.close(fd)
 
     def close(self, fd: int) -> None:
+        _NAMES.pop(fd, None)  # before its number can be given to another file
         os.close(fd)
 
     def make_folder(self, path: Path) -> None:
@@ -184,14 +185,6 @@ def leftovers(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith((".new", ".trash"))]
 
 
-def allow_open_files(count: int) -> None:
-    """Raises this process's own limit on open files, as far as the system lets it, when so many would come near it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 2 * count > soft != hard:
-        wanted = 4 * count if hard == resource.RLIM_INFINITY else min(hard, 4 * count)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-
-
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=prefix))
@@ -229,8 +222,14 @@ def _storage_error(error: OSError, path: Path) -> StorageError:
     return StorageError(f"{path}: {error.strerror}. {cures.get(error.errno or 0, 'The system refused this.')}")
 
 
+_NAMES: dict[int, Path] = {}
+"""The paths that files were opened by, for systems that do not tell them."""
+
+
+def _named(fd: int, path: Path) -> int:
+    _NAMES[fd] = path
+    return fd
+
+
 def _path_of(fd: int) -> Path:
-    try:
-        return Path(os.readlink(f"/proc/self/fd/{fd}"))
-    except OSError:
-        return Path(f"file descriptor {fd}")
+    return platform.path_of(fd) or _NAMES.get(fd) or Path(f"file descriptor {fd}")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, StorageError, UnknownNameError, optional_module
+from hilt.core.platform import DEVICE_NODES
 from hilt.envs.rate import Rate
 from hilt.envs.robot_client import RobotClient
 
@@ -210,6 +211,8 @@ picture, or None, within a second, and ``close()``."""
 
 def _why_not(source: str) -> str:
     """Why OpenCV could not open a device or a file, and the cure."""
+    if source.isdigit() and not DEVICE_NODES:
+        return "no camera has this number, another program has it open, or this terminal may not use cameras (System Settings, Privacy)."
     path = f"/dev/video{source}" if source.isdigit() else source
     if not os.path.exists(path):
         there = f"there are {', '.join(sorted(glob.glob('/dev/video*'))) or 'no video devices'}" if source.isdigit() else "check the path"

@@ -18,7 +18,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -28,6 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from hilt.core import platform
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, RequestError
 from hilt.core.files import checksum
 from hilt.envs.backends import STATE_SIZE, Backend, Box, RobotState, open_backend, slew
@@ -220,12 +220,8 @@ class Board:
     @classmethod
     def create(cls) -> int:
         """An open file without a name: it goes when the last process that has it goes."""
-        if hasattr(os, "memfd_create"):
-            file = os.memfd_create("hilt-robot", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as temporary:
-                file = os.dup(temporary.fileno())
-        os.ftruncate(file, cls.SIZE)
+        file = platform.anonymous_file("hilt-robot")
+        platform.allocate(file, cls.SIZE)
         return file
 
     def write(self, news: News) -> None:
@@ -378,20 +374,9 @@ def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
     return json.loads(data)
 
 
-def take_priority() -> bool:
-    """Asks to run before everybody who is not in a hurry; many machines do not allow it, and control goes on without."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))  # for this thread alone
-    except (AttributeError, OSError):
-        return False
-    return True
-
-
 def end_with(line: socket.socket) -> None:
     """Ends this process when the other one has gone and the loop, in a backend that hangs, does not notice it."""
-    gone = select.poll()
-    gone.register(line, 0)
-    gone.poll()
+    platform.wait_for_hang_up(line)
     time.sleep(STOP_S)
     os._exit(1)
 
@@ -413,7 +398,7 @@ def main() -> None:
             boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
             hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
             gc.freeze()
-            send_line(line, {**hello, "realtime": take_priority()})
+            send_line(line, {**hello, "realtime": platform.take_real_time_priority()})
             loop.run()
     except Exception as error:  # noqa: BLE001 - told to the process that started this one, which raises it
         expected = f"{error}" if isinstance(error, HiltError) else ""

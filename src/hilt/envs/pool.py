@@ -27,14 +27,13 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from hilt.core import errors
+from hilt.core import errors, platform
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 from hilt.core.tree import Array
 from hilt.envs.simulators import SAID_BYTES, Frames, Simulators
@@ -119,6 +118,7 @@ class Pool:
         self._about: dict[str, dict[str, Any]] = {}
         self._factories = factory_names()
         told = {"factories": self._factories, "options": _plain(task_options or {}), "envs": envs_per_worker or most}
+        told["deadline"] = max(start_s, step_s) + ABORT_S + CLOSE_S  # of a worker that nobody is left to watch
         self._slots = [_Slot(number) for number in range(slots + 1)]  # the last is for `describe`
         self._here = None if processes else Simulators(told, {slot.number: Frames(os.dup(slot.frames.descriptor)) for slot in self._slots})
         self._workers = [_Worker(number, told, self._slots[number:-1:processes]) for number in range(processes)]
@@ -306,7 +306,7 @@ class _Slot:
     """What the caller's process knows of a slot."""
 
     number: int
-    frames: Frames = field(default_factory=lambda: Frames(os.memfd_create("hilt-frames")))
+    frames: Frames = field(default_factory=lambda: Frames(platform.anonymous_file("hilt-frames")))
     worker: _Worker | None = None
     asked: dict[str, Any] | None = None
     """What it was asked, until its answer is collected"""
@@ -340,7 +340,7 @@ class _Worker:
             slot.worker = self
 
     def start(self) -> None:
-        self.pipe, theirs = Pipe()
+        self.pipe, theirs = platform.message_pipe()
         alive, self._alive = os.pipe()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         frames = {slot.number: slot.frames.descriptor for slot in self.slots}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import mmap
 import os
 import resource
@@ -22,6 +21,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
+from hilt.core import platform
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.tree import Array
 from hilt.envs.task import make, register, step_chunk, success_of
@@ -35,10 +35,8 @@ def work(told: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
     faulthandler.enable()  # a crash, and the signal that ends a hang, print where they happened
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # When the caller is gone, however it ended, the kernel ends this process: a thread of Python could be kept from it.
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(told["alive"], fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(told["alive"], fcntl.F_SETFL, os.O_ASYNC)
+    # When the caller is gone, however it ended, the kernel ends this process where it can: a thread of Python could be kept from it.
+    platform.end_with_pipe(told["alive"], told["deadline"])
     for prefix, factory in told["factories"].items():
         if factory:
             register(prefix, factory)
@@ -192,7 +190,7 @@ class Frames:
         if layout != self._layout:
             size, places = _places(layout)
             if size > os.fstat(self.descriptor).st_size:  # it never shrinks: somebody may still look at what it had
-                os.posix_fallocate(self.descriptor, 0, size)  # what is not there is an error here, and no crash later
+                platform.allocate(self.descriptor, size)  # what is not there is an error here, and no crash later
             memory = mmap.mmap(self.descriptor, size)
             self._arrays = [np.ndarray(shape, dtype, memory, place) for (_, dtype, shape), place in zip(layout, places, strict=True)]
             self._layout = layout

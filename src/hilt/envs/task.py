@@ -29,6 +29,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.names import import_named, load
+from hilt.core.platform import choose_renderer
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
@@ -74,7 +75,7 @@ def make(name: str, **options: Any) -> Any:
     if prefix in _FACTORIES:
         raise UnknownNameError("task", name, [known for known in _known_names() if known.startswith(f"{prefix}/")])
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own choice needs a screen, and aborts the process where there is none
+        choose_renderer()  # on Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none
     ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
     module, colon, rest = name.partition(":")
     if rest.isidentifier():

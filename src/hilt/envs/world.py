@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, optional_module
+from hilt.core.platform import choose_renderer, renderer_name
 from hilt.envs.rotations import Array, from_matrix, inverse, multiply, normalized, scalar_first, scalar_last
 from hilt.envs.scene import FINGER_TRAVEL, mjcf
 from hilt.envs.scene import TIMESTEP as TIMESTEP
 
-os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported; its own choice needs a screen
+choose_renderer()  # it is read when mujoco is imported
 os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa's software renderer: threads do not help pictures this small
 RENDERING_CURE = (
     "`hilt doctor` tells which library is missing (Debian: apt install libegl1 libgl1); MUJOCO_GL=osmesa (libosmesa6) works without a "
@@ -35,7 +36,7 @@ RENDERING_CURE = (
 try:
     mujoco = optional_module("mujoco", "the tabletop simulation", "sim")
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL raises without its libraries
-    raise HiltError(f"mujoco does not start with MUJOCO_GL={os.environ['MUJOCO_GL']} ({error}): {RENDERING_CURE}") from error
+    raise HiltError(f"mujoco does not start with MUJOCO_GL={renderer_name()} ({error}): {RENDERING_CURE}") from error
 
 HOME_JOINTS = (0.0, -0.1671189, 0.0, -2.5074123, 0.0, 2.3402934, np.pi / 4)  # the tcp at x 0.45, z 0.24, pointing down
 DOWN = np.array([1.0, 0.0, 0.0, 0.0])
@@ -333,7 +334,7 @@ class _Renderer:
         _Renderer._first_process = self._process
         model.vis.global_.offheight, model.vis.global_.offwidth = height, width
         # by its name: mujoco made its own choice when it was imported, perhaps before MUJOCO_GL was set here
-        kind = os.environ["MUJOCO_GL"].lower()
+        kind = renderer_name()
         try:
             module = importlib.import_module(f"mujoco.{kind}") if kind in ("egl", "osmesa") else mujoco
             self._gl = module.GLContext(width, height)

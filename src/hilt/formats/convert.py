@@ -34,6 +34,7 @@ from hilt.core.errors import (
     optional_module,
 )
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import check_options, create, detect, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
@@ -185,7 +186,7 @@ Done = Future[tuple[Episode | None, Counter[str]]]
 
 def decode(dataset: Dataset, first: int, change: Change, workers: int | None = None, images: bool = True) -> Iterator[Done]:
     """The episodes from number `first` on, in order. Twice as many as there are workers are decoded ahead, and no more."""
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or usable_cpus()
 
     def work(job: Job) -> tuple[Episode | None, Counter[str]]:
         episode, noted = dataset.notes.during(job)

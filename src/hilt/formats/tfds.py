@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError, optional_module
 from hilt.core.files import read
+from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
 from hilt.formats.features import Features, Many
@@ -117,7 +117,7 @@ class RldsDataset(Dataset):
 
     def rlds(self, workers: int | None = None) -> Iterator[dict[str, Any]]:
         """The episodes as TFDS has them: ``steps``, and beside them what else a record holds. Threads decode ahead."""
-        workers = workers or len(os.sched_getaffinity(0))
+        workers = workers or usable_cpus()
         waiting: deque[Future[dict[str, Any]]] = deque()
         pool = ThreadPoolExecutor(workers, "hilt-decode")
         try:

@@ -9,7 +9,6 @@ otherwise. What RLDS has no place for (facts, sources, ends) lies in the metadat
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.files import DISK, read
+from hilt.core.platform import usable_cpus
 from hilt.core.tree import flatten, unflatten
 from hilt.formats import images
 from hilt.formats.episodes import Episode
@@ -70,7 +70,7 @@ class TfdsWriter(FolderWriter):
         self._features: dict[str, Kind] = {}
         self._shards: list[dict[str, int]] = []
         self._shard: RecordWriter | None = None
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hilt-encode")
+        self._pool = ThreadPoolExecutor(usable_cpus(), "hilt-encode")
         for line in self._lines:
             if line.get("settings", settings) != settings:
                 raise ConfigError(f"{path}: it was begun with {line['settings']}, and is to go on with {settings}. Give the same options.")

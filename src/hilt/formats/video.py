@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import CorruptError, StorageError, optional_module
+from hilt.core.platform import scheduling_kept
 from hilt.core.tree import Array
 
 CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -67,7 +68,7 @@ class VideoWriter:
             self._container = self._av.open(str(path), "w", format="mp4")
             self._stream = self._container.add_stream(encoder, self._rate, options={"g": "2", **options})
             self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, pixels
-            with _ordinary_scheduling():
+            with scheduling_kept():  # run by root, the AV1 encoder makes its threads, this one and all processes to come real-time ones
                 self._stream.codec_context.open()
         except (self._av.FFmpegError, ValueError) as error:
             raise StorageError(f"{path}: {height} x {width} pixels cannot be stored with the codec {codec} ({error}).") from error
@@ -99,19 +100,6 @@ class VideoWriter:
             yield
         except self._av.FFmpegError as error:
             raise StorageError(f"{self.path}: the video could not be written ({error}).") from error
-
-
-@contextlib.contextmanager
-def _ordinary_scheduling() -> Iterator[None]:
-    """Run by root, the AV1 encoder gives its threads, this one and all processes to come real-time priority over everybody else's."""
-    before = os.sched_getscheduler(0)
-    try:
-        yield
-    finally:
-        for thread in map(int, os.listdir("/proc/self/task")):
-            with contextlib.suppress(ProcessLookupError):
-                if os.sched_getscheduler(thread) != before:
-                    os.sched_setscheduler(thread, before, os.sched_param(0))
 
 
 def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> Iterator[Any]:

@@ -9,23 +9,20 @@ counted. So it holds for every policy, and for its options: checkpointing, adapt
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hilt.core import platform
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Policy, Record
 from hilt.policies.weights import check_device
 
-CONTAINER = Path("/sys/fs/cgroup")
 ADAM_BYTES = 8
 """Of an optimiser's state for each number that is trained: two float32"""
 
@@ -122,15 +119,7 @@ def free_bytes(device: torch.device | str) -> int:
     place = check_device(device)
     if place.type == "cuda":
         return int(torch.cuda.mem_get_info(place)[0])
-    found = [sys.maxsize]  # where nobody can be asked, nothing is refused
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")]
-    with contextlib.suppress(OSError, ValueError):  # a container may have less than its host
-        most, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
-        kept = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        found.append(max(0, most - used + int(kept.get("inactive_file", 0))))  # files that were read make room when it is needed
-    return min(found)
+    return platform.free_memory()
 
 
 class _Alive(TorchDispatchMode):

@@ -37,6 +37,7 @@ from hilt.core.errors import (
     UnknownNameError,
     UnsafeError,
 )
+from hilt.core.platform import sync
 from hilt.core.unpickle import PickleError
 
 INDEX = "model.safetensors.index.json"
@@ -378,7 +379,7 @@ def _listed(names: Iterable[str]) -> str:
 def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        sync(fd)
     finally:
         os.close(fd)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from hilt.core.errors import CorruptError, FormatError, UnknownNameError
 from hilt.core.files import DISK, read, storage_errors
+from hilt.core.platform import sync
 from hilt.replay import torch as bridge
 
 FORMATS = ("pt", "pkl")
@@ -64,7 +65,7 @@ def write_trajectory(path: Path, fields: Mapping[str, Any]) -> None:
     with storage_errors(path), open(beside, "wb") as file:
         save(fields, file)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     DISK.rename(beside, path)
 
 

@@ -7,6 +7,7 @@ one pair; they share a frame file, so that the frame which ends one step and beg
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -232,15 +233,14 @@ class Layout:
         return self.row.itemsize + sum(f.nbytes for f in self.frames)
 
     def room(self, rows: int) -> int:
-        """At least so many rows and frames, and so that every segment begins on a memory page."""
+        """At least so many rows and frames, and so that every segment begins on a memory page of this machine."""
         granule, least = 1, max([rows, *(column.frames_per_step for column in self.frames)])
         for size in [self.row.itemsize, *(f.nbytes for f in self.frames)]:
-            pages = PAGE // gcd(PAGE, size)
+            pages = mmap.PAGESIZE // gcd(mmap.PAGESIZE, size)
             granule = granule * pages // gcd(granule, pages)
         return -(-least // granule) * granule
 
 
-PAGE = 4096
 _PLAIN = {"|b1": "?", "|u1": "B", "|i1": "b", "<u2": "H", "<i2": "h", "<u4": "I", "<i4": "i", "<u8": "Q", "<i8": "q"}
 """Types whose numbers go through Python unchanged, and their codes in `struct`."""
 

@@ -15,7 +15,6 @@ sixty lines.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import zlib
@@ -30,6 +29,7 @@ import numpy as np
 
 from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError, StorageError, VersionError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
+from hilt.core.platform import boot_id, read_into, start_writing
 from hilt.core.tree import Array
 from hilt.replay.schema import FrameColumn, Schema
 
@@ -178,7 +178,7 @@ class Segment:
         if isinstance(frames, NewFrames):
             frames.written = len(frames)
         if 2 * size >= AHEAD_BYTES and not self._loose:
-            _start_writing(fd, offset, size)
+            start_writing(fd, offset, size)
 
     def sync(self) -> None:
         """Power-safe when it returns: what was appended before the call, by whichever thread."""
@@ -285,7 +285,7 @@ class Segment:
     def read_rows(self, first: int, stop: int) -> Array:
         out = np.zeros(stop - first, self.layout.row)
         with storage_errors(self.folder / "rows"):
-            got = os.preadv(self._fds["rows"], [out.view(np.uint8)], first * self.layout.row.itemsize)
+            got = read_into(self._fds["rows"], out.view(np.uint8), first * self.layout.row.itemsize)
         return out[: got // self.layout.row.itemsize]
 
     def read_frame(self, column: FrameColumn, number: int, out: Array) -> None:
@@ -293,7 +293,7 @@ class Segment:
         made = self.codecs.get(column.name)
         target = out.reshape(-1).view(np.uint8)
         if made is None:
-            got = os.preadv(self._fds[column.name], [target], number * column.nbytes)
+            got = read_into(self._fds[column.name], target, number * column.nbytes)
             if got != column.nbytes:
                 raise self._cut_short(column.file, number)
             return
@@ -431,32 +431,12 @@ def _sync_together(files: Files, fds: Sequence[int]) -> None:
         other.result()
 
 
-def _start_writing(fd: int, offset: int, size: int) -> None:
-    """Lets the disk begin with what will be synced soon. Only a hint: the sync waits for it."""
-    if _sync_file_range is not None:
-        _sync_file_range(fd, offset, size, _WRITE)
-
-
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
-if _sync_file_range is not None:
-    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-
-
 @cache
 def _sync_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(4, thread_name_prefix="hilt-fsync")
 
 
 os.register_at_fork(after_in_child=_sync_threads.cache_clear)  # threads do not cross a fork
-
-
-def boot_id() -> str:
-    """Tells one run of this machine from the next; what was written without a sync is whole until the machine stops."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def require_file(path: Path) -> None:

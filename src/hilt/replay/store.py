@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError
-from hilt.core.files import DISK, Files, allow_open_files, leftovers, storage_errors
+from hilt.core.files import DISK, Files, leftovers, storage_errors
+from hilt.core.platform import allow_open_files
 from hilt.core.tree import Array
 from hilt.replay.durability import Syncer
 from hilt.replay.facts import Facts
@@ -560,13 +561,7 @@ class Store:
 
     def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
         """The bytes of one frame of a segment that is being written."""
-        mapped = lane.table.frame(column.name, lane.slot, number)
-        if mapped is not None:
-            lane.segment.check_size(column.name)
-            return mapped
-        frame = np.empty(column.nbytes, np.uint8)
-        lane.segment.read_frame(column, number, frame)
-        return frame
+        return lane.table.frame(column, lane.slot, number)
 
     def stop_writing(self) -> None:
         """In a forked process: its parent goes on writing."""

@@ -7,7 +7,6 @@ file and announced ahead: a memory map would fetch them page by page, many times
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import SchemaError
+from hilt.core.platform import announce_read, is_cached
 from hilt.core.tree import Array, ArraySpec
-from hilt.replay.arena import Arena
+from hilt.replay.arena import make_arena
 from hilt.replay.pool import BufferPool
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.segment import Segment
@@ -35,8 +35,8 @@ class Table:
         """`later` calls an action when nobody reads any more who reads now."""
         self.schema, self.layout, self._pool = schema, schema.layout, pool
         self.rows_per_slot = rows_per_slot
-        self._rows = Arena(self.layout.row.itemsize, self.rows_per_slot)
-        self._frames = {c.name: Arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
+        self._rows = make_arena(self.layout.row.itemsize, self.rows_per_slot)
+        self._frames = {c.name: make_arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
         self._segments: dict[int, Segment] = {}
         self._free: list[int] = []
         self._budget, self._later = cache_bytes, later
@@ -67,9 +67,9 @@ class Table:
     def remove(self, slot: int) -> None:
         segment = self._segments.pop(slot)
         self._rows.unmap(slot)
-        for column in self.layout.frames:
-            self._frames[column.name].unmap(slot)
-            self._mapped[column.name].pop(slot, None)
+        for name, arena in self._frames.items():
+            arena.unmap(slot)
+            self._mapped[name].pop(slot, None)
         self._free.append(slot)
         segment.close()
 
@@ -84,17 +84,18 @@ class Table:
         for slot in _distinct(at, self.rows_per_slot):
             self._segments[slot].check_size("rows")
         out = np.empty(len(at), self.layout.row)
-        self._rows.array.take(at, 0, out.view(np.uint8).reshape(len(at), self.layout.row.itemsize), "clip")
+        self._rows.take(at, out.view(np.uint8).reshape(len(at), self.layout.row.itemsize))
         return out
 
-    def field(self, name: str, first: int, stop: int) -> Array:
-        """One small column of a stretch of rows, without copying the rows; valid while the table is."""
-        rows = self._rows.array[first:stop].reshape(-1).view(self.layout.row)
-        return rows[name]
-
-    def frame(self, name: str, slot: int, number: int) -> Array | None:
-        """The bytes of one frame as a view of its map, or None when it is not mapped."""
-        return self._frames[name].array[slot * self.rows_per_slot + number] if slot in self._mapped[name] else None
+    def frame(self, column: FrameColumn, slot: int, number: int) -> Array:
+        """The bytes of one frame that is not compressed: a view of its map, or a copy when it is not mapped."""
+        segment = self._segments[slot]
+        if slot in self._mapped[column.name]:
+            segment.check_size(column.name)
+            return self._frames[column.name].item(slot * self.rows_per_slot + number)
+        frame = np.empty(column.nbytes, np.uint8)
+        segment.read_frame(column, number, frame)
+        return frame
 
     def read(self, at: Array, columns: Sequence[str], out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """These columns of the steps at these addresses, each ``[len(at), ...]``, in the order asked for."""
@@ -126,7 +127,7 @@ class Table:
                 self._segments[slot].check_size(column.name)
         mapped = self._mapped[column.name]
         if all(slot in mapped for slot in used) and self._resident(column, index):
-            np.take(self._frames[column.name].array, index, axis=0, out=flat, mode="clip")
+            self._frames[column.name].take(index, flat)
         else:
             self._read_in_order(column, index, flat)
 
@@ -141,16 +142,11 @@ class Table:
 
     def _resident(self, column: FrameColumn, index: Array) -> bool:
         """Whether a few frames of the batch, picked at random, are all in memory."""
-        probe = bytearray(1)
         picked = index[self._probe.integers(len(index), size=min(_PROBES, len(index)))] if len(index) > _PROBES else index
         for item in picked.tolist():
             slot, number = divmod(item, self.rows_per_slot)
-            try:
-                os.preadv(self._segments[slot].fd(column.name), [probe], number * column.nbytes + column.nbytes // 2, _NOWAIT)
-            except BlockingIOError:
+            if is_cached(self._segments[slot].fd(column.name), number * column.nbytes + column.nbytes // 2) is False:
                 return False
-            except OSError:  # this file system cannot tell
-                return True
         return True
 
     def _read_in_order(self, column: FrameColumn, index: Array, flat: Array) -> None:
@@ -162,7 +158,7 @@ class Table:
             if k + _AHEAD < len(order):
                 slot, number = places[order[k + _AHEAD]]
                 if column.name not in self._segments[slot].codecs:
-                    os.posix_fadvise(self._segments[slot].fd(column.name), number * size, size, os.POSIX_FADV_WILLNEED)
+                    announce_read(self._segments[slot].fd(column.name), number * size, size)
             slot, number = places[i]
             self._segments[slot].read_frame(column, number, flat[i])
 
@@ -191,9 +187,6 @@ def check_target(path: str, spec: ArraySpec, target: Any) -> None:
     if target.dtype != spec.dtype or target.shape != spec.shape or not target.flags.c_contiguous or not target.flags.writeable:
         plain = "" if target.flags.c_contiguous and target.flags.writeable else " that is not contiguous or not writable"
         raise SchemaError(f"out[{path!r}]: expected contiguous {spec}, got {target.dtype} {target.shape}{plain}.")
-
-
-_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 
 
 def _distinct(index: Array, per_slot: int) -> list[int]:

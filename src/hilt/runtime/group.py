@@ -29,7 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hilt.core import names
+from hilt.core import names, platform
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
 
 KINDS = ("here", "processes", "ray")
@@ -267,7 +267,7 @@ class Seat:
 
             from hilt.runtime.ranks import Unjoined, join
 
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // self._size))
+            torch.set_num_threads(max(1, platform.usable_cpus() // self._size))
             if device == "cuda":  # each rank of a machine has its own
                 torch.cuda.set_device(self._rank % torch.cuda.device_count())
             if address:
@@ -411,8 +411,8 @@ class Processes(Remote):
 
         factory, arguments, wait_seconds, device = self._made_from
         self._meeting, address = host_meeting()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([self._preload])  # torch is imported once for all of them
+        context: Any = multiprocessing.get_context(platform.START_METHOD)
+        context.set_forkserver_preload([self._preload])  # where there is one, torch is imported once for all of them
         for rank in range(self.size):
             (pipe, theirs), (life, watched) = context.Pipe(), context.Pipe()
             process = context.Process(

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeviceError, optional_module
+from hilt.core.platform import DEVICE_NODES
 from hilt.teleop.devices import Device, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12
@@ -122,7 +123,7 @@ class Gamepad(Device):
 
 def missing(pads: int, index: int, folder: Path = Path("/dev/input")) -> str:
     """Why there is no pad of that number, and the cure."""
-    nodes = sorted(folder.glob("event*"))
+    nodes = sorted(folder.glob("event*")) if DEVICE_NODES else []
     closed = [node for node in nodes if not os.access(node, os.R_OK)]
     if not pads and closed:
         return f"no gamepad is seen, and {len(closed)} of {len(nodes)} devices in {folder} may not be read: {PERMISSION}"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import DeviceError, optional_module
+from hilt.core.platform import DEVICE_NODES, install_line
 from hilt.teleop.devices import Device, Reading, acting, arms_and_gripper
 
 POLL_SECONDS = 0.002
@@ -23,7 +24,8 @@ STALE_SECONDS = 0.5
 """A mouse that is pushed reports 60 times a second or more. One that falls silent while pushed is out of reach: a wireless one."""
 TOGETHER_SECONDS = 0.1
 """So long a button waits whether the other one follows, so that a toggle leaves the gripper alone."""
-LIBRARY = "apt-get install libhidapi-hidraw0"
+LIBRARY = "hidapi-hidraw" if DEVICE_NODES else "hidapi"
+INSTALL = install_line("libhidapi-hidraw0", "hidapi")
 UDEV_RULE = 'KERNEL=="hidraw*", ATTRS{idVendor}=="256f|046d", ATTRS{idProduct}=="c6*", MODE="0660", TAG+="uaccess"'
 PERMISSION = f"echo '{UDEV_RULE}' | sudo tee /etc/udev/rules.d/70-spacemouse.rules; sudo udevadm control --reload; then plug it in again"
 
@@ -118,7 +120,9 @@ class SpaceMouse(Device):
 def cure(trouble: str) -> str:
     """What to do about what pyspacemouse says."""
     if "HID API" in trouble:
-        return f"a SpaceMouse needs the library hidapi, which is not there: {LIBRARY}"
+        return f"a SpaceMouse needs the library hidapi, which is not there: {INSTALL}"
+    if "open" in trouble and not DEVICE_NODES:
+        return f"the SpaceMouse is there, but may not be opened ({trouble}): end the maker's driver and any program that uses it"
     if "open" in trouble:
         return f"the SpaceMouse is there, but may not be opened: {PERMISSION}"
-    return f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it; the device browser needs none"
+    return f"no SpaceMouse is found ({trouble}): plug it in; `lsusb -d 256f:` shows it on Linux; the device browser needs none"

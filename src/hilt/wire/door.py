@@ -13,14 +13,11 @@ of that second. An actor at the very address that the flood comes from has a par
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
 import itertools
 import logging
 import random
-import socket as network
 import struct
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from hilt.core.errors import ConfigError
+from hilt.core.platform import filter_listener
 from hilt.wire.config import TrainerConfig
 from hilt.wire.sockets import Socket, listen, router
 
@@ -41,7 +39,6 @@ MAX_KNOWN = 64
 QUIET_SECONDS = 60.0
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.HANDSHAKE_FAILED_AUTH
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # Linux; unprivileged
 _number = itertools.count()
 _log = logging.getLogger("hilt.wire")
 
@@ -158,21 +155,11 @@ class Door:
         self._counted_from = now
 
     def _set_filter(self, program: bytes | None) -> None:
-        if not sys.platform.startswith("linux"):
-            return
-        for descriptor in self._listeners:
-            listener = network.socket(fileno=descriptor)
+        for descriptor in self._listeners:  # they are ZeroMQ's
             try:
-                if program is None:
-                    listener.setsockopt(network.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-                else:
-                    code = ctypes.create_string_buffer(program, len(program))
-                    pointer = struct.pack("HP", len(program) // 8, ctypes.addressof(code))
-                    listener.setsockopt(network.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+                filter_listener(descriptor, program)
             except OSError as error:  # a kernel or a sandbox without filters: strangers are refused as before, at their price
                 _log.debug("%s: no filter on the listening socket: %s", self._name, error)
-            finally:
-                listener.detach()  # it is ZeroMQ's
 
     def _warn(self, now: float) -> None:
         """Says it when it begins, and once a minute while it lasts."""

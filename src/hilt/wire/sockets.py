@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import zmq
 
 from hilt.core.errors import ConfigError
+from hilt.core.platform import wake_descriptors
 from hilt.wire.config import TrainerConfig, is_loopback
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ Socket = zmq.Socket[bytes]
 HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000
 """A peer that is silent for so long is taken for gone: a pulled cable sends no goodbye."""
+DRAIN_BYTES = 4_096
 
 
 def context_for(config: TrainerConfig) -> zmq.Context[Any]:
@@ -65,30 +69,35 @@ class Bell:
     """Wakes a thread that waits in poll."""
 
     def __init__(self) -> None:
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waits, self._rings = wake_descriptors()
         self._lock = threading.Lock()
         self._closed = False
 
     def fileno(self) -> int:
-        return self._event
+        return self._waits
 
     def ring(self) -> None:
         with self._lock:
             if not self._closed:
-                os.eventfd_write(self._event, 1)
+                with contextlib.suppress(BlockingIOError):  # it rang so often that there is no room for once more
+                    os.write(self._rings, (1).to_bytes(8, sys.byteorder))
 
     def quiet(self) -> bool:
         """Whether it rang since the last call."""
-        try:
-            return os.eventfd_read(self._event) > 0
-        except BlockingIOError:
-            return False
+        rang = False
+        with contextlib.suppress(BlockingIOError):
+            more = True
+            while more:
+                more = len(os.read(self._waits, DRAIN_BYTES)) == DRAIN_BYTES
+                rang = True
+        return rang
 
     def close(self) -> None:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                os.close(self._event)
+                for descriptor in {self._waits, self._rings}:
+                    os.close(descriptor)
 
 
 def keep_freed_memory() -> None:
