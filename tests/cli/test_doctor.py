@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 
 from hilt.cli import doctor
 from hilt.cli.doctor import Finding
+from hilt.core import platform
 
 PACKAGES = {**doctor.RENDERING, "hidapi-hidraw": "libhidapi-hidraw0"}
 
@@ -250,16 +251,17 @@ def test_a_slow_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert finding.found.startswith("6")
 
 
-@pytest.mark.parametrize("trouble", [OSError(errno.EOPNOTSUPP, "Operation not supported"), None])
-def test_reads_that_cannot_decline_to_wait_are_a_warning(trouble, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_reads_that_cannot_decline_to_wait_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def refuse(*arguments: object) -> int:
-        raise trouble
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    if trouble:
-        monkeypatch.setattr(os, "preadv", refuse)
-    else:
-        monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+    monkeypatch.setattr(platform, "NATIVE", True)
+    monkeypatch.setattr(os, "preadv", refuse)
     assert examined(tmp_path)["non-waiting reads"].status == "warn"
+    monkeypatch.setattr(platform, "NON_WAITING_READS", False)
+    assert "about a quarter" in examined(tmp_path)["non-waiting reads"].cure
+    monkeypatch.setattr(platform, "NATIVE", False)
+    assert "non-waiting reads" not in examined(tmp_path), "it is among what is done in its portable form"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """``hilt doctor``: what this machine has, what it lacks, and the cure.
 
-Every answer comes from trying: a lock is taken, bytes are synced, a checksum is timed. A finding is *ok*, *warn* (it works, but
-slower or with less), or *missing*; the exit code is 1 only when something is missing that Hilt cannot work without.
+Every answer comes from trying: a lock is taken, bytes are synced, a checksum is timed. A finding is *ok*, *portable* (it is done in
+another way than on Linux, at the cost that is named), *warn* (it works, but slower or with less), or *missing*; the exit code is 1 only
+when something is missing that Hilt cannot work without.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from hilt.core import platform
+from hilt.core.platform import filesystem
+
 app = typer.Typer(add_completion=False)
 
 OLDEST_PYTHON = (3, 10)
 
-Status = Literal["ok", "warn", "missing"]
+Status = Literal["ok", "portable", "warn", "missing"]
+QUIET = ("ok", "portable")
+"""What needs no attention"""
 
 
 @dataclass(frozen=True)
@@ -51,15 +57,15 @@ class Finding:
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Where experience will be stored.", exists=True, file_okay=False)] = Path("."),
     fix: Annotated[bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is not ok.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is missing or may need attention.")] = False,
 ) -> None:
     """Check that this machine has what Hilt needs, and say how to get what is missing."""
     findings = examine(folder)
-    packages = [finding.package for finding in findings if finding.status != "ok" and finding.package]
+    packages = [finding.package for finding in findings if finding.status not in QUIET and finding.package]
     if fix and packages:
         install(packages)
         findings = examine(folder)
-    show([finding for finding in findings if not (quiet and finding.status == "ok")])
+    show([finding for finding in findings if not (quiet and finding.status in QUIET)])
     if any(finding.status == "missing" and finding.required for finding in findings):
         raise typer.Exit(1)
 
@@ -75,8 +81,8 @@ def show(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("", "", "found", "cure", box=None, pad_edge=False)
-    colour = {"ok": "green", "warn": "yellow", "missing": "red"}
+    table = Table("", "", "found", "cure, or cost", box=None, pad_edge=False)
+    colour = {"ok": "green", "portable": "cyan", "warn": "yellow", "missing": "red"}
     for finding in findings:
         # Text, because rich would take the brackets of 'hilt[torch]' for a style
         table.add_row(Text(finding.status, colour[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure))
@@ -108,6 +114,17 @@ def check_python(folder: Path) -> Iterator[Finding]:
         yield Finding("python", "ok", version)
     else:
         yield Finding("python", "missing", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer", required=True)
+
+
+def check_system(folder: Path) -> Iterator[Finding]:
+    """What is done here in its portable form, and what that costs; `docs/core.md` has the whole table."""
+    system = os.uname()
+    portable = platform.in_portable_form()
+    forced = f", forced by {platform.VARIABLE}" if platform.FORCED else ""
+    how = f"{len(portable)} of {len(platform.FACILITIES)} facilities in their portable form{forced}" if portable else "all native"
+    yield Finding("system", "ok", f"{system.sysname} {system.machine}: {how}")
+    for facility in portable:
+        yield Finding(facility.name, "portable", f"{facility.portable} (Linux: {facility.linux})", f"cost: {facility.cost}")
 
 
 def check_numpy(folder: Path) -> Iterator[Finding]:
@@ -194,7 +211,8 @@ def check_file_calls(folder: Path) -> Iterator[Finding]:
     with file:
         yield _try_lock(file.fileno())
         yield _try_sync(file.fileno())
-        yield _try_nowait(file.fileno())
+        if platform.NATIVE:  # else `check_system` has said it
+            yield _try_nowait(file.fileno())
 
 
 def _try_lock(fd: int) -> Finding:
@@ -210,7 +228,7 @@ def _try_sync(fd: int) -> Finding:
     for _ in range(5):
         os.write(fd, bytes(1 << 16))
         start = time.perf_counter()
-        os.fsync(fd)
+        platform.sync(fd)
         delays.append((time.perf_counter() - start) * 1e3)
     found = f"{statistics.median(delays):.1f} ms for 64 KiB"
     if statistics.median(delays) < 50:
@@ -220,22 +238,15 @@ def _try_sync(fd: int) -> Finding:
 
 def _try_nowait(fd: int) -> Finding:
     """Whether a read can decline to wait for the disk, which is how sampling tells cold data from data in memory."""
-    cure = "works, but cold data is sampled at the speed of a memory map, about a quarter: use ext4, xfs or btrfs on Linux"
-    flag = getattr(os, "RWF_NOWAIT", None)
-    if flag is None:
-        return Finding("non-waiting reads", "warn", "not known to this system", cure)
     os.pwrite(fd, bytes(4096), 0)
-    try:
-        os.preadv(fd, [bytearray(4096)], 0, flag)
-    except BlockingIOError:
-        pass  # supported; the page was just not there
-    except OSError as error:
-        return Finding("non-waiting reads", "warn", str(error), cure)
+    if platform.is_cached(fd, 0) is None:
+        cure = "works, but cold data is sampled at the speed of a memory map, about a quarter: use ext4, xfs or btrfs on Linux"
+        return Finding("non-waiting reads", "warn", "not known to this file system or kernel", cure)
     return Finding("non-waiting reads", "ok", "RWF_NOWAIT works")
 
 
 def check_rendering(folder: Path) -> Iterator[Finding]:
-    for library, package in RENDERING.items():
+    for library, package in RENDERING.items() if platform.LINUX else ():
         found = ctypes.util.find_library(library)
         if found:
             yield Finding(f"lib{library}, to render", "ok", found)
@@ -250,8 +261,10 @@ def _try_picture() -> Finding:
     program = [sys.executable, "-c", "from hilt.envs.world import World; World().render()"]
     tried = subprocess.run(program, capture_output=True, text=True, timeout=120)
     if tried.returncode == 0:
-        return Finding("simulation", "ok", f"renders with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'egl')}")
+        return Finding("simulation", "ok", f"renders with MUJOCO_GL={platform.renderer_name()}")
     why = [f"ended with code {tried.returncode}", *tried.stderr.strip().splitlines()][-1]
+    if not platform.LINUX:
+        return Finding("simulation", "missing", why, "MUJOCO_GL=disable simulates without pictures")
     return Finding("simulation", "missing", why.partition("): ")[0], f"apt-get install {DRIVERS}", package=DRIVERS)
 
 
@@ -268,18 +281,19 @@ def check_devices(folder: Path) -> Iterator[Finding]:
     yield Finding("page", "missing", "no nicegui", TELEOP) if absent else Finding("page", "ok", "nicegui")
     for name, package, nodes, library, cure in (
         ("gamepad", "pygame", "/dev/input/event*", "", gamepad.PERMISSION),
-        ("SpaceMouse", "pyspacemouse", "/dev/hidraw*", "hidapi-hidraw", spacemouse.PERMISSION),
+        ("SpaceMouse", "pyspacemouse", "/dev/hidraw*", spacemouse.LIBRARY, spacemouse.PERMISSION),
     ):
-        there = glob.glob(nodes)
+        there = glob.glob(nodes) if platform.DEVICE_NODES else []
         closed = [node for node in there if not os.access(node, os.R_OK)]
         if importlib.util.find_spec(package) is None:
             yield Finding(name, "missing", f"no {package}", TELEOP)
         elif library and ctypes.util.find_library(library) is None:
-            yield Finding(name, "missing", f"no lib{library}", spacemouse.LIBRARY, package=spacemouse.LIBRARY.split()[-1])
+            yield Finding(name, "missing", f"no lib{library}", spacemouse.INSTALL, package=platform.LINUX * spacemouse.INSTALL.split()[-1])
         elif closed:
             yield Finding(name, "warn", f"{len(closed)} of {len(there)} in {nodes} may not be read", f"if yours is among them: {cure}")
         else:
-            yield Finding(name, "ok", f"{package}, {len(there)} of {len(there)} in {nodes} may be read")
+            readable = f", {len(there)} of {len(there)} in {nodes} may be read" if platform.DEVICE_NODES else ""
+            yield Finding(name, "ok", f"{package}{readable}")
 
 
 def check_open_files(folder: Path) -> Iterator[Finding]:
@@ -289,12 +303,13 @@ def check_open_files(folder: Path) -> Iterator[Finding]:
     elif soft >= 1024:
         yield Finding("open files", "ok", f"{soft:,} allowed")
     else:
-        more = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+        more = platform.MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, platform.MAX_OPEN_FILES)
         yield Finding("open files", "warn", f"{soft:,} allowed", f"ulimit -n {more}")
 
 
 CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
     check_python,
+    check_system,
     check_numpy,
     check_crc32c,
     check_zmq,
@@ -314,17 +329,3 @@ DRIVERS = "libgl1-mesa-dri"  # what renders where there is no GPU
 
 MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "fuse.sshfs", "afs", "lustre", "ceph")
-
-
-def filesystem(folder: Path) -> str:
-    """The type of the filesystem that holds the folder, such as ``ext4``; ``unknown`` where the kernel does not list mounts."""
-    device = os.stat(folder).st_dev
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    for mount in mounts:
-        before, _, after = mount.partition(" - ")
-        if before.split()[2] == f"{os.major(device)}:{os.minor(device)}":
-            return after.split()[0]
-    return "unknown"
