@@ -8,10 +8,10 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-peers lint bench clean
+.PHONY: help demo test test-fast test-long test-portable test-peers lint bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-15s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed  ## an arm learns a task from images, with demonstrations and take-overs; ARGS=--fast for a minute's worth
 	@$(BIN)/hilt doctor --fix --quiet || true
@@ -29,6 +29,9 @@ test-long: $(VENV)/.installed  ## before a release: what `make test` shortens at
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
 	$(BIN)/python -m pytest -n 2 --dist worksteal --long $(ARGS)
+
+test-portable: $(VENV)/.installed  ## the tests of replay, wire, runtime and robot in the forms that macOS runs; ARGS="tests/wire -x" for a part
+	HILT_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(or $(ARGS),tests/replay tests/wire tests/runtime tests/envs)
 
 test-peers: $(VENV)/.installed-peers $(VENV)-reverb/.installed $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
