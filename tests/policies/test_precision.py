@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hilt.core import platform as system
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies import precision
@@ -42,7 +43,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         if instructions is not None:
             title = "Features" if machine == "aarch64" else "flags"
             path.write_text(f"processor\t: 0\n{title}\t\t: {instructions}\nbugs\t: none\n")
-        monkeypatch.setattr(precision, "CPUINFO", path)
+        monkeypatch.setattr(system, "CPU", path)
         monkeypatch.setattr(platform, "machine", lambda: machine)
         monkeypatch.setattr(precision, "trial", trial)
         monkeypatch.setattr(precision, "_automatic", DECIDES)

@@ -166,7 +166,7 @@ def boot_id() -> str:
 
 SIDE_BY_SIDE = NATIVE
 """Whether several files can be mapped side by side, into addresses that were reserved before."""
-CONTAINER = Path("/sys/fs/cgroup")
+CONTAINER, CPU = Path("/sys/fs/cgroup"), Path("/proc/cpuinfo")
 _RESERVE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 _FIXED = 0x10  # MAP_FIXED
 
@@ -239,6 +239,15 @@ def usable_cpus() -> int:
     if NATIVE and hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_instructions() -> set[str] | None:
+    """Names of the processor's instruction sets, as Linux has them; None where the system does not list them."""
+    for line in _lines(CPU):
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return set(value.split())
+    return None
 
 
 def take_real_time_priority() -> bool:
@@ -378,7 +387,7 @@ def install_line(debian: str, homebrew: str) -> str:
     return f"brew install {homebrew}" if MACOS else f"apt-get install {debian}"
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: str | Path) -> list[str]:
     """A file in which only Linux tells something of itself."""
     if NATIVE:
         with contextlib.suppress(OSError):
@@ -453,6 +462,10 @@ FACILITIES = (
     Facility(
         "processors", NATIVE and hasattr(os, "sched_getaffinity"), "sched_getaffinity", "all of the machine's",
         "a restriction to some of them (taskset, cpusets) is not seen: set workers and OMP_NUM_THREADS yourself",
+    ),
+    Facility(
+        "precision", NATIVE, "/proc/cpuinfo tells most processors that are faster in bfloat16", "a trial of both on every processor",
+        "precision=auto takes a quarter of a second where it is chosen",
     ),
     Facility(
         "memory check", NATIVE, "/proc/meminfo and the limits of the container", "the size of the memory",

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.platform import cpu_instructions
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 PRECISIONS = (AUTO, FLOAT32, BFLOAT16)
@@ -36,7 +36,6 @@ TRIAL_S = 0.25
 """Seconds after which no further round of the trial begins"""
 RESTRICTING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY")
 """Environment variables by which a CPU computes otherwise than its instructions suggest"""
-CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ def _of_cpu() -> Choice:
 
 def _by_instructions() -> str | None:
     """What the CPU's instructions say; None where they are not conclusive."""
-    flags = _instructions()
+    flags = cpu_instructions()
     if flags is None:
         return None
     if platform.machine().lower() in ("aarch64", "arm64"):
@@ -132,19 +131,6 @@ def _by_instructions() -> str | None:
         return FLOAT32
     restricted = any(os.environ.get(name) for name in RESTRICTING)
     return BFLOAT16 if "amx_bf16" in flags and not restricted else None
-
-
-def _instructions() -> set[str] | None:
-    """Names of the CPU's instruction sets, as Linux has them; None elsewhere."""
-    try:
-        text = CPUINFO.read_text()
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return set(value.split())
-    return None
 
 
 @cache
