@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import os
+import sys
 from typing import TypeVar
 
 import pytest
@@ -28,3 +30,12 @@ def need(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+
+def need_rendering() -> None:
+    """Skip the test where MuJoCo has no library to render with. `make test` installs one (``hilt doctor --fix``) where it may."""
+    need("mujoco")
+    kind = os.environ.get("MUJOCO_GL", "egl").lower()
+    library = {"egl": "EGL", "osmesa": "OSMesa"}.get(kind, "")
+    if kind in ("disable", "disabled", "off") or (sys.platform == "linux" and library and ctypes.util.find_library(library) is None):
+        pytest.skip(f"nothing can be rendered here with MUJOCO_GL={kind}: see hilt doctor")

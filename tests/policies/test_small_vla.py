@@ -231,11 +231,14 @@ def test_a_folder_gives_back_the_same_policy(kind: str, tmp_path: Path) -> None:
     policy = made(kind)
     policy.fit(np.random.default_rng(0).normal(size=(9, 3)), np.random.default_rng(1).normal(size=(9, 2)))
     policy.save_pretrained(tmp_path / "policy")
-    again = load_policy(tmp_path / "policy")
+    again = load_policy(tmp_path / "policy", precision=policy.config.precision)  # which belongs to whoever computes
     assert isinstance(again, SmallVLA) and again.config == policy.config
     actions, record = policy.act(seen(4), generator=generator())
     same, kept = again.act(seen(4), generator=generator())
-    assert np.array_equal(actions, same) and all(np.array_equal(record[name], kept[name]) for name in record)
+    near = 1e-5 if kind == "bfloat16" else 0  # without bfloat16 instructions, the first product in a process is computed in another way
+    np.testing.assert_array_equal(actions, same)
+    for name in record:
+        np.testing.assert_allclose(kept[name], record[name], rtol=near, atol=near)
 
 
 def test_adapters_are_trained_with_the_heads_and_saved_as_part_of_the_weights(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hilt.envs.pool import Pool
 from hilt.policies.suites import columns
 from hilt.replay.torch import save_pt
 from hilt.runtime.collect import Collecting, Collector
+from tests.effort import need_rendering
 from tests.runtime.test_rollout import plain
 from tests.runtime.toy_pool import GAME, Dice, ToyPool
 
@@ -318,6 +319,8 @@ def test_temperature_rows_at_once_and_execute_reach_the_policy():
 
 
 def test_in_the_simulator_with_processes_or_without():
+    need_rendering()
+
     class Arm(Dice):
         action_dim = 7
 

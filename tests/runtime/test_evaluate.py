@@ -26,6 +26,7 @@ from hilt.runtime import evaluate as evaluation
 from hilt.runtime.config import Hil
 from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_checkpoint, load_agent, make_agent, wilson
 from hilt.runtime.workplace import make_env, spaces
+from tests.effort import need
 from tests.runtime.toy_evaluation import STATES, TASK, Walker, config, make_run
 
 
@@ -247,6 +248,7 @@ def test_what_cannot_be_evaluated(tmp_path: Path):
         evaluate(config(), Walker(), workers=0)
     with pytest.raises(ConfigError, match="2 videos were asked for, and no folder to record in: give folder="):
         evaluate(config(), Walker(), videos=2)
+    need("av")
     blind = Hil(task="tabletop/reach", task_options={"image_size": None})
     with pytest.raises(ConfigError, match="tabletop/reach: the observations have no images, so there are no videos"):
         evaluate(blind, Walker(), videos=2, folder=tmp_path)

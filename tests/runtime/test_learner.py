@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -86,10 +85,10 @@ KINDS = {"frozen": FROZEN, "collecting": COLLECTING, "trained": TRAINED, "hg-dag
 
 
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, changes: dict[str, Any]):
+def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, changes: dict[str, Any], fork: Any):
     changes = {**changes, "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
     learner(template, memory_path / "whole", **changes).run()
-    child = multiprocessing.get_context("fork").Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
+    child = fork.Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
     child.start()
     child.join(DEADLINE_S)
     assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (20, 21)
@@ -325,7 +324,9 @@ def killed_while_it_repeats_pretraining(template: Path, run: Path) -> None:
     one.run(stop)
 
 
-def test_pretraining_is_repeated_from_scratch_with_what_was_collected(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch, fork: Any
+):
     whole, published, given = learner(template, memory_path / "whole", **COLLECTING), [], []
     publish, update = whole.server.publish_network, whole.agent.update
     monkeypatch.setattr(whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version))
@@ -339,7 +340,7 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(template: 
     for point, features in zip(given[0]["observations"]["state"]["point"][:8], given[0]["observations"]["features"], strict=False):
         assert (whole.agent.trunk_features({"images/front": frames[tuple(point)]["front"][None]})[0] == features).all(), "of the new one"
 
-    child = multiprocessing.get_context("fork").Process(target=killed_while_it_repeats_pretraining, args=(template, memory_path / "cut"))
+    child = fork.Process(target=killed_while_it_repeats_pretraining, args=(template, memory_path / "cut"))
     child.start()
     child.join(DEADLINE_S)
     assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut") == [0]

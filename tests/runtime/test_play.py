@@ -13,6 +13,7 @@ from hilt.envs.task import make
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import suite
 from hilt.runtime.play import Examples, Playing, Touch, learn, named, play, straight
+from tests.effort import need_rendering
 
 torch.set_num_threads(1)
 OPTIONS = {"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 1_000_000}
@@ -33,6 +34,7 @@ def test_a_touch_gets_the_words_of_the_demonstration_that_ended_alike_and_none_w
 
 def test_touches_lie_on_the_things_that_they_look_like() -> None:
     """The test may ask the simulator where things are; play may not."""
+    need_rendering()
     env, rng, right = make("tabletop/press_red", **OPTIONS), np.random.default_rng(0), []
     for state in range(4):
         home = np.array(env.reset(options={"split": "train", "state": state})[0]["state"]["tcp_pose"][:3])

@@ -25,6 +25,7 @@ from hilt.runtime.recording import replay_open_loop
 from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.operator import Script
+from tests.effort import need_rendering
 from tests.runtime.toy import Toy, points
 
 TOY = "tests.runtime.toy:Toy"
@@ -563,6 +564,7 @@ def test_frames_for_a_classifier_from_a_person(tmp_path: Path):
 
 def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
     """Exactly, pixels too, in tabletop; and with one other action they do not."""
+    need_rendering()
     env = make("tabletop/push")
     summary = record(env, Script(), tmp_path / "a", Settings("tabletop/push", episodes=2, seed=3), videos=False)
     assert summary.have == 2
@@ -582,6 +584,7 @@ def test_episodes_played_again_reach_the_recorded_states(tmp_path: Path):
 
 def test_observations_as_hil_serl_has_them(tmp_path: Path):
     """Its shapes, its relative actions and the gripper's penalty; played again through the same wrappers, the same happens."""
+    need_rendering()
     env = make("tabletop/pick")
     settings = Settings("tabletop/pick", episodes=1, observations="hil-serl")
     assert record(env, Script(), tmp_path / "a", settings).videos == 1

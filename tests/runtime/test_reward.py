@@ -27,6 +27,7 @@ from hilt.runtime.seat import GoesOn, as_hil_serl
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.operator import Script
+from tests.effort import need_rendering
 from tests.runtime.labelled import PICK, clips, clumsy, drawn
 
 torch.set_num_threads(1)
@@ -40,6 +41,7 @@ def quick(*overrides: str, given: list[Clip] | None = None) -> Trained:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
     """Labelled frames of the embedded pick, successes and near misses, as `hilt record --classifier` makes them."""
+    need_rendering()
     return record_pick(tmp_path_factory.mktemp("pick"), 320)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import multiprocessing.forkserver
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -326,18 +325,6 @@ def a_rank(address: str, rank: int, size: int, answer: Any) -> None:
     ranks = join(address, rank, size, timeout_seconds=300)
     answer.send([at_a_rank(MANY[first : first + DEALS[size][rank]], ranks, lockstep) for lockstep in (False, True)])
     ranks.barrier()
-
-
-@pytest.fixture(scope="module")
-def fork() -> Iterator[Any]:
-    """Processes are forked from one that has only imported this module: what other tests did here (starting CUDA) is not in them."""
-    server = multiprocessing.forkserver._forkserver
-    server._stop()
-    before, context = server._preload_modules, multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    yield context
-    server._stop()
-    server._preload_modules = before
 
 
 @pytest.mark.parametrize("size", DEALS)

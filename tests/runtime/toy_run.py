@@ -29,7 +29,7 @@ BASE = {
     "log_period": 5,
     "seed": 3,
 }
-IMAGES = {"kind": "small", "features": 4, "training": "frozen"}
+IMAGES = {"kind": "small", "features": 4, "training": "frozen", "precision": "float32"}  # in any process, on any CPU
 
 
 def spaces(images: bool = False) -> Any:
