@@ -39,7 +39,7 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
 
 
 def test_a_run_of_another_machine_whose_precision_is_slow_here_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch):
-    slow = "precision: bfloat16 is about 25 times slower than float32 on this CPU"
+    slow = "precision: bfloat16 is at least 25 times slower than float32 on this CPU"
     monkeypatch.setattr("hilt.runtime.precision.slowness", lambda value, device, name: slow)
     monkeypatch.setattr("hilt.runtime.precision.setting_of", lambda config: Setting("agent.encoder.precision", "bfloat16", "cpu"))
     assert run(str(trained), "--episodes", "1").splitlines()[0] == slow

@@ -102,10 +102,10 @@ def test_a_choice_by_hand_counts_and_nothing_is_measured(cpu):
 
 def test_a_choice_by_hand_that_is_far_slower_is_named(cpu):
     cpu("aarch64", "fp asimd", 0.04)
-    words = "precision: bfloat16 is about 25 times slower than float32 on this CPU: a run with compute=float32 would be faster"
+    words = "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with compute=float32 would be faster"
     assert slowness("bfloat16", "cpu", "compute") == words and slowness("float16") == ""
     cpu("x86_64", AVX512, 4.0)
-    words = "precision: float32 is about 4 times slower than bfloat16 on this CPU: a run with precision=bfloat16 would be faster"
+    words = "precision: float32 is at least 4 times slower than bfloat16 on this CPU: a run with precision=bfloat16 would be faster"
     assert slowness("float32") == words
     assert slowness("bfloat16") == ""
     cpu("x86_64", AVX512, 0.4)

@@ -212,7 +212,7 @@ def test_it_computes_in_the_precision_of_the_run_unless_its_own_is_set(
     said: list[str] = []
     acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 3, said=said)
     assert made[-1].encoder.config.precision == computes and learner.config.agent.encoder.precision == own
-    slow = "precision: bfloat16 is about 25 times slower than float32 on this CPU: a run with agent.encoder.precision=float32 would"
+    slow = "precision: bfloat16 is at least 25 times slower than float32 on this CPU: a run with agent.encoder.precision=float32 would"
     assert any(line.startswith(slow) for line in said) == (computes == "bfloat16")
 
 

@@ -21,6 +21,7 @@ from hilt.core.files import write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
+from hilt.policies import precision
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runtime.checkpoint import latest, load, numbers
 from hilt.runtime.experience import columns_for, open_logs
@@ -475,6 +476,14 @@ class Driven:
         self.client.stop()
 
 
+def test_actors_are_told_the_precision_of_the_run(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`auto` is decided for all of its processes, here where nobody did before."""
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
+    made = learner(template, memory_path / "run", agent={"encoder": IMAGES})
+    assert made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
+    made.run(lambda: True)
+
+
 def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
     run = memory_path / "run"
     run.mkdir()
@@ -484,7 +493,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
         driven.until(lambda: bool(driven.weights))  # before a single step is there
         assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
         answer = driven.client.request("send-stats", {"actor": "arm", "steps": 0, "nested": {"late": 1.5}})
-        assert answer == {"stop": False, "update": 0, "online": 0, "run": "abc"}
+        assert answer == {"stop": False, "update": 0, "online": 0, "run": "abc"}  # without an encoder, no precision
         with pytest.raises(SchemaError, match=r"send-stats: bad is a list"):
             driven.client.request("send-stats", {"actor": "arm", "bad": [1]})
         for step in episode(4):

@@ -3,7 +3,7 @@
     choose("auto")              # Choice("float32", "this CPU has no bfloat16 instructions")
     choose("auto", "cuda:0")    # Choice("float32", "networks of this size are no faster in bfloat16 on a GPU")
     choose("bfloat16")          # Choice("bfloat16", "as set")
-    slowness("bfloat16")        # "precision: bfloat16 is about 31 times slower than float32 on this CPU: ..."; "" where it is not
+    slowness("bfloat16")        # "precision: bfloat16 is at least 31 times slower than float32 on this CPU: ..."; "" where it is not
 
 Weights, losses and optimiser states are float32 either way. A CPU's instructions decide where they are conclusive. Where they are not
 (AVX-512's or Arm's bfloat16, a system that does not list them, an environment variable that restricts oneDNN), a few convolutions are
@@ -80,7 +80,7 @@ def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
     other, gain = (FLOAT32, 1 / trial().gain) if setting == BFLOAT16 else (BFLOAT16, trial().gain)
     if gain <= SLOW:
         return ""
-    return f"precision: {setting} is about {gain:.0f} times slower than {other} on this CPU: a run with {name}={other} would be faster"
+    return f"precision: {setting} is at least {int(gain)} times slower than {other} on this CPU: a run with {name}={other} would be faster"
 
 
 def check_precision(setting: str, name: str = "precision") -> None:

@@ -36,6 +36,7 @@ from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil
 from hilt.runtime.film import INK, PAPER, cameras, film, video_of
+from hilt.runtime.precision import settle
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import columns_of, nested
 from hilt.runtime.workplace import make_env, spaces
@@ -159,10 +160,11 @@ def evaluate(
     try:
         known = attribute(env, "initial_states", {})
         tries = _tries(config.task, known, split, states, episodes, seed)
-        plan = Plan(config, split, update, sample, keep=folder is not None)
+        one = workers == 1
+        settled = config if one else settle(config)[0]  # workers compute in the precision of this process
+        plan = Plan(settled, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
             record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
-            one = workers == 1
             made = _alone(plan, agent, env, tries) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
             name = f"{config.task}, {split} states"
             report(name, 0, len(tries))

@@ -67,7 +67,7 @@ class Learner:
     def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
         check(config)
         refuse_idle(config)
-        self.config, self.run_folder = config, run
+        self.config, self.run_folder = settle(config)[0], run
         DISK.make_folders(run)
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(run, "has a learner already", "One run has one learner; give this one another folder."))
@@ -108,8 +108,6 @@ class Learner:
         self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
         self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
-        choice = settle(config)[1]
-        self._precision = {} if choice is None else {"precision": choice.precision}  # of all processes of the run
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
         self._goal = GoalWatch(config, run) if config.goal.success else None
@@ -422,7 +420,9 @@ class Learner:
         if len(told) > 1:
             self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
         left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
-        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **self._precision, **left}
+        encoder = self.config.agent.encoder
+        looks = {} if encoder.kind == "none" else {"precision": encoder.precision}
+        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **looks, **left}
 
     def _to_learn(self) -> int:
         """Online steps that updates are to keep up with: not those that were collected before."""

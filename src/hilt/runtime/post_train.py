@@ -121,6 +121,7 @@ def train(
 ) -> Summary:
     """Runs to the end, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
+    config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "rollouts"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
