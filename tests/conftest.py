@@ -24,7 +24,7 @@ settings.register_profile("long", settings.get_profile("short"), max_examples=10
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="what `make test` shortens, at full length, and the tests marked `long`")
-    parser.addoption("--fast", action="store_true", help=f"only files whose tests took less than {schedule.FAST_FILE_S:g} s together")
+    parser.addoption("--fast", action="store_true", help=f"the files with the quickest tests, {schedule.FAST_S:g} s in all")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,17 +34,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    seconds = schedule.recorded()
-    slow = schedule.slow_files(seconds) if config.getoption("--fast") else set()
+    taken = schedule.recorded()
+    files = {schedule.file_of(item.nodeid) for item in items}
+    chosen = schedule.fast(files, taken) if config.getoption("--fast") else files
 
-    def left_out(item: pytest.Item) -> bool:
-        return schedule.file_of(item.nodeid) in slow or ("long" in item.keywords and not effort.is_long())
+    def runs(item: pytest.Item) -> bool:
+        return schedule.file_of(item.nodeid) in chosen and ("long" not in item.keywords or effort.is_long())
 
-    if gone := [item for item in items if left_out(item)]:
+    if gone := [item for item in items if not runs(item)]:
         config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if not left_out(item)]
+        items[:] = [item for item in items if runs(item)]
     if workers := getattr(config, "workerinput", {}).get("workercount"):
-        items[:] = [items[index] for index in schedule.longest_first([item.nodeid for item in items], seconds, workers)]
+        items[:] = [items[index] for index in schedule.longest_first([item.nodeid for item in items], taken, workers)]
 
 
 @pytest.fixture(autouse=True)

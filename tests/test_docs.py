@@ -23,7 +23,7 @@ def test_example_runs(code: str, tmp_path: Path) -> None:
     if "sys.argv" in code:
         pytest.skip("a script that is run with an argument: see test_format.py")
     (tmp_path / "example.py").write_text(code)
-    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -37,7 +37,7 @@ def test_mypy_is_strict_where_promised(tmp_path: Path):
         (tmp_path / "hilt" / part / "__init__.py").touch()
         (tmp_path / "hilt" / part / "loose.py").write_text("def loose(x):\n    return x\n")
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache"), "hilt"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr
     for part in ("core", "replay", "wire"):
         assert f"hilt/{part}/loose.py:1: error: Function is missing a type annotation" in done.stdout

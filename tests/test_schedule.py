@@ -23,18 +23,26 @@ def test_how_often(monkeypatch: pytest.MonkeyPatch):
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.lists(st.floats(0, 50), min_size=8, max_size=8), st.integers(1, 4))
 def test_longest_first(counts: list[int], seconds: list[float], workers: int):
-    """Every test once; each worker's piece goes from files with long tests to quick ones, and no file lies in more pieces than it must."""
+    """Every test once; it begins with the longest, and a single worker goes from long to quick."""
     tests = [f"{file}::test_{number}" for file, count in zip(FILES, counts, strict=False) for number in range(count)]
-    taken = {f"{file}::test_0": duration for file, duration in zip(FILES, seconds, strict=False)}
+    taken = {file: schedule.Taken(duration, duration) for file, duration in zip(FILES, seconds, strict=True)}
     row = [tests[index] for index in schedule.longest_first(tests, taken, workers)]
     assert Counter(row) == Counter(tests)
-    first = max(FILES[: len(counts)], key=lambda file: taken[f"{file}::test_0"])
-    assert schedule.file_of(row[0]) == first or len(tests) < workers
+    longest = max(taken[file].longest for file in FILES[: len(counts)])
+    assert taken[schedule.file_of(row[0])].longest == longest or len(tests) < workers
     if workers == 1:
-        durations = [taken[f"{schedule.file_of(test)}::test_0"] for test in row]
+        durations = [taken[schedule.file_of(test)].longest for test in row]
         assert durations == sorted(durations, reverse=True)
 
 
-def test_the_slow_files():
-    taken = {"tests/test_a.py::test_0": 1.5, "tests/test_a.py::test_1": 1.5, "tests/test_b.py::test_0": 1.9}
-    assert schedule.slow_files(taken) == {"tests/test_a.py"}
+def test_the_quickest_files():
+    taken = {"a": schedule.Taken(100, 1, 1000), "b": schedule.Taken(19, 19, 1), "c": schedule.Taken(30, 15, 2)}
+    assert schedule.fast({"a", "b", "c", "new"}, taken) == {"a", "new"}
+    assert schedule.fast({"b", "c"}, taken) == {"b", "c"}
+
+
+def test_what_is_recorded_is_there():
+    """`python3 tools/durations.py` writes it anew. A file that was renamed only loses its place in the order."""
+    taken = schedule.recorded()
+    there = [file for file in taken if (schedule.DURATIONS.parent.parent / file).exists()]
+    assert len(there) > 0.8 * len(taken) > 100 and all(0 <= row.longest <= row.together for row in taken.values())

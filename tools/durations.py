@@ -15,8 +15,6 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, TABLE = ROOT / "docs/tests.md", ROOT / "tests/durations.tsv"
 SLOWEST = 50
-RECORDED_S = 0.1
-"""A test that took less is not in tests/durations.tsv."""
 
 HEAD = """# How long the tests take
 
@@ -42,7 +40,7 @@ def main() -> None:
 
 def write(results: Path) -> None:
     suite = next(ElementTree.parse(results).getroot().iter("testsuite"))
-    cases = [(name_of(case), float(case.get("time", "0"))) for case in suite.iter("testcase")]
+    cases = [(name_of(case), float(case.get("time", "0"))) for case in suite.iter("testcase") if case.get("classname")]
     page = HEAD.format(
         count=len(cases),
         total=sum(taken for _, taken in cases),
@@ -59,12 +57,12 @@ def write(results: Path) -> None:
     for name, taken in sorted(cases, key=lambda case: -case[1])[:SLOWEST]:
         page += f"| {taken:.1f} | `{name.removeprefix('tests/')}` |\n"
     PAGE.write_text(page)
-    together: dict[str, float] = defaultdict(float)
+    files: dict[str, list[float]] = defaultdict(list)
     for name, taken in cases:
-        together[name.split("[")[0]] += taken
-    rows = [f"{taken:.1f}\t{name}\n" for name, taken in sorted(together.items()) if taken >= RECORDED_S]
-    TABLE.write_text("# seconds, test (its parameters together); written by tools/durations.py\n" + "".join(rows))
-    print(f"wrote {PAGE.relative_to(ROOT)} and {TABLE.relative_to(ROOT)}: {len(cases)} tests, {len(rows)} of {RECORDED_S} s or more")
+        files[name.split("::")[0]].append(taken)
+    rows = [f"{sum(times):.1f}\t{max(times):.1f}\t{len(times)}\t{file}\n" for file, times in sorted(files.items())]
+    TABLE.write_text("# seconds, the longest test's, tests, file; written by tools/durations.py\n" + "".join(rows))
+    print(f"wrote {PAGE.relative_to(ROOT)} and {TABLE.relative_to(ROOT)}: {len(cases)} tests in {len(rows)} files")
 
 
 def name_of(case: ElementTree.Element) -> str:

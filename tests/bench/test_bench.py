@@ -28,7 +28,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "bench", "replay", "--quick", "--json", str(folder / "rows.json"), "--dir", str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert "commit:" in done.stdout and "machine: cpu" in done.stdout and "limits of the machine" in done.stdout
     assert list(folder.iterdir()) == [folder / "rows.json"], "the data is removed at the end"

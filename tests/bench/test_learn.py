@@ -17,7 +17,7 @@ def test_runs_side_by_side_have_cores_of_their_own(tmp_path: Path):
 
     def cores_of_a_child(meet: threading.Barrier) -> list[int]:
         meet.wait(timeout=60)
-        return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
+        return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout)
 
     alone = Lab(tmp_path, quick=True).side_by_side(cores_of_a_child, [threading.Barrier(1)] * 2)
     assert alone == [machine, machine], "without a number each has the whole machine"

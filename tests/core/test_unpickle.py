@@ -467,7 +467,7 @@ def test_any_tree_comes_back(tree: Any, protocol: int) -> None:
 def test_damaged_pickles_are_data_or_an_error_of_ours() -> None:
     """In a process of its own, because a mistake here is a crash. `python -m tests.core.test_unpickle 1 50000` runs more."""
     command = [sys.executable, "-m", __name__, "0", "3000"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[2])
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
 
 

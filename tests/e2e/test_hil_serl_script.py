@@ -72,7 +72,7 @@ def test_the_script_runs_as_two_processes(folder: Path):
     try:
         said = {}
         for role, process in running.items():
-            said[role], errors = process.communicate(timeout=120)
+            said[role], errors = process.communicate(timeout=600)
             assert process.returncode == 0, errors
     finally:
         for process in running.values():
@@ -95,7 +95,7 @@ def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path
     settings = ["demo_path=[demo_data/*.pkl]", "checkpoint_path=old", "max_steps=20", "training_starts=60", "checkpoint_period=0"]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
     command = [sys.executable, "-m", "hilt", "train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with Log.open(folder / "run" / "log", "r") as log, Log.open(folder / "run" / "demos", "r") as demonstrated:
         sources = log.read(log.all().keys(), ["source"])["source"]

@@ -46,7 +46,7 @@ with Log.open("log", "r") as log:
 
 def run(*command: str | Path, cwd: Path) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | {"COLUMNS": "200"}
-    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -240,7 +240,7 @@ def story() -> str:
 
 def test_the_same_seed_gives_the_same_pixels_in_another_process():
     code = "import tests.envs.test_tabletop as t; print(t.story())"
-    ended = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, timeout=600)
     assert (ended.stdout.strip(), ended.stderr) == (story(), "")
 
 

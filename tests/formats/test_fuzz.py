@@ -39,7 +39,7 @@ def fuzz(format: str, folder: Path, seconds: float, *program: str) -> tuple[int,
         options += ["--count", str(COUNT)]
         done = subprocess.run(
             [sys.executable, *(program or ("-m", "tests.formats.fuzz")), format, str(place), *options],
-            cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, timeout=100 + seconds,
+            cwd=Path(__file__).parent.parent.parent, capture_output=True, text=True, timeout=600 + seconds,
         )  # fmt: skip
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         wrong += [line for line in lines if "wrong" in line]

@@ -185,7 +185,7 @@ def test_the_trial_leaves_torch_as_it_was():
 def chosen_by_a_process(**environment: str) -> str:
     code = "from hilt.policies.precision import choose; print(choose('auto').precision)"
     kept = {name: value for name, value in os.environ.items() if name not in precision.RESTRICTING}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -351,7 +351,7 @@ def test_no_policy_needs_what_a_gpu_machine_lacks() -> None:
     parts = ("small_vla", "openvla", "pi0", "smolvla", "checkpoints", "lora", "memory", "suites")
     names = ", ".join(f"hilt.policies.{name}" for name in parts)
     code = f"import {names}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
-    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout.split())
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout.split())
     assert "torch" in loaded
     absent = {"transformers", "peft", "PIL", "simplejpeg", "crc32c", "omegaconf", "msgpack", "zmq", "yaml", "rich", "typer", "ml_dtypes"}
     assert not loaded & absent

@@ -406,7 +406,7 @@ def test_a_sampler_goes_on_bit_for_bit_in_another_process(tmp_path: Path):
             log.delete(log.trajectories()[-1])
     code = "import sys; from tests.replay.test_sample import in_another_process; in_another_process(*sys.argv[1:])"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "log"), str(tmp_path / "states")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(tmp_path / "log"), str(tmp_path / "states")], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)

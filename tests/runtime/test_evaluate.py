@@ -168,7 +168,7 @@ def test_a_script_whose_workers_cannot_start_is_told_why():
     code = "from tests.runtime.toy_evaluation import Walker, config\nfrom hilt.runtime.evaluate import evaluate\n"
     code += "Walker.acting_state = lambda self, slow: {}\nevaluate(config(), Walker(), workers=2)\n"
     path = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable], input=code, env=path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable], input=code, env=path, capture_output=True, text=True, timeout=600, check=False)
     assert "a process of the evaluation ended with exit code 1. See its error above; a script" in done.stderr
 
 

@@ -99,7 +99,7 @@ def test_a_video_that_cannot_be_made_is_told_and_leaves_nothing(tmp_path: Path):
     record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=1), videos=False)
     (tmp_path / "v").mkdir()
     command = [sys.executable, "-m", "hilt.runtime.film", str(tmp_path / "a" / "log"), str(tmp_path / "v"), "10"]
-    done = subprocess.run(command, input="7\n0\n", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input="7\n0\n", capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0 and "no video of trajectory 7: no trajectory named '7'" in done.stdout
     assert [p.name for p in (tmp_path / "v").iterdir()] == ["episode-000000.mp4"]
 
@@ -129,7 +129,7 @@ def test_the_recorder_itself_never_loads_an_encoder(tmp_path: Path):
         assert record(Toy(hz=10), Script(), pathlib.Path(sys.argv[1]), Settings("toy", episodes=1)).videos == 1
         assert "av" not in sys.modules and "PIL" not in sys.modules
     """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -383,7 +383,7 @@ input()
     assert owner.stdout is not None
     yield SimpleNamespace(**json.loads(owner.stdout.readline()), owner=owner)
     owner.kill()
-    owner.communicate(timeout=60)
+    owner.communicate(timeout=600)
 
 
 def test_beyond_loopback_the_token_is_needed(elsewhere: Any):

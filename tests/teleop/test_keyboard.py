@@ -240,7 +240,7 @@ def test_the_terminal_is_restored_however_the_program_ends(kitty: Terminal, end:
     if end == "interrupt":
         assert kitty.mode != before
         program.send_signal(signal.SIGINT)
-    _, stderr = program.communicate(timeout=60)
+    _, stderr = program.communicate(timeout=600)
     assert (b"KeyboardInterrupt" if end == "interrupt" else b"ValueError: not closed") in stderr
     assert kitty.mode == before
     assert kitty.screen_after(KITTY_OFF)

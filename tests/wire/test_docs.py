@@ -45,7 +45,7 @@ def test_a_learner_and_two_actors_each_with_only_its_keys(tmp_path: Path):
         running.append(subprocess.Popen([sys.executable, name, *arguments], cwd=folder, stderr=subprocess.PIPE, text=True))
     try:
         for process in running:
-            _, said = process.communicate(timeout=120)
+            _, said = process.communicate(timeout=600)
             assert process.returncode == 0, said
     finally:
         for process in running:

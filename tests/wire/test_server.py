@@ -152,7 +152,7 @@ except KeyboardInterrupt:
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert out == "free\n", err
 
 
