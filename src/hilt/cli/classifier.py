@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import PROGRESS, heavy_module, table
+from hilt.core.threads import one_thread
 
 app = typer.Typer(add_completion=False)
 DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
@@ -28,7 +28,8 @@ def classifier(
 
     from hilt.core.config import build, describe
 
-    torch: Any = heavy_module("torch", "hilt train classifier", "torch")
+    one_thread()
+    heavy_module("torch", "hilt train classifier", "torch")
     from hilt.runtime.frames import class_count, read_frames
     from hilt.runtime.reward import ClassifierConfig, check_free, save, train
 
@@ -40,8 +41,6 @@ def classifier(
         Console().print(table("setting", "value", "meaning", rows=rows))
         return
     check_free(out)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # two threads on busy cores are several times slower
     with PROGRESS.phases() as report, stop_signals() as stopped:
 
         def watch(step: int, loss: float, right: float) -> None:

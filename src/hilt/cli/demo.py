@@ -22,6 +22,7 @@ from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
 from hilt.core.errors import require_module
 from hilt.core.platform import let_others_go_first
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runtime.config import Hil
@@ -70,6 +71,7 @@ def demo(
     """See an arm learn a task from images, with demonstrations and take-overs."""
     if context.invoked_subcommand is not None:
         return
+    one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo", extra)
     from hilt.recipes import recipe
@@ -182,12 +184,9 @@ class Story:
         return 0.0 if reached else self.config.max_seconds / 60
 
     def _try(self, name: str, move: Callable[[int, int], None]) -> None:
-        import torch
-
         from hilt.runtime.evaluate import evaluate, find_checkpoint, make_agent
         from hilt.runtime.workplace import spaces
 
-        torch.set_num_threads(1)
         found, agent = find_checkpoint(self.run, 0 if name == "before" else "last"), make_agent(self.config, spaces(self.config))
         agent.load_state_dict(found.agent)
         self._tried[name] = evaluate(

@@ -17,6 +17,7 @@ import typer
 from hilt.cli.record import stop_signals
 from hilt.cli.show import table
 from hilt.core.errors import require_module
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runtime.demonstrations import Demonstrations
@@ -44,15 +45,14 @@ def vla(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
 ) -> None:
     """See a vision-language-action policy learn from one demonstration of each task and from success."""
+    one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo vla", extra)
-    from hilt.cli.train import one_thread
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
     from hilt.runtime.play import Playing
     from hilt.runtime.vla_config import Imitation, Validation
 
-    one_thread()
     config, playing, states = vla_recipe("vla_tabletop"), Playing(), 100
     config.imitation.weight = 0.05  # of what was shown, all along
     if fast:

@@ -14,6 +14,7 @@ import typer
 from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runtime.evaluate import Evaluation
@@ -43,12 +44,12 @@ def evaluate(
 ) -> None:
     """Try a policy on all evaluation states, each episode counted. Nobody can take over. A run of several tasks is tried on each of them;
     of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
+    one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
-    torch = heavy_module("torch", "hilt eval", "torch")
+    heavy_module("torch", "hilt eval", "torch")
     from hilt.runtime import post_train
     from hilt.runtime.evaluate import evaluate as tried
 
-    torch.set_num_threads(1)
     options: dict[str, Any] = {"episodes": episodes, "seed": seed, "sample": sample, "workers": workers, "videos": videos}
     for line in _warnings(run):
         typer.echo(line)

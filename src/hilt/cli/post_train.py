@@ -10,8 +10,9 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import heavy_module
-from hilt.cli.train import leave, one_thread
+from hilt.cli.train import leave
 from hilt.core.errors import optional_module
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live
@@ -28,9 +29,9 @@ def run(
     also: Sequence[str] = (),
 ) -> None:
     """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are said before it starts."""
+    one_thread()
     heavy_module("torch", "hilt train", "torch")
     optional_module("gymnasium", "hilt train", "sim")
-    one_thread()
     from hilt.runtime import precision
     from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
 

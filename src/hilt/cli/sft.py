@@ -10,8 +10,9 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import heavy_module, progress_bar, table
-from hilt.cli.train import Resume, Run, leave, one_thread, plain
+from hilt.cli.train import Resume, Run, leave, plain
 from hilt.core.errors import ConfigError
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.runtime.sft import Sft
@@ -31,8 +32,8 @@ def sft(
     settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
 ) -> None:
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
-    heavy_module("torch", "hilt train sft", "torch")
     one_thread()
+    heavy_module("torch", "hilt train sft", "torch")
     from hilt.runtime import precision
     from hilt.runtime.sft import begin_run, resume_run, train
 

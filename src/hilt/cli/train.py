@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +24,7 @@ from hilt.cli.record import stop_signals
 from hilt.cli.show import PROGRESS, heavy_module
 from hilt.core.errors import optional_module
 from hilt.core.progress import Report, silent
+from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live
@@ -56,6 +57,7 @@ def train_command(
 
     Others have their own help: `hilt train sft` (a policy imitates demonstrations), `hilt train classifier` (a reward from frames).
     """
+    one_thread()
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
     if _of_post_training(recipe, folder, resume):
@@ -81,8 +83,9 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
     """The learner alone. Beyond this machine it needs keys: see hilt keys."""
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
-    config = _opened(recipe, words, folder, resume)
     one_thread()
+    config = _opened(recipe, words, folder, resume)
+    heavy_module("torch", "hilt learner", "torch")
     from hilt.runtime.learner import Learner
     from hilt.runtime.train import demonstrate, with_demonstrations
     from hilt.runtime.workplace import spaces
@@ -114,8 +117,9 @@ def actor_command(
 ) -> None:
     """An actor alone, for a learner here or elsewhere. Whatever happens to either, no step is lost."""
     recipe, words = _words(recipe, overrides)
-    optional_module("gymnasium", "hilt actor", "sim")
     one_thread()
+    optional_module("gymnasium", "hilt actor", "sim")
+    heavy_module("torch", "hilt actor", "torch")
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
     from hilt.runtime.train import check_run
@@ -261,13 +265,6 @@ def _parent() -> int:
     from hilt.runtime.train import PARENT
 
     return int(os.environ.get(PARENT, 0))
-
-
-def one_thread() -> None:
-    """Two threads of torch on busy cores are several times slower than one; OMP_NUM_THREADS asks for more."""
-    torch: Any = heavy_module("torch", "Training", "torch")
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
 
 
 def plain(text: str) -> str:

@@ -25,6 +25,7 @@ from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
+from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
 from hilt.envs.task import success_of
@@ -355,9 +356,7 @@ def _answered(running: Mapping[Any, Any]) -> list[Any]:
 
 def _work(pipe: Any) -> None:
     """What a worker does; it ends with whoever started it, to whom it cannot speak any more."""
-    import torch
-
-    torch.set_num_threads(1)
+    one_thread()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         plan, weights, tries = pipe.recv()
         try:

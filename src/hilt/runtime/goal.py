@@ -24,6 +24,7 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import read_json, write_json
+from hilt.core.threads import one_thread
 from hilt.runtime.config import Goal, Hil
 from hilt.teleop.intervene import attribute
 
@@ -137,13 +138,11 @@ def check_goal(config: Hil, env: Any) -> None:
 def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
     """What the process does until nobody is there any more whom it could answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's, which then ends this one
-    import torch
-
     from hilt.runtime.checkpoint import load
     from hilt.runtime.evaluate import CARD, evaluate, make_agent, new_folder
     from hilt.runtime.workplace import spaces
 
-    torch.set_num_threads(1)
+    one_thread()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         try:
             agent = make_agent(config, spaces(config))

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 from hilt.core import names, platform
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
+from hilt.core.threads import set_threads
 
 KINDS = ("here", "processes", "ray")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -263,11 +264,11 @@ class Seat:
         """Joins the other ranks, if there is an address where they meet, and makes the worker."""
 
         def make() -> None:
+            set_threads(max(1, platform.usable_cpus() // self._size))
             import torch
 
             from hilt.runtime.ranks import Unjoined, join
 
-            torch.set_num_threads(max(1, platform.usable_cpus() // self._size))
             if device == "cuda":  # each rank of a machine has its own
                 torch.cuda.set_device(self._rank % torch.cuda.device_count())
             if address:
