@@ -183,12 +183,14 @@ def test_a_worker_ends_with_its_caller(portable: str, hangs: str, deadline: floa
 
 def test_the_end_of_the_parent_is_noticed(monkeypatch: pytest.MonkeyPatch):
     make_portable(monkeypatch)
-    parents = iter([7, 7, 7, 1])
+    parents = iter([7, 7, 1])
     monkeypatch.setattr(os, "getppid", lambda: next(parents))
     here, there = socket.socketpair()
     with here, there:
-        platform.wait_for_hang_up(here)
-    assert next(parents, None) is None
+        platform.wait_for_hang_up(here, parent=7)
+        assert next(parents, None) is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        platform.wait_for_hang_up(here, parent=7)  # it had gone before anybody asked
 
 
 def test_a_hang_up_is_noticed_behind_what_is_unread():
@@ -198,7 +200,7 @@ def test_a_hang_up_is_noticed_behind_what_is_unread():
     with here:
         there.sendall(b"unread")
         there.close()
-        platform.wait_for_hang_up(here)
+        platform.wait_for_hang_up(here, os.getppid())
 
 
 def test_a_sync_on_macos_empties_the_disks_cache(file: int, monkeypatch: pytest.MonkeyPatch):

@@ -304,14 +304,13 @@ def end_with_pipe(fd: int, deadline_s: float) -> None:
     threading.Thread(target=watch, name="hilt-caller", daemon=True).start()
 
 
-def wait_for_hang_up(line: socket.socket) -> None:
+def wait_for_hang_up(line: socket.socket, parent: int) -> None:
     """Returns when the process at the other end of the socket, which started this one, is gone; what it sent may still be unread."""
     if NATIVE:
         gone = select.poll()
         gone.register(line, 0)
         gone.poll()
         return
-    parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(0.2)
 

@@ -374,17 +374,17 @@ def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
     return json.loads(data)
 
 
-def end_with(line: socket.socket) -> None:
+def end_with(line: socket.socket, parent: int) -> None:
     """Ends this process when the other one has gone and the loop, in a backend that hangs, does not notice it."""
-    platform.wait_for_hang_up(line)
+    platform.wait_for_hang_up(line, parent)
     time.sleep(STOP_S)
     os._exit(1)
 
 
 def main() -> None:
-    """``python -m hilt.envs.control SOCKET BOARD``, two open files."""
+    """``python -m hilt.envs.control SOCKET BOARD PARENT``: two open files, and the process that started this one."""
     line, board = socket.socket(fileno=int(sys.argv[1])), Board(int(sys.argv[2]))
-    threading.Thread(target=end_with, args=(line,), daemon=True).start()
+    threading.Thread(target=end_with, args=(line, int(sys.argv[3])), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         order = receive_line(line, START_S)

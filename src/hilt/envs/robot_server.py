@@ -237,7 +237,7 @@ class Control:
         self._line, theirs = socket.socketpair()
         file = Board.create()
         self._board = Board(file)
-        command = [sys.executable, "-m", "hilt.envs.control", str(theirs.fileno()), str(file)]
+        command = [sys.executable, "-m", "hilt.envs.control", str(theirs.fileno()), str(file), str(os.getpid())]
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
         os.close(file)
