@@ -19,7 +19,7 @@ import pytest
 from hilt.replay import limiter, select
 from tests.replay.toy_table import chi_square_is_plausible, replay_remover, replay_table, same
 
-reverb = pytest.importorskip("reverb", reason="dm-reverb is not installed: see tests/golden/reverb/README.md")
+reverb = pytest.importorskip("reverb", reason="no dm-reverb (Linux on x86-64, Python up to 3.11): see tests/golden/reverb/README.md")
 
 from tests.peers import make_reverb_golden as real  # noqa: E402  (imports reverb)
 

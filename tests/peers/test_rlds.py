@@ -20,7 +20,7 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed: make test-peers makes the venv")
-reverb = pytest.importorskip("reverb")
+reverb = pytest.importorskip("reverb", reason="no dm-reverb: it has wheels for Linux on x86-64 and Python up to 3.11 only")
 tfds = pytest.importorskip("tensorflow_datasets")
 
 import ml_dtypes  # noqa: E402

@@ -22,7 +22,7 @@ PYTHON = ROOT / ".venv-reverb" / "bin" / "python"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not PYTHON.exists():
-        pytest.skip("tensorflow_datasets is not installed: make test-peers makes a venv for it, .venv-reverb")
+        pytest.skip("tensorflow_datasets is not installed: make test-peers makes a venv for it, .venv-reverb, on Linux x86-64")
     folder = tmp_path_factory.mktemp("tfds")
     subprocess.run([PYTHON, "-m", "tests.peers.make_rlds", folder], cwd=ROOT, check=True, capture_output=True, timeout=500)
     return folder
