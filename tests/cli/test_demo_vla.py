@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.cli.demo_vla import Story, verdict
+from hilt.core.files import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)
@@ -68,5 +69,7 @@ def test_the_short_one_learns_something(tmp_path: Path, monkeypatch: pytest.Monk
     done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "vla", "--fast", "--run", "it"])
     assert done.exit_code == 0, done.output
     shares = [float(share) for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-4:]]
+    assert done.output.count("precision: float32 (this is a test)\n") == 1
+    assert read_json(Path("it/grpo/run.json"))["precision_why"] == "this is a test"
     assert len(shares) == 4 and shares[0] < 30 and shares[3] > shares[2]
     assert Path("it/before-after.mp4").stat().st_size > 1000 and list(Path("it/plots").glob("*.png"))

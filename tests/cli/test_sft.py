@@ -36,7 +36,8 @@ def run(*arguments: object, code: int = 0) -> str:
 def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "run"
     said = run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder)
-    for words in ("recorded 3 of 3 demonstrations", "steps of 2 episodes to learn from", "1 held out", "step 10 of 12: validation loss",
+    for words in ("precision: float32 (this is a test)\n", "recorded 3 of 3 demonstrations",
+                  "steps of 2 episodes to learn from", "1 held out", "step 10 of 12: validation loss",
                   "max_steps is reached: 12 steps", f"hilt eval {folder} --episodes 10 "):  # fmt: skip
         assert words in said
     monkeypatch.setattr(progress, "LINE_S", 0.0)
@@ -46,7 +47,7 @@ def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: py
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
     assert run("plot", folder).count("curves") == 3
     said = run("train", "sft", "--run", folder, "--resume", "max_steps=14")
-    assert "max_steps is reached: 14 steps" in said
+    assert "max_steps is reached: 14 steps" in said and "precision: float32 (as the run was begun)\n" in said
     assert "has a run already: --resume goes on with it" in run("train", "sft", "sft_debug", "--run", folder, code=1)
     assert "is not a run" not in run("train", "sft", "sft_debug", "--dry-run", "--run", tmp_path / "new")
 

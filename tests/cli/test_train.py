@@ -60,12 +60,14 @@ def test_a_dry_run_shows_all_and_starts_nothing(tmp_path: Path):
     said = run("train", "hil_debug", "batch_size=24", "actors=2", "--dry-run").stdout
     assert "batch_size: 24" in said and "discount: 0.97" in said and "would begin in runs/hil_debug" in said
     assert "2 demonstrations of tabletop/reach" in said and "actor-2: hilt actor runs/hil_debug/config.yaml --name actor-2" in said
+    assert said.count("precision: auto\n") == said.count("precision: float32 (this is a test)\n") == 1
     assert not list(tmp_path.iterdir())
     freeze(recipe("hil_debug"), tmp_path / "mine.yaml")
     assert "would begin in runs/mine" in run("train", "mine.yaml", "--dry-run").stdout
     begin_run(tmp_path / "there", "hil_debug", recipe("hil_debug"))
     assert "max_steps: 7" in run("train", "--run", "there", "--resume", "max_steps=7", "--dry-run").stdout
-    assert "goes on in there" in run("train", "hil_debug", "--run", "there", "--resume", "--dry-run").stdout
+    said = run("train", "hil_debug", "--run", "there", "--resume", "--dry-run").stdout
+    assert "goes on in there" in said and "precision: float32 (as the run was begun)" in said
     assert not read_json(tmp_path / "there" / "run.json")["changed"], "a dry run changes nothing"
 
 

@@ -106,6 +106,7 @@ class Story:
 
     def warm_up(self) -> None:
         """Demonstrations, play, and the two policies that come of them: of the first alone, and of both."""
+        from hilt.policies.precision import of_former_name
         from hilt.runtime import precision
         from hilt.runtime.demonstrations import Demonstrations
         from hilt.runtime.play import played
@@ -114,7 +115,6 @@ class Story:
 
         check_new(self.run)
         self._say(*precision.lines(self.config))
-        self.config, _ = precision.settle(self.config)
         paths = self._demonstrate()
         lessons = Demonstrations(paths, self.run / "data", words(self.config))
         with contextlib.closing(lessons):
@@ -125,7 +125,7 @@ class Story:
             touches = played(self.config, self.playing)
             self._say(f"play: {len(touches)} touches in {time.monotonic() - began:.0f} s")
             self._exam("start", self._taught(lessons, touches, "start"))
-        chosen = {name: value for name, value in self.config.policy_options.items() if name == "precision"}
+        chosen = {name: value for name, value in of_former_name(self.config.policy_options).items() if name == "precision"}
         self.config.policy, self.config.policy_options = str(self.run / "start"), chosen
         self.config.imitation.data = [str(path) for path in paths if self.config.imitation.weight]
 
