@@ -6,11 +6,12 @@ import ctypes.util
 import importlib.util
 import os
 import sys
+from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
 import pytest
 
-Amount = TypeVar("Amount", int, float)
+Amount = TypeVar("Amount", int, float, str)
 
 LONG = "HILT_TEST_LONG"
 """An environment variable, so that the processes that tests start know it too. ``pytest --long`` sets it."""
@@ -23,6 +24,19 @@ def is_long() -> bool:
 def rounds(short: Amount, long: Amount) -> Amount:
     """How often a test repeats what it does: examples, kills, cuts of power, seconds of a soak. Also right where a module is imported."""
     return long if is_long() else short
+
+
+def some_of(kinds: Sequence[Hashable], short: int) -> list[int]:
+    """Which of these places (calls at which a writer is killed, say) a test tries: all of them in `make test-long`, else about `short`.
+
+    Those are the first and the last of each kind, and others evenly between the first and the last place.
+    """
+    if is_long() or len(kinds) <= short:
+        return list(range(len(kinds)))
+    first = {kind: place for place, kind in reversed(list(enumerate(kinds)))}
+    last = {kind: place for place, kind in enumerate(kinds)}
+    between = max(short - len({*first.values(), *last.values()}), 2)
+    return sorted({*first.values(), *last.values(), *(round(i * (len(kinds) - 1) / (between - 1)) for i in range(between))})
 
 
 def need(*packages: str) -> None:

@@ -18,6 +18,7 @@ from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.replay import Log, Schema
 from hilt.replay.runs import key_of
+from tests.effort import rounds
 from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, observation, step, trajectory, write
 
 END = st.sampled_from(["", "", "", "terminated", "truncated"])
@@ -25,7 +26,7 @@ STEP = st.tuples(st.booleans(), END)  # whether there is a gap before it, and ho
 EPISODE = st.lists(STEP, min_size=1, max_size=7)
 WHOLE = st.integers(1, 5).flatmap(lambda length: st.lists(st.lists(STEP, min_size=length, max_size=length), min_size=1, max_size=3))
 RECORDED = st.lists(st.one_of(EPISODE, WHOLE), min_size=1, max_size=4)
-QUICK = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=rounds(12, 100), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Model:

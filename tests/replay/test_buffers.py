@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import MemoryEfficientReplayBufferDataStore, ReplayBufferDataStore
+from tests.effort import rounds
 
 GOLDEN = Path(__file__).parent.parent / "golden/hilserl"
 FACTS = json.loads((GOLDEN / "facts.json").read_text())
@@ -234,7 +235,7 @@ def test_truncation_without_done(kind: str):
 ORDERS = st.permutations(list(range(24)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(8, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(ORDERS, st.integers(2, 6), st.sampled_from(["plain", "efficient"]), st.integers(8, 40))
 def test_any_order_and_any_capacity(order: list[int], episode: int, kind: str, capacity: int):
     """Interleaved, backwards, shuffled, more than fits: whatever is there is what was inserted."""
@@ -251,7 +252,7 @@ def test_any_order_and_any_capacity(order: list[int], episode: int, kind: str, c
     buffer.close()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(8, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 3), min_size=10, max_size=60), st.booleans())
 def test_actors_in_turns(turns: list[int], named_actors: bool):
     """Four actors, one store: each one's steps follow each other, told apart by name or by their frames."""

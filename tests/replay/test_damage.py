@@ -23,10 +23,11 @@ from hilt.replay import Log
 from hilt.replay.repair import repair, verify
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.segment import FORMAT, Segment
+from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, length, make_log, trajectory
 from tests.replay.writers import DEADLINE_S, Writer
 
-FLIPS = 10
+FLIPS = rounds(3, 30)
 """Bits that are flipped per file, one at a time."""
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hilt.replay import Log, Schema
 from hilt.replay.drawing import Drawing
 from hilt.replay.runs import Runs
+from tests.effort import rounds
 
 
 def make_log(path: Path, lengths: list[int], **settings: Any) -> Log:
@@ -42,7 +43,7 @@ def drawn_until_a_table(drawing: Drawing, log: Log, runs: Runs, places: np.ndarr
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(20, 200), deadline=None)
 @given(lengths=st.lists(st.one_of(st.integers(1, 4), st.integers(1, 90)), min_size=1, max_size=40), last=st.integers(0, 5))
 def test_search_and_table_agree_for_every_place(lengths: list[int], last: int, tmp_path_factory: pytest.TempPathFactory):
     with make_log(tmp_path_factory.mktemp("log") / "log", lengths, segment_bytes=1 << 12) as log:

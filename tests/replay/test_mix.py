@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.tree import flatten
 from hilt.replay import Log, Mix, concat_batches
+from tests.effort import rounds
 from tests.replay.toy_steps import new_log, numbers, write
 
 
@@ -43,7 +44,7 @@ def largest_remainder(batch_size: int, ratios: list[float]) -> list[int]:
     return counts
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(50, 1000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(1, 300),
     st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.2, 0.25, 1 / 3, 0.7, 1.0, 2.0]), st.floats(0, 1e6)), min_size=3, max_size=3).filter(

@@ -20,10 +20,11 @@ from hilt.core.errors import FormatError, StorageError
 from hilt.core.files import Files
 from hilt.replay import Log
 from hilt.replay.runs import key_of
+from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, length, make_log, trajectory
 from tests.replay.power import Disk, Event, Recorder
 
-CUTS = int(os.environ.get("HILT_POWER_CUTS", "40"))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(10, 100)))
 """Power cuts per workload."""
 
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hilt.core.tree import flatten
 from hilt.replay import Log, Schema
 from hilt.replay.runs import key_of
+from tests.effort import rounds
 
 IMAGE = (20, 20, 3)  # 1,200 bytes: stored as frames
 SOURCES = ("policy", "human", "demo", "random")
@@ -232,7 +233,7 @@ class Bench(RuleBasedStateMachine):
 
 TestBench = Bench.TestCase
 TestBench.settings = settings(
-    max_examples=25,
+    max_examples=rounds(8, 100),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -19,6 +19,7 @@ from hilt.core.errors import ConfigError, DeadlineError, SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
 from hilt.replay.packed import Block
+from tests.effort import rounds
 from tests.replay.test_buffers import make, transition
 
 
@@ -91,7 +92,7 @@ def test_transitions_that_differ_in_what_is_built_in():
     store.close()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(8, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, 5), st.lists(st.one_of(st.integers(1, 6), st.integers(-8, -1)), max_size=14))
 def test_spilling_keeps_everything_that_is_not_acknowledged(capacity: int, moves: list[int]):
     """Positive: so many inserts. Negative: the oldest so many are acknowledged."""

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from hilt.replay import Log
 from hilt.replay.chains import Chains
 from hilt.replay.received import Received, received_by
+from tests.effort import rounds
 from tests.replay.power import Disk, Recorder
 from tests.replay.toy_steps import SCHEMA, step
 
 A, B = ("arm", "boot-1", "env"), ("arm", "boot-2", "env")
-CUTS = int(os.environ.get("HILT_POWER_CUTS", "40"))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(12, 100)))
 
 
 def new(path: Path, **settings: Any) -> Log:
@@ -130,14 +131,14 @@ def test_after_the_facts_are_compacted(tmp_path: Path):
     log = new(tmp_path / "log", capacity_steps=8)
     send(log, range(3), B)
     chains, before = Chains(log), 0
-    for n in range(0, 6000, 5):
-        send(log, range(n, n + 5), chains=chains)
+    for n in range(0, 2400, 2):
+        send(log, range(n, n + 2), chains=chains, length=2)
         before = max(before, log.facts.lines)
     log = reopened(log)
     assert log.facts.lines < before / 2
-    assert received_by(log, *A, 0).high == 5999 and received_by(log, *B, 0).high == 2
+    assert received_by(log, *A, 0).high == 2399 and received_by(log, *B, 0).high == 2
     log = reopened(log)
-    assert received_by(log, *A, 0).high == 5999 and received_by(log, *B, 0).high == 2
+    assert received_by(log, *A, 0).high == 2399 and received_by(log, *B, 0).high == 2
     log.close()
 
 

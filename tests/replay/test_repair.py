@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shutil
@@ -20,6 +21,7 @@ from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
 from hilt.replay.findings import Report, Span
 from hilt.replay.repair import merge, repair, split, verify
+from tests.effort import rounds, some_of
 
 EPISODES, LENGTH = 6, 15
 IMAGE = "observations.image.frames"
@@ -68,12 +70,18 @@ def log_folder(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "log"))
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def original_plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, never compressed."""
-    with Log.create(tmp_path / "log", Schema.of(step(0, 0)), segment_bytes=80_000) as log:
+    folder = tmp_path_factory.mktemp("plain") / "log"
+    with Log.create(folder, Schema.of(step(0, 0)), segment_bytes=80_000) as log:
         record(log, range(EPISODES))
-    return tmp_path / "log"
+    return folder
+
+
+@pytest.fixture
+def plain(original_plain: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original_plain, tmp_path / "log"))
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -98,6 +106,7 @@ def steps_of(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
         }
 
 
+@functools.cache
 def expected(episode: int, t: int) -> dict[str, Any]:
     made = step(episode, t)
     return {
@@ -144,13 +153,13 @@ def test_a_whole_log_has_no_findings(log_folder: Path):
     assert repair(log_folder).mended == []
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(rounds(3, 30)))
 def test_a_flipped_bit_anywhere_is_found_named_and_mended(log_folder: Path, seed: int):
     """One bit in every file of the log, each time in a fresh copy."""
     generator = random.Random(seed)
     files = [p.relative_to(log_folder) for p in sorted(log_folder.rglob("*")) if p.is_file() and p.name != "writer.lock"]
     generator.shuffle(files)
-    for file in files[:4]:
+    for file in files[:4]:  # some, each time others
         folder = Path(shutil.copytree(log_folder, log_folder.with_name("copy")))
         flip(folder / file, generator.randrange((folder / file).stat().st_size), generator.randrange(8))
         found = mend(folder)
@@ -440,7 +449,7 @@ from hilt.replay import Log
 from tests.replay.test_repair import record
 with Log.open(sys.argv[1], capacity_steps=200, compression={"observations/image": "zlib"}) as log:
     print("ready", flush=True)
-    for episode in range(6, 150):
+    for episode in range(6, int(sys.argv[2])):
         record(log, range(episode, episode + 1))
 """
 
@@ -448,7 +457,8 @@ with Log.open(sys.argv[1], capacity_steps=200, compression={"observations/image"
 def test_verify_beside_a_busy_writer_finds_nothing(plain: Path):
     """The writer appends, seals, compresses, evicts and deletes segments meanwhile."""
     root = Path(__file__).parent.parent.parent
-    with subprocess.Popen([sys.executable, "-c", WRITER, str(plain)], cwd=root, stdout=subprocess.PIPE, text=True) as writer:
+    command = [sys.executable, "-c", WRITER, str(plain), str(rounds(60, 300))]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
         looked = 0
         while writer.poll() is None and looked < 400:
@@ -478,27 +488,28 @@ class FailingFiles(Files):
     """A disk that fails at its n-th change."""
 
     def __init__(self, changes: int):
-        self.left = changes
+        self._good_for = changes
+        self.changes: list[str] = []
 
-    def _change(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+    def _change(self, what: str) -> None:
+        if len(self.changes) >= self._good_for:
             raise StorageError("the disk is gone")
+        self.changes.append(what)
 
     def create(self, path: Path) -> int:
-        self._change()
+        self._change("create")
         return super().create(path)
 
     def truncate(self, fd: int, size: int) -> None:
-        self._change()
+        self._change("truncate")
         super().truncate(fd, size)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._change()
+        self._change("rename")
         super().rename(source, target)
 
     def remove(self, path: Path) -> None:
-        self._change()
+        self._change("remove")
         super().remove(path)
 
 
@@ -518,18 +529,17 @@ def test_an_interrupted_repair_is_run_again(log_folder: Path):
     damage_much(log_folder)
     lost = steps_named(verify(log_folder))
     assert lost
-    for changes in range(100):
+    whole = FailingFiles(10**6)
+    repair(Path(shutil.copytree(log_folder, log_folder.with_name("whole"))), files=whole)
+    assert 10 < len(whole.changes) < 100
+    for changes in some_of(whole.changes, 10):
         folder = Path(shutil.copytree(log_folder, log_folder.with_name("copy")))
-        try:
+        with pytest.raises(StorageError):
             repair(folder, files=FailingFiles(changes))
-        except StorageError:
-            repair(folder)
-            assert verify(folder).ok, changes
-            require_whole_but(folder, lost)
-            shutil.rmtree(folder)
-        else:
-            break
-    assert 10 < changes < 99
+        repair(folder)
+        assert verify(folder).ok, changes
+        require_whole_but(folder, lost)
+        shutil.rmtree(folder)
 
 
 # --- merge and split --------------------------------------------------------------------------------------------------------------
@@ -669,7 +679,7 @@ def test_split_shares_out_by_trajectory(plain: Path, tmp_path: Path):
     split(plain, [tmp_path / "again", tmp_path / "rest"], ratios=[7, 3], seed=3)
     assert contents(tmp_path / "again") == parts[0]
     chosen = {tuple(t[-1] for t in parts[0])}
-    for seed in range(8):
+    for seed in range(4):
         split(plain, [tmp_path / f"a{seed}", tmp_path / f"b{seed}"], ratios=[0.7, 0.3], seed=seed)
         chosen.add(tuple(t[-1] for t in contents(tmp_path / f"a{seed}")))
     assert len(chosen) > 2

@@ -45,7 +45,7 @@ def same_as_golden(buffer: TrajectoryReplayBuffer, case: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("case", [c for c in EXPECTED["cases"] if c["how"] != "grow"], ids=lambda case: case["name"])
-@pytest.mark.parametrize("cache_size", [0, 1, 5])
+@pytest.mark.parametrize("cache_size", [0, pytest.param(1, marks=pytest.mark.long), 5])
 def test_batches_of_the_original(case: dict[str, Any], cache_size: int) -> None:
     cache: dict[str, Any] = {"enable_cache": cache_size > 0, "cache_size": max(1, cache_size)}
     buffer = TrajectoryReplayBuffer(seed=case.get("seed", 1), sample_window_size=case["window"], **cache)

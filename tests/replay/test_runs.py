@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hilt.replay.runs import OFFSET_BITS, Runs, key_of
+from tests.effort import rounds
 
 KEYS = st.builds(key_of, st.integers(0, 5), st.integers(0, 12))
 SETS = st.frozensets(KEYS, max_size=30)
@@ -96,10 +97,10 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=rounds(15, 100), stateful_step_count=40, deadline=None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(50, 1000), deadline=None)
 @given(SETS, SETS, st.integers(0, 6))
 def test_algebra(a: frozenset[int], b: frozenset[int], first: int):
     left, right = runs_of(a), runs_of(b)

@@ -26,6 +26,7 @@ from hilt.replay.select import (
     importance_weights,
 )
 from hilt.replay.sumtree import SumTree
+from tests.effort import rounds
 from tests.replay.toy_table import chi_square_is_plausible, replay_remover, same
 
 GOLDEN = Path(__file__).parent.parent / "golden/reverb"
@@ -197,7 +198,7 @@ CALLS = st.lists(
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.usefixtures("small")
 def test_any_history(name: str):
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=rounds(15, 100))
     @given(CALLS, st.randoms(use_true_random=False))
     def run(calls: list[tuple[str, Any]], chance: Any) -> None:
         ours, model = MAKERS[name](), Model(name)
@@ -237,7 +238,7 @@ def test_thousands_of_keys_out_of_order(name: str):
     """Interleaved actors, random keys and eviction, at the sizes at which the index tidies up by itself."""
     ours, model = MAKERS[name](), Model(name)
     generator = rng(5)
-    for turn in range(30):
+    for turn in range(12):
         if turn % 3:
             keys = (generator.permutation(400) % 7 << 32) | (turn * 400 + np.arange(400))
         else:
@@ -307,7 +308,7 @@ def test_the_rest_of_a_huge_priority_is_still_right():
     assert keys.tolist() == [0, 0, 0] and probabilities.tolist() == [1.0, 1.0, 1.0]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=rounds(15, 100))
 @given(st.integers(0, 2**32), st.integers(1, 3000))
 def test_a_tree_is_the_one_built_from_its_weights(seed: int, steps: int):
     """Bit for bit, whatever was done to it: so a restored selector draws what the first would have drawn."""

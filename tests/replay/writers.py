@@ -22,6 +22,8 @@ from hilt.replay import Log
 from tests.replay.known_steps import IMAGE, SPACING, columns, length, make_log, trajectory
 
 DEADLINE_S = 120
+NEVER = 0
+"""As the number of the call before which a writer waits to be killed."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.replay.writers"])
 
@@ -123,16 +125,16 @@ class Announcing(Files):
 
     def __init__(self, pipe: Connection, stop_at: int):
         self._pipe, self._stop_at, self._lock = pipe, stop_at, threading.Lock()
-        self._calls = 0
+        self.calls: list[str] = []
         self.armed = False
 
     def _say(self, call: str, about: Path | int) -> None:
         if self.armed:
             with self._lock:
-                self._calls += 1
-                if self._calls == self._stop_at:
-                    name = Path(os.readlink(f"/proc/self/fd/{about}")).name if isinstance(about, int) else about.name
-                    self._pipe.send(("call", f"{call} {name}"))
+                name = Path(os.readlink(f"/proc/self/fd/{about}")).name if isinstance(about, int) else about.name
+                self.calls.append(f"{call} {name}")
+                if len(self.calls) == self._stop_at:
+                    self._pipe.send(("call", self.calls[-1]))
                     time.sleep(DEADLINE_S)
 
     def create(self, path: Path) -> int:
@@ -191,7 +193,7 @@ def write_once(pipe: Connection, folder: Path, place: str, stop_at: int) -> None
         files = Announcing(pipe, stop_at)
         PLACES[place](_Reporter(pipe, files), folder)
         files.armed = False
-        pipe.send(("done",))
+        pipe.send(("done", files.calls))
     except Exception as error:
         pipe.send(("failed", repr(error)))
         raise
