@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import schedule
-from tests.effort import LONG, rounds
+from tests.effort import LONG, rounds, some_of
 
 FILES = [f"tests/test_{name}.py" for name in "abcdefgh"]
 
@@ -19,6 +20,17 @@ def test_how_often(monkeypatch: pytest.MonkeyPatch):
     assert rounds(3, 100) == 3
     monkeypatch.setenv(LONG, "1")
     assert rounds(3, 100) == 100
+
+
+def test_some_of_many_places_are_the_ends_of_each_kind_and_others_between(monkeypatch: pytest.MonkeyPatch):
+    kinds = ["create", *50 * ["write"], "sync", "rename", *47 * ["write"]]
+    monkeypatch.delenv(LONG, raising=False)
+    chosen = some_of(kinds, 10)
+    assert chosen == sorted(set(chosen)) and {0, 1, 51, 52, 99} <= set(chosen) and len(chosen) <= 12
+    assert max(b - a for a, b in itertools.pairwise(chosen)) < 35
+    assert some_of(kinds[:10], 10) == list(range(10))
+    monkeypatch.setenv(LONG, "1")
+    assert some_of(kinds, 10) == list(range(100))
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.lists(st.floats(0, 50), min_size=8, max_size=8), st.integers(1, 4))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, UnsafeError
 from hilt.core.unpickle import MAX_DEPTH, dump, safe_load
+from tests.effort import rounds
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
 
@@ -402,6 +403,15 @@ def test_keys_that_would_take_all_of_the_stack_or_time_to_hash_are_refused(tower
         load(b"\x80\x04}]K\x01s.")
 
 
+def test_a_memo_number_beyond_2_to_the_20_is_held_against_the_size_of_the_file() -> None:
+    remembered = b"]r" + (2**20 + 5).to_bytes(4, "little") + b"."
+    padding = b"B" + (2**20 + 100).to_bytes(4, "little") + bytes(2**20 + 100) + b"0"  # bytes that are taken from the stack again
+    assert load(b"\x80\x04" + padding + remembered) == []
+    with pytest.raises(CorruptError, match="no whole instruction at byte 3 of 9"):
+        load(b"\x80\x04" + remembered)
+
+
+@pytest.mark.long
 def test_many_memo_numbers() -> None:
     """Protocol 2 writes each into the file; beyond 2**20 they are held against its size."""
     values = [(i,) for i in range(2**20 + 10)]
@@ -457,7 +467,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=rounds(40, 500), deadline=None)
 @given(trees, st.sampled_from(PROTOCOLS))
 def test_any_tree_comes_back(tree: Any, protocol: int) -> None:
     data = pickle.dumps(tree, protocol)

@@ -19,6 +19,7 @@ from hilt.core.tree import flatten
 from hilt.formats import FORMATS, Episode, create, detect, open_dataset, options_of
 from hilt.formats.convert import Change, convert, resize, survey
 from hilt.replay import Log
+from tests.effort import rounds
 from tests.replay.toy_steps import new_log, numbers, step, write
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rlds"
@@ -108,7 +109,7 @@ def test_sigkill_at_any_moment_loses_and_doubles_nothing(to: str, log: Path, tmp
     convert(source, tmp_path / "whole", to=to, **options)
     command = [sys.executable, "-c", KILLED, str(source), str(tmp_path / "part"), to, *(f"{k}={v}" for k, v in options.items())]
     rng, kills = random.Random(to), 0
-    for after in (0, 1, 2, 3, 4, None):
+    for after in (*range(0, 5, rounds(2, 1)), None):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:

@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
+from tests.effort import rounds
 from tests.formats.samples import FORMATS
 
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
-COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else 150
+COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(40, 1000)
 PACKAGES = {"lerobot": ("pyarrow", "av", "PIL"), "rlinf": ("torch",), "robomimic": ("h5py",), "minari": ("h5py", "pyarrow")}
 
 
@@ -72,9 +73,9 @@ def test_spoilt_datasets(format: str, memory_path: Path, counted: Callable[[str]
         ("time.sleep(300)", "ended the process with 1"),
         ("bytearray(4 << 30)", "MemoryError"),
         ("{}['x']", "KeyError"),
-        ("open(path.with_name('new'), 'wb').close()", "did [\"open"),
-        ("os.system('true')", "did [\"os.system"),
-        ("os.rename(path, path.with_name('new'))", "did [\"os.rename"),
+        ("open(path.with_name('new'), 'wb').close()", 'did ["open'),
+        ("os.system('true')", 'did ["os.system'),
+        ("os.rename(path, path.with_name('new'))", 'did ["os.rename'),
     ],
 )
 def test_what_a_reader_must_not_do_is_found(deed: str, found: str, memory_path: Path):

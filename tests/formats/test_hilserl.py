@@ -21,6 +21,7 @@ from hilt.formats import Dataset, Writer, create, hilserl
 from hilt.formats import open_dataset as open_any
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode
+from tests.effort import rounds
 from tests.formats.toy_episodes import assert_all_same, made, write, write_killed, write_stopped_at_every_call
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "hilserl" / "buffers_n1.npz"
@@ -355,7 +356,7 @@ def test_what_we_write_is_read_as_it_was(period: int, tmp_path: Path) -> None:
         assert names[2].startswith("demo_data/pick_2_demos_") and names[3:] == ["hilt.json"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(10, 100), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     sources=st.randoms(use_true_random=False),
@@ -438,7 +439,7 @@ def test_a_stopped_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with monkeypatch.context() as patch:
         assert write_stopped_at_every_call(make, episodes, check, tmp_path, patch) > 30
-    assert write_killed(make, episodes, check, tmp_path, kills=20)
+    assert write_killed(make, episodes, check, tmp_path, kills=rounds(4, 20))
 
 
 def test_a_log_goes_there_and_back(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from hilt.core.errors import ConfigError, CorruptError, MissingPackageError
 from hilt.formats.images import decode, decode_all, encode
+from tests.effort import rounds
 
 rng = np.random.default_rng(0)
 
@@ -117,7 +118,7 @@ def test_every_cut_is_refused(format: str):
 
 
 @pytest.mark.parametrize("format", ["png", "jpeg"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=rounds(20, 300), deadline=None)
 @given(position=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_a_changed_byte_is_decoded_or_refused(format: str, position: float, byte: int):
     data = bytearray(encode(np.full((8, 8, 3), 9, np.uint8), format))

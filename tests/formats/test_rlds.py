@@ -25,6 +25,7 @@ from hilt.formats.rlds import (
     push_rlds_to_reverb,
 )
 from hilt.replay import Log, QueuedDataStore, ReplayBufferDataStore, Schema
+from tests.effort import rounds
 from tests.formats.rlds_steps import LAST, MID, TERMINAL, as_numbers, episode, expected, random_episodes, step
 from tests.wire.pair import FLUSH_MS, Pair
 
@@ -49,7 +50,7 @@ def types(data: Any) -> list[tuple[int, int]]:
 # Trajectories
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=rounds(80, 1000))
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.03, 0.2]))
 def test_every_step_and_every_error_is_as_tf_agents_has_it(seed: int, spoil: float) -> None:
     episodes = random_episodes(np.random.default_rng(seed), spoil)

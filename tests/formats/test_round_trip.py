@@ -15,6 +15,7 @@ from hilt.core.tree import flatten, unflatten
 from hilt.formats import create, open_dataset
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode, gaps
+from tests.effort import rounds
 from tests.formats.test_convert import LOSSLESS, WRITERS
 
 COLUMNS: dict[str, Any] = {
@@ -102,7 +103,7 @@ def write_log(path: Path, episodes: list[Episode]) -> None:
 
 
 @pytest.mark.parametrize("to", [name for name in WRITERS if name != "log"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=rounds(5, 100), deadline=None)
 @given(episodes=logs())
 def test_there_and_back(to: str, episodes: list[Episode]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ from hilt.core.errors import SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.formats.episodes import Episode, Notes, Steps, transitions
 from hilt.formats.steps import to_episode, to_steps
+from tests.effort import rounds
 from tests.formats.rlds_steps import episode, step
 
 
@@ -225,7 +226,7 @@ def random_episode(seed: int, cuts: bool = False) -> Episode:
     return Episode(columns, {name: value for name, value in facts.items() if value is not None})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=rounds(40, 500))
 @given(st.integers(0, 2**32))
 def test_an_episode_comes_back_as_it_was(seed: int) -> None:
     made, notes = random_episode(seed), Notes()
@@ -240,7 +241,7 @@ def test_an_episode_comes_back_as_it_was(seed: int) -> None:
     same(back.columns, made.columns)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=rounds(30, 500))
 @given(st.integers(0, 2**32))
 def test_an_episode_with_gaps_and_ends_inside_comes_in_pieces(seed: int) -> None:
     made, notes = random_episode(seed, cuts=True), Notes()

@@ -17,6 +17,7 @@ from hilt.core.errors import CorruptError, StorageError
 from hilt.core.tree import Array
 from hilt.formats import video
 from hilt.formats.video import CODECS, VideoWriter, read_frames
+from tests.effort import rounds
 
 av = pytest.importorskip("av")
 FPS, TOLERANCE = 10, 1e-4
@@ -61,7 +62,7 @@ def test_what_is_written_is_read(tmp_path: Path, codec: str, fps: float) -> None
         assert decibels(back[i], frames[i]) > max(28, others)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=rounds(8, 100), deadline=None)
 @given(st.integers(0, 29), st.integers(1, 30))
 def test_any_part_is_the_same_as_in_the_whole(tmp_path_factory: pytest.TempPathFactory, first: int, count: int) -> None:
     path, end = long_distance(tmp_path_factory), min(30, first + count)
