@@ -33,19 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("long" if effort.is_long() else "short")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast, files that take longer are not even imported."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
     taken = schedule.recorded()
-    files = {schedule.file_of(item.nodeid) for item in items}
-    chosen = schedule.fast(files, taken) if config.getoption("--fast") else files
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    return True if file in taken and file not in schedule.fast(set(taken), taken) else None
 
-    def runs(item: pytest.Item) -> bool:
-        return schedule.file_of(item.nodeid) in chosen and ("long" not in item.keywords or effort.is_long())
 
-    if gone := [item for item in items if not runs(item)]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not effort.is_long() and (gone := [item for item in items if "long" in item.keywords]):
         config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if runs(item)]
+        items[:] = [item for item in items if "long" not in item.keywords]
     if workers := getattr(config, "workerinput", {}).get("workercount"):
-        items[:] = [items[index] for index in schedule.longest_first([item.nodeid for item in items], taken, workers)]
+        tests = [item.nodeid for item in items]
+        items[:] = [items[index] for index in schedule.longest_first(tests, schedule.recorded(), workers)]
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 DURATIONS = Path(__file__).parent / "durations.tsv"
@@ -24,6 +25,7 @@ NEW = Taken()
 """A file that is not in the table takes next to nothing, for all that is known."""
 
 
+@cache
 def recorded() -> dict[str, Taken]:
     if not DURATIONS.exists():
         return {}

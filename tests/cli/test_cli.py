@@ -94,7 +94,7 @@ app = typer.Typer()
 @app.command()
 def wait() -> None:
     print("waiting", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 sys.modules["hilt.cli.doctor"] = types.SimpleNamespace(app=app)
 sys.argv = ["hilt", "doctor"]
 from hilt.cli import main

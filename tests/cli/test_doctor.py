@@ -248,7 +248,7 @@ def test_a_slow_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(os, "fsync", lambda fd: time.sleep(0.06))
     finding = examined(tmp_path)["fsync"]
     assert finding.status == "warn"
-    assert finding.found.startswith("6")
+    assert float(finding.found.split()[0]) >= 60
 
 
 def test_reads_that_cannot_decline_to_wait_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

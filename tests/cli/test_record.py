@@ -107,7 +107,7 @@ def test_killed_at_random_moments(tmp_path: Path, counted: Callable[[str], None]
 
 def others_of(folder: Path) -> list[str]:
     """Processes whose command names this folder, once they had a moment to end."""
-    for _ in range(50):
+    for _ in range(600):
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -124,19 +124,19 @@ def others_of(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code: int):
     out = tmp_path / "a"
-    slow = ["-o", "delay=0.1", "-o", "hz=10", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 0.6 s
+    slow = ["-o", "delay=0.3", "-o", "hz=3", "-o", "hopeless=[0,1,2,3,4,5,6,7]", "--keep", "all"]  # an episode takes 2 s
     process = start(TOY, "--device", "script", "--out", out, *slow)
     said = read_until(process, "have 1 of 20 episodes")
-    time.sleep(0.2)
+    time.sleep(0.7)
     process.send_signal(number)
     assert process.stdout is not None
     said += process.stdout.read()
     assert process.wait(DEADLINE_S) == code, said
-    assert "dropped: stopped; have 1 of 20" in said and "There are 1 of 20. The same command goes on." in said
-    assert "Traceback" not in said and f"hilt data inspect {out / 'log'}" in said
     with Log.open(out / "log", "r") as log:
-        assert len(log.trajectories()) == 1
-    assert len(list((out / "videos").glob("*.mp4"))) == 1 and not others_of(out)
+        have = len(log.trajectories())  # one, where the machine is not so busy that the signal comes late
+    assert have and f"dropped: stopped; have {have} of 20" in said and f"There are {have} of 20. The same command goes on." in said
+    assert "Traceback" not in said and f"hilt data inspect {out / 'log'}" in said
+    assert len(list((out / "videos").glob("*.mp4"))) == have and not others_of(out)
 
 
 def test_a_person_at_a_keyboard(tmp_path: Path):

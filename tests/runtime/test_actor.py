@@ -290,9 +290,9 @@ def test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone(
     thread = threading.Thread(target=lambda: acted.append(acting(learner, tmp_path / "actor", lambda: len(Told.actions) >= 400)))
     thread.start()
     learner.wait(lambda: learner.told and learner.told[-1].get("steps", 0) > 0 and len(learner.log) == len(Told.actions))
-    time.sleep(1.0)  # it waits now, and asks ten times a second
+    learner.wait(lambda: sum(set(told) == {"actor"} for told in learner.told) > 5)  # it waits now, and asks ten times a second
     stands = len(learner.log)
-    assert 30 <= stands < 400 and sum(set(told) == {"actor"} for told in learner.told) > 3
+    assert 30 <= stands < 400
     learner.update = 60
     learner.wait(lambda: len(learner.log) > stands)
     learner.close()

@@ -214,7 +214,7 @@ def test_training_starts_is_awaited_and_said(memory_path: Path):
     assert "there are no demonstrations and no take-overs yet: batches are all online" in said
 
 
-@pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 0.05}, "max_seconds")])
+@pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 1.0}, "max_seconds")])
 def test_other_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
     summary = learner(template, memory_path / "a", max_steps=10**6, **limit).run()
     assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
@@ -229,9 +229,11 @@ def test_time_that_was_learned_counts_also_where_no_checkpoint_was_written_after
     shutil.rmtree(run / "checkpoints")  # it was killed before it saved one
     again = learner(template, run, max_steps=10**6, max_seconds=spent + 0.05)
     time.sleep(0.3)  # the time until it runs is nobody's
+    began = time.monotonic()
     assert again.run().reason == "max_seconds"
+    ran = time.monotonic() - began
     seconds = [record["elapsed_seconds"] for record in records(run, "update")]
-    assert seconds[-1] == max(seconds) and spent <= latest(run).state["elapsed"] < spent + 0.3
+    assert seconds[-1] == max(seconds) and spent <= latest(run).state["elapsed"] < spent + ran
 
 
 def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path, memory_path: Path):
@@ -479,7 +481,7 @@ class Driven:
 def test_actors_are_told_the_precision_of_the_run(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`auto` is decided for all of its processes, here where nobody did before."""
     monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
-    made = learner(template, memory_path / "run", agent={"encoder": IMAGES})
+    made = learner(template, memory_path / "run", agent={"encoder": {**IMAGES, "precision": "auto"}})
     assert made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
     made.run(lambda: True)
 

@@ -130,7 +130,7 @@ def test_the_commands_are_one_learner_and_the_actors_that_were_asked_for(tmp_pat
 
 
 def test_the_run_ends_with_its_learner_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    scripts(monkeypatch, learner="import time; time.sleep(0.5)", actor_1=WAITS, actor_2=WAITS)
+    scripts(monkeypatch, learner="import time; time.sleep(1.5)", actor_1=WAITS, actor_2=WAITS)
     said: list[str] = []
     looks: list[int] = []
     phases: list[str] = []
@@ -199,10 +199,10 @@ def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_no
 
 
 def test_a_page_to_open_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(2)"
-    scripts(monkeypatch, learner="import time; time.sleep(1.5)", actor_1=page)
+    page = "import time; print('actor: episode 1'); print('open http://127.0.0.1:8080/?token=a', flush=True); time.sleep(600)"
+    scripts(monkeypatch, learner=WAITS, actor_1=page)
     said: list[str] = []
-    train(Hil(), tmp_path, say=said.append)
+    train(Hil(), tmp_path, say=said.append, stop=lambda: any("open http" in line for line in said))
     assert "actor-1: open http://127.0.0.1:8080/?token=a" in said and not any("episode" in line for line in said)
 
 

@@ -139,7 +139,7 @@ def test_kitty_modes_are_on_while_it_is_open(kitty: Terminal):
 def test_kitty_ctrl_c_interrupts(kitty: Terminal):
     with Keyboard(terminal=kitty.name), pytest.raises(KeyboardInterrupt):
         kitty.type(b"\x1b[99;5u")
-        time.sleep(10)
+        time.sleep(120)
 
 
 # --- a terminal that sends characters ---------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ keys = Keyboard()
 os.write(1, b"ready")
 if sys.argv[1] == "raise":
     raise ValueError("not closed")
-time.sleep(30)
+time.sleep(600)
 """
 
 

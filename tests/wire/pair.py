@@ -29,6 +29,7 @@ class Pair:
         self.folder = folder
         self.ports = (free_port(), free_port())
         self._ending = ExitStack()
+        self._serves = False  # whether a client may count on an answer, however busy the machine is
 
     def close(self) -> None:
         self._ending.close()
@@ -57,6 +58,7 @@ class Pair:
             made.register_data_store(name, store)
         if start:
             made.start(threaded=True)
+            self._serves = True
         return made
 
     def spool(self, capacity: int = 1000, **options: Any) -> QueuedDataStore:
@@ -67,7 +69,8 @@ class Pair:
     def client(self, name: str = "actor-1", stores: dict[str, Any] | None = None, *, options: Any = None, **settings: Any) -> TrainerClient:
         """With one new queue for `ENV` unless told otherwise; `options` are those of the client, `settings` of the config."""
         given = {ENV: self.spool()} if stores is None else stores
-        made = TrainerClient(name, "127.0.0.1", self.config(**settings), data_stores=given, **{"timeout_ms": 5000, **(options or {})})
+        how = {"timeout_ms": 5000, "wait_for_server": SECONDS if self._serves else False, **(options or {})}
+        made = TrainerClient(name, "127.0.0.1", self.config(**settings), data_stores=given, **how)
         self._ending.callback(made.stop)
         return made
 

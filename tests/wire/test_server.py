@@ -140,8 +140,8 @@ import sys
 from hilt.wire import TrainerServer, make_trainer_config
 from tests.wire.pair import *
 server = TrainerServer(make_trainer_config({free_port()}, {free_port()}, metrics_port={free_port()}))
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     server.start()
 except KeyboardInterrupt:
     server.stop()

@@ -63,7 +63,7 @@ def test_a_cable_is_pulled_for_half_a_minute(hosts: Hosts, memory_path: Path, co
         newest = learner.published()
         hosts.plug("actor")
         for actor, (inserted, acks, version), (later, acks_later, version_later) in zip(actors, before, during, strict=True):
-            assert later > inserted + PULLED_S * HERTZ / 2, "the actor stood still while the cable was pulled"
+            assert later > inserted + PULLED_S, "the actor stood still while the cable was pulled"
             assert (acks, version) == (acks_later, version_later), "something passed through a pulled cable"
             assert newest > version
             wait_for(lambda actor=actor: actor.check_weights() >= newest, f"actor {actor.number} to get the newest weights", DEADLINE_S)
