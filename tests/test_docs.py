@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked import ForkServer
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = [
@@ -15,15 +18,33 @@ EXAMPLES = [
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     if page.exists()
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    if "sys.argv" not in code  # those run with an argument: see test_format.py
 ]
+SLOW_IMPORTS = ["torch", "torch.distributed", "mujoco", "gymnasium"]
+SLOW_IMPORTS += ["hilt.policies.agent", "hilt.runtime.post_train", "hilt.runtime.reward", "hilt.runtime.train"]
+TIMEOUT_S = 600  # only so that nothing hangs
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer(SLOW_IMPORTS)
+    yield server
+    server.close()
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_example_runs(code: str, tmp_path: Path) -> None:
-    if "sys.argv" in code:
-        pytest.skip("a script that is run with an argument: see test_format.py")
+def test_example_runs(code: str, tmp_path: Path, server: ForkServer) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    done = server.run(script, TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_example_runs_where_nothing_is_imported_yet(code: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(code)
-    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,0 +1,87 @@
+"""Processes, of multiprocessing and scripts, forked from one that has imported what is slow to import: torch takes seconds in each."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import multiprocessing.forkserver
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+@contextmanager
+def preloaded(*modules: str) -> Iterator[Any]:
+    """The context ``forkserver`` of multiprocessing, with a new server that imports these modules and nothing else that tests did here."""
+    server, context = multiprocessing.forkserver._forkserver, multiprocessing.get_context("forkserver")
+    before = server._preload_modules
+    server._stop()
+    context.set_forkserver_preload(list(modules))
+    server.ensure_running()
+    yield context
+    server._stop()
+    server._preload_modules = before
+
+
+class ForkServer:
+    """Runs one script at a time. The imported modules must not have started threads: only the thread that forks goes on in a child."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "tests.forked", *modules]
+        self._server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, script: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+        """As ``python script`` in the folder of the script; after ``timeout`` seconds the script and what it started are killed."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        print(json.dumps([str(script), timeout]), file=self._server.stdin, flush=True)
+        status = int(self._server.stdout.readline())
+        return subprocess.CompletedProcess([str(script)], status, *(script.with_suffix(end).read_text() for end in (".out", ".err")))
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+def serve(modules: Sequence[str]) -> None:
+    for module in modules:
+        import_module(module)
+    gc.freeze()  # what children share with this process is not looked through, and so not copied
+    for line in sys.stdin:
+        script, timeout = json.loads(line)
+        child = multiprocessing.get_context("fork").Process(target=become, args=(Path(script), timeout))
+        child.start()
+        child.join()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        print(child.exitcode, flush=True)
+    os._exit(0)  # to take the imported modules apart would take half a second
+
+
+def become(script: Path, timeout: float) -> None:
+    """In the child: what ``python script`` would have, and then the script."""
+    os.setsid()
+    signal.setitimer(signal.ITIMER_REAL, timeout)  # SIGALRM ends a process that does not expect it
+    os.chdir(script.parent)
+    for descriptor, target in ((0, os.devnull), (1, script.with_suffix(".out")), (2, script.with_suffix(".err"))):
+        opened = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.argv, sys.path[0] = [script.name], str(script.parent)
+    atexit._clear()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])
