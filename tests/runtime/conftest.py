@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing.forkserver
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests.forked import preloaded
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +17,5 @@ def fork(request: pytest.FixtureRequest) -> Iterator[Any]:
     They start as quickly as with `fork`, without what other tests did here: torch's autograd refuses to run in the fork of a process that
     has run it beside a GPU.
     """
-    server = multiprocessing.forkserver._forkserver
-    server._stop()
-    before, context = server._preload_modules, multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([request.module.__name__])
-    yield context
-    server._stop()
-    server._preload_modules = before
+    with preloaded(request.module.__name__) as context:
+        yield context

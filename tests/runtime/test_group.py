@@ -11,15 +11,17 @@ import torch
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RequestError, UnknownNameError
 from hilt.runtime.group import Here, LostWorkerError, Placement, Processes, Sharding, WorkerTraceback, open_group, rank_folder, size_of
 from hilt.runtime.ranks import LostRankError
+from tests.forked import preloaded
 
 TOY = "tests.runtime.toy_group:Toy"
 
 
 @pytest.fixture(scope="module")
 def made():
-    group = Processes(TOY, (10,), Placement(kind="processes", ranks=3, wait_seconds=60, call_seconds=60))
-    yield group
-    group.close()
+    with preloaded("tests.runtime.toy_group"):
+        group = Processes(TOY, (10,), Placement(kind="processes", ranks=3, wait_seconds=60, call_seconds=60))
+        yield group
+        group.close()
 
 
 @pytest.fixture

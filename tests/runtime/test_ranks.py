@@ -10,6 +10,7 @@ import torch
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
 from hilt.runtime.group import Placement, Processes
 from hilt.runtime.ranks import Alone, Joined, LateRankError, LostRankError, Unjoined, host_meeting, join
+from tests.forked import preloaded
 
 TOY = "tests.runtime.toy_group:Toy"
 
@@ -30,9 +31,10 @@ def test_a_rank_that_joined_nobody_adds_nothing_up():
 
 @pytest.fixture(scope="module")
 def made():
-    group = Processes(TOY, (0,), Placement(kind="processes", ranks=4, wait_seconds=5, call_seconds=100))
-    yield group
-    group.close()
+    with preloaded("tests.runtime.toy_group"):
+        group = Processes(TOY, (0,), Placement(kind="processes", ranks=4, wait_seconds=5, call_seconds=100))
+        yield group
+        group.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing.forkserver
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
 from hilt.runtime.group import Here, Placement, Processes, Sharding
 from hilt.runtime.ranks import Alone, host_meeting
+from tests.forked import preloaded
 from tests.runtime.toy_group import LEARNING_RATE, Net, Shards
 
 SHARDS = "tests.runtime.toy_group:Shards"
@@ -19,11 +19,11 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: what is
 
 @pytest.fixture(scope="module")
 def group():
-    multiprocessing.forkserver._forkserver._stop()  # another test's, without FSDP, whose import takes seconds in each process
-    group = Processes(SHARDS, (), Placement(kind="processes", ranks=4, wait_seconds=60, call_seconds=200), preload="hilt.runtime.shard")
-    group.meetings = []
-    yield group
-    group.close()
+    with preloaded("hilt.runtime.shard", "tests.runtime.toy_group"):  # the import of FSDP too takes seconds
+        group = Processes(SHARDS, (), Placement(kind="processes", ranks=4, wait_seconds=60, call_seconds=200))
+        group.meetings = []
+        yield group
+        group.close()
 
 
 @pytest.fixture(scope="module")
