@@ -27,7 +27,7 @@ from hilt.runtime.seat import GoesOn, as_hil_serl
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.operator import Script
-from tests.effort import need_rendering
+from tests.effort import need_rendering, rounds
 from tests.runtime.labelled import PICK, clips, clumsy, drawn
 
 torch.set_num_threads(1)
@@ -39,10 +39,15 @@ def quick(*overrides: str, given: list[Clip] | None = None) -> Trained:
 
 
 @pytest.fixture(scope="module")
+def trained() -> Trained:
+    return quick()
+
+
+@pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
     """Labelled frames of the embedded pick, successes and near misses, as `hilt record --classifier` makes them."""
     need_rendering()
-    return record_pick(tmp_path_factory.mktemp("pick"), 320)
+    return record_pick(tmp_path_factory.mktemp("pick"), rounds(200, 320))
 
 
 def record_pick(folder: Path, successes: int, split: str = "train", seed: int = 0) -> list[Clip]:
@@ -55,7 +60,7 @@ def record_pick(folder: Path, successes: int, split: str = "train", seed: int = 
 
 @pytest.fixture(scope="module")
 def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
-    trained = train(recorded, build(ClassifierConfig(), "steps=150"))
+    trained = train(recorded, build(ClassifierConfig(), f"steps={rounds(100, 150)}", "batch_size=64"))
     folder = tmp_path_factory.mktemp("made") / "classifier"
     save(folder, trained)
     return folder, trained
@@ -85,11 +90,20 @@ def test_it_knows_a_picked_cube_in_episodes_it_has_not_seen(recorded: list[Clip]
     assert [sum(map(len, side)) for side in sides] == [trained.card["training"]["frames"], held["frames"]]
 
 
-def test_it_does_not_know_what_cannot_be_known(recorded: list[Clip]):
-    """With labels in any order the same check fails: it measures what was learned."""
+def shuffled(given: list[Clip]) -> list[Clip]:
     rng = np.random.default_rng(0)
-    shuffled = [replace(clip, labels=rng.permutation(clip.labels)) for clip in recorded]
-    assert train(shuffled, build(ClassifierConfig(), "steps=60")).card["held_out"]["accuracy"] < 0.9
+    return [replace(clip, labels=rng.permutation(clip.labels)) for clip in given]
+
+
+def test_it_does_not_know_what_cannot_be_known():
+    """With labels in any order the same check fails: it measures what was learned."""
+    right, wrong = (quick("steps=40", given=given).card["held_out"]["accuracy"] for given in (clips(24), shuffled(clips(24))))
+    assert right >= 0.95 > 0.9 > wrong
+
+
+@pytest.mark.long
+def test_it_does_not_know_what_cannot_be_known_of_a_picked_cube(recorded: list[Clip]):
+    assert train(shuffled(recorded), build(ClassifierConfig(), "steps=60")).card["held_out"]["accuracy"] < 0.9
 
 
 @pytest.mark.peers
@@ -174,7 +188,7 @@ def test_a_persons_mark_counts_whatever_the_classifier_says(pick: Any):
 
 
 def test_the_threshold_is_its_own_or_a_given_one(tmp_path: Path):
-    save(tmp_path / "c", quick("steps=40"))
+    save(tmp_path / "c", quick("steps=20"))
     own = reward_function(tmp_path / "c")
     seen = frame(1)
     p = own.probability(seen)
@@ -186,8 +200,8 @@ def test_the_threshold_is_its_own_or_a_given_one(tmp_path: Path):
             reward_function(tmp_path / "c", threshold=wrong)
 
 
-def test_an_observation_that_it_cannot_judge_is_an_error_with_a_cure(tmp_path: Path):
-    save(tmp_path / "c", quick())
+def test_an_observation_that_it_cannot_judge_is_an_error_with_a_cure(trained: Trained, tmp_path: Path):
+    save(tmp_path / "c", trained)
     reward = reward_function(tmp_path / "c")
     black = np.zeros((32, 32, 3), np.uint8)
     for seen in (
@@ -221,7 +235,7 @@ def test_an_observation_that_it_cannot_judge_is_an_error_with_a_cure(tmp_path: P
 def test_loaded_it_is_the_same_and_its_seed_decides(tmp_path: Path):
     torch.manual_seed(7)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    first, again, other = quick(), quick(), quick("seed=1")
+    first, again, other = quick("steps=4"), quick("steps=4"), quick("steps=4", "seed=1")
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]
     weights = [trained.model.state_dict() for trained in (first, again, other)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -239,9 +253,8 @@ def test_loaded_it_is_the_same_and_its_seed_decides(tmp_path: Path):
     }
 
 
-def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    trained, folder = quick(), tmp_path / "c"
-    names: list[str] = []
+def test_it_is_written_whole_or_not_at_all(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, names = tmp_path / "c", list[str]()
 
     def full(files: Files, path: Path, data: bytes, durable: bool = True) -> None:
         names.append(path.name)
@@ -267,7 +280,7 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in tmp_path.iterdir()} == {"c", "d"}
 
 
-def test_a_folder_that_is_none_or_not_whole_is_told(tmp_path: Path):
+def test_a_folder_that_is_none_or_not_whole_is_told(trained: Trained, tmp_path: Path):
     class Evil:
         def __reduce__(self) -> Any:
             return print, ("this must never be run",)
@@ -281,11 +294,11 @@ def test_a_folder_that_is_none_or_not_whole_is_told(tmp_path: Path):
         ("pickle", lambda path: path.write_bytes(b"cos\nsystem\n(S'true'\ntR."), HiltError),
         ("other", lambda path: save_pt({"out.weight": torch.zeros(1)}, path), CorruptError),
     ):
-        save(tmp_path / name, quick())
+        save(tmp_path / name, trained)
         spoil(tmp_path / name / "weights.pt")
         with pytest.raises(error):
             reward_function(tmp_path / name)
-    save(tmp_path / "json", quick())
+    save(tmp_path / "json", trained)
     card = tmp_path / "json" / "classifier.json"
     card.write_bytes(card.read_bytes().replace(b'"success": 1', b'"success": 0'))
     with pytest.raises(CorruptError, match="checksum"):
@@ -297,11 +310,11 @@ def test_a_folder_that_is_none_or_not_whole_is_told(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "change",
-    ["encoder=resnet10", "features=8", "hidden=16", "dropout=0.5", "random_crop=0", "steps=13", "batch_size=26", "learning_rate=1e-4",
+    ["encoder=resnet10", "features=8", "hidden=16", "dropout=0.5", "random_crop=0", "steps=3", "batch_size=26", "learning_rate=1e-4",
      "held_out=0.5", "seed=3"],
 )  # fmt: skip
 def test_each_setting_changes_what_is_learned(change: str, tmp_path: Path):
-    steps = ("steps=1", "batch_size=2") if "resnet" in change else ()
+    steps = ("steps=1", "batch_size=2") if "resnet" in change else ("steps=2",)
     few = clips(4, steps=2) if "resnet" in change else clips()
     small = [replace(clip, images={"images/front": clip.images["images/front"]}) for clip in few]
     base, other = quick(*steps, given=small), quick(*steps, change, given=small)
@@ -328,10 +341,11 @@ def test_a_trunk_from_hil_serls_file_stays_as_it_is_and_the_file_is_not_needed_a
     assert 0 < reward_function(tmp_path / "c").probability(frame(1)) < 1
 
 
-def test_the_other_settings_change_what_is_said(tmp_path: Path):
-    assert list(quick("image_keys=[images/front]").card["image_keys"]) == ["images/front"]
-    assert quick("threshold=0.9").card["threshold"] == 0.9 and "given" in quick("threshold=0.9").card["why"]
-    assert "Precision counts twice" in quick().card["why"]
+def test_the_other_settings_change_what_is_said(trained: Trained):
+    given = quick("image_keys=[images/front]", "threshold=0.9", "steps=2").card
+    assert list(given["image_keys"]) == ["images/front"]
+    assert given["threshold"] == 0.9 and "given" in given["why"]
+    assert "Precision counts twice" in trained.card["why"]
     for wrong in ("steps=0", "batch_size=0", "dropout=1", "held_out=0", "threshold=1", "random_crop=-1", "learning_rate=0", "features=0"):
         with pytest.raises(ConfigError, match=rf"{wrong.split('=')[0]}=.*: expected a number from"):
             quick(wrong)
