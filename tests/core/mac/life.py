@@ -65,7 +65,7 @@ def send_steps(folder: Path) -> None:
 
 def simulate() -> None:
     begins = [Begin(COUNTING, i % 3, seed=i) for i in range(64)]
-    with Pool(2, 64) as pool:  # more questions in flight than fit into a socket of 8 KiB
+    with Pool(1, 64) as pool:  # more questions in flight than fit into a socket of 8 KiB
         assert len(episodes(pool, begins, chunk=20)) == 64
     env = make("tabletop/pick")
     env.reset(seed=0, options={"split": "train", "state": 0})
