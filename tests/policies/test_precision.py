@@ -145,11 +145,11 @@ def test_the_trial_goes_on_where_it_is_not(monkeypatch: pytest.MonkeyPatch):
 
     def measured(images: int, pixels: int) -> Trial:
         asked.append((images, pixels))
-        return Trial(1.0, 2.0 if images == 1 else 0.5)
+        return Trial(1.0, 2.0 if images == 1 else 0.5)  # a small image waits for other things than multiplications
 
     monkeypatch.setattr(precision, "_measured", measured)
     assert precision.trial.__wrapped__().gain == 2.0
-    assert asked == [(1, 32), (64, 64)]
+    assert asked == [(1, 32), (8, 64), (64, 64)]
 
 
 def test_the_trial_takes_the_best_round_of_each_and_ends_in_time(monkeypatch: pytest.MonkeyPatch):

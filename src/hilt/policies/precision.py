@@ -31,9 +31,11 @@ WORTH_IT = 1.1
 """bfloat16 must be this many times as fast as float32 to be chosen: it has 8 bits, and a measurement has noise"""
 SLOW = 3.0
 """A choice that was made by hand and is more than this many times slower than the other gets a line of warning"""
+STAGES = ((1, 32), (8, 64), (64, 64))
+"""Images, and pixels at their sides, of the trial: more only where less does not decide, for an emulated bfloat16 would take seconds"""
 ROUNDS = 5
 TRIAL_S = 0.25
-"""Seconds after which no further round of the trial begins"""
+"""Seconds after which no further round of a stage begins"""
 RESTRICTING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY")
 """Environment variables by which a CPU computes otherwise than its instructions suggest"""
 
@@ -137,7 +139,7 @@ def _by_instructions() -> str | None:
 def trial() -> Trial:
     """Convolutions as an encoder has them, measured alternately with one thread, the best of several rounds each.
 
-    One small image comes first: where bfloat16 is emulated, more would take seconds. Else there are enough for a training batch's ratio.
+    It ends with the first stage in which bfloat16 is far slower, or with the last, which is a training batch.
     """
     import torch
 
@@ -145,8 +147,11 @@ def trial() -> Trial:
     torch.set_num_threads(1)
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-            first = _measured(images=1, pixels=32)
-            return first if first.gain < 1 / SLOW else _measured(images=64, pixels=64)
+            for images, pixels in STAGES:
+                measured = _measured(images, pixels)
+                if measured.gain < 1 / SLOW:
+                    break
+            return measured
     finally:
         torch.set_num_threads(threads)
 
