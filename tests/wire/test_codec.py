@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import FormatError, SchemaError, VersionError
 from hilt.wire import codec
 from hilt.wire.codec import INLINE_BYTES, Limits, decode, encode
+from tests.effort import rounds
 
 STRUCTURED = np.dtype([("x", "<f4", (2, 3)), ("inner", [("y", "u1"), ("when", "<M8[us]")]), ("name", "U3")], align=True)
 TITLED = np.dtype({"names": ["a"], "formats": ["<i2"], "titles": ["The first"], "offsets": [3], "itemsize": 9})
@@ -95,7 +96,7 @@ messages = st.dictionaries(
 # --- there and back ---------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(60, 1000), deadline=None)
 @given(messages)
 def test_what_is_sent_arrives(message: dict[str, Any]):
     frames = encode(message)
@@ -455,7 +456,7 @@ def test_random_damage_is_refused_or_harmless():
     whole, refused = 0, 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(40_000):
+        for _ in range(rounds(8_000, 100_000)):
             changed = list(frames)
             for _ in range(source.choice((1, 1, 2, 4))):
                 damage(source, changed)

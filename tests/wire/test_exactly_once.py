@@ -20,6 +20,7 @@ import pytest
 from hilt.core.errors import DeadlineError
 from hilt.replay import Log, Queue, QueuedDataStore, chains
 from hilt.wire import TrainerClient, TrainerServer, link, make_trainer_config
+from tests.effort import rounds
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, Learner, free_port, kill_all
 from tests.wire.proxy import DOWN, UP, Proxy
@@ -286,7 +287,8 @@ def test_steps_that_the_learner_has_let_go_of_do_not_come_again(memory_path: Pat
 def test_connections_that_end_in_the_middle_of_a_message(bench: Bench, way: str):
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
-        for cuts, nbytes in enumerate((1, 9, 70, 500, 2000, 6000, 15_000) if way == UP else (1, 9, 70, 200, 500), 1):
+        sizes = (1, 9, 70, 500, 2000, 6000, 15_000) if way == UP else (1, 9, 70, 200, 500)
+        for cuts, nbytes in enumerate(sizes[:: rounds(3, 1)], 1):
             proxy.cut_after(nbytes, way)
             actor.insert(15)
             wait_for(lambda cuts=cuts: proxy.counts["cut in the middle"] == cuts, f"{nbytes} bytes to pass", DEADLINE_S)
@@ -418,10 +420,10 @@ def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, m
     buffers: list[Any] = []
     server = bench.start_learner(lambda buffer: buffers.append(buffer) or buffer)
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports, capacity=10_000) as actor:
-        actor.insert(500)
+        actor.insert(200)
         assert actor.flush()
         proxy.refuse()
-        actor.insert(2000)
+        actor.insert(800)
         sampler = buffers[0].log.all().sampler(limiter=Queue(100), seed=0)
         proxy.heal()
         flushed = threading.Event()
@@ -440,7 +442,7 @@ def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, m
             flushed.set()
             learner.join()
         assert server.stats()["held"] > 5
-    assert bench.check()[ENV].steps == 2500
+    assert bench.check()[ENV].steps == 1000
 
 
 def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch: pytest.MonkeyPatch):

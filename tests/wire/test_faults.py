@@ -17,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hilt.wire.keys import new_keys
+from tests.effort import rounds
 from tests.wire.journal import said, wait_for
 from tests.wire.processes import DEADLINE_S, Actor, Learner, check_exactly_once, end_all, kill_all
 from tests.wire.proxy import DOWN, UP, Proxy
 from tests.wire.steps import STORES
 
-FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", "210 60").split())
+FAULTS, FAULTS_WITH_KEYS = (int(number) for number in os.environ.get("HILT_FAULTS", rounds("40 15", "210 60")).split())
 SEED = int(os.environ.get("HILT_FAULT_SEED", "0"))
 ACTORS = 4
 
@@ -51,9 +52,10 @@ class Chaos:
         }
 
     def run(self, faults: int) -> None:
-        for _ in range(faults):
-            kinds = list(self._kinds)
-            kind = self._rng.choices(kinds, [self._kinds[name][0] for name in kinds])[0]
+        """Each kind once, then at random."""
+        kinds = list(self._kinds)
+        first = self._rng.sample(kinds, len(kinds))
+        for kind in [*first, *self._rng.choices(kinds, [self._kinds[name][0] for name in kinds], k=faults)][:faults]:
             detail = self._kinds[kind][1]()
             self.counts[kind] += 1
             self.history.append(f"{time.monotonic() - self._began:.2f} {kind} {detail}")
@@ -192,3 +194,4 @@ def heal(learner: Learner, actors: list[Actor], proxies: list[Proxy]) -> None:
         part.check_errors()
     for actor in actors:
         wait_for(lambda actor=actor: said(actor.journal(), "connected"), f"actor {actor.number} to reach the learner", DEADLINE_S)
+        wait_for(lambda actor=actor: said(actor.journal(), "ack"), f"a step of actor {actor.number} to be acknowledged", DEADLINE_S)

@@ -21,13 +21,14 @@ from hilt.replay import Log, QueuedDataStore
 from hilt.replay.received import Received
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from hilt.wire.ingest import Stream
+from tests.effort import rounds
 from tests.replay.power import Disk, Event, Recorder
 from tests.wire.journal import wait_for
 from tests.wire.processes import DEADLINE_S, free_port
 from tests.wire.proxy import Proxy
 from tests.wire.steps import STORES, Arrived, make_buffer, transition, wanted_in
 
-CUTS = int(os.environ.get("HILT_POWER_CUTS", "12"))
+CUTS = int(os.environ.get("HILT_POWER_CUTS", rounds(5, 40)))
 SEED = int(os.environ.get("HILT_FAULT_SEED", "1"))
 
 

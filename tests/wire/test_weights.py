@@ -220,7 +220,7 @@ def test_a_late_joiner_gets_the_newest_and_only_that(side: Side) -> None:
     assert 0 <= row["seen_s"] < weights.LATELY_S
 
 
-@pytest.mark.parametrize(("seconds", "length"), [(2.5, 1_000), (2.5, 5_000_000), (8.0, 5_000_000)])
+@pytest.mark.parametrize(("seconds", "length"), [(2.5, 1_000), pytest.param(2.5, 5_000_000, marks=pytest.mark.long), (8.0, 5_000_000)])
 def test_a_stopped_process_delays_nobody_and_goes_on_with_the_newest(side: Side, seconds: float, length: int) -> None:
     """With an answer on its way that is small, or fills what the network holds, or lasts until the connection is given up."""
     publisher = side.publisher()
