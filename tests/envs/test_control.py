@@ -18,6 +18,7 @@ from hilt.core.errors import ConfigError, DeadlineError, RefusedError
 from hilt.envs.backends import RobotState, TabletopBackend, slew
 from hilt.envs.control import Arm, Board, Limits, Loop, News, Periods, receive_line, send_line
 from hilt.envs.rotations import from_euler, inverse, multiply, to_rotation_vector
+from tests.effort import rounds
 from tests.envs.toy_arm import HOME, ToyArm
 
 
@@ -75,7 +76,7 @@ POINT = st.lists(st.floats(-1, 1), min_size=3, max_size=3)
 
 
 @given(POINT, UNIT, POINT, UNIT, st.floats(1e-4, 1.0), st.floats(1e-4, 4.0))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(60, 1000), deadline=None)
 def test_slew_never_passes_its_limits_and_comes_nearer(p: Any, q: Any, p2: Any, q2: Any, metres: float, radians: float) -> None:
     start, goal = (np.array([*a, *(np.array(b) / np.linalg.norm(b))]) for a, b in ((p, q), (p2, q2)))
 

@@ -19,6 +19,7 @@ from hilt.envs.rotations import inverse, multiply, to_rotation_vector
 from hilt.envs.suite import SUITE
 from hilt.envs.tabletop import ACTION_SCALE, BOX_HIGH, BOX_LOW, TabletopEnv
 from hilt.envs.world import DOWN, TIMESTEP
+from tests.effort import rounds
 
 
 def action(arms: int = 1, **parts: float) -> np.ndarray:
@@ -216,7 +217,7 @@ def test_recorded_actions_replayed_open_loop_reach_the_recorded_states(task):
     env = TabletopEnv(task, image_size=32)
     record = [flat(env.reset(options={"split": "train", "state": 1})[0])]
     actions, expert = [], env.expert()
-    for _ in range(40):
+    for _ in range(rounds(15, 40)):
         actions.append(np.asarray(expert(), np.float32))
         record.append(flat(env.step(actions[-1])[0]))
     other = TabletopEnv(task, image_size=32)
