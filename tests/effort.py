@@ -6,8 +6,8 @@ import ctypes.util
 import importlib.util
 import os
 import sys
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
@@ -37,6 +37,11 @@ def some_of(kinds: Sequence[Hashable], short: int) -> list[int]:
     last = {kind: place for place, kind in enumerate(kinds)}
     between = max(short - len({*first.values(), *last.values()}), 2)
     return sorted({*first.values(), *last.values(), *(round(i * (len(kinds) - 1) / (between - 1)) for i in range(between))})
+
+
+def sampled(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of a test: those in ``kept`` run in `make test`, all of them in `make test-long`."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def need(*packages: str) -> None:

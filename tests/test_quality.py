@@ -69,6 +69,7 @@ def test_every_extra_that_an_error_names_exists():
     named = {
         call.args[2].value: f"{path.name}:{call.lineno}"
         for path in (ROOT / "src").rglob("*.py")
+        if re.search("optional_module|MissingPackageError", path.read_text())
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("optional_module", "MissingPackageError")
         if len(call.args) > 2 and isinstance(call.args[2], ast.Constant)

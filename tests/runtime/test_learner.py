@@ -27,6 +27,7 @@ from hilt.runtime.checkpoint import latest, load, numbers
 from hilt.runtime.experience import columns_for, open_logs
 from hilt.runtime.learner import Learner, Summary
 from hilt.wire import TrainerClient
+from tests.effort import sampled
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
 
 torch.set_num_threads(1)
@@ -85,9 +86,9 @@ def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) 
 KINDS = {"frozen": FROZEN, "collecting": COLLECTING, "trained": TRAINED, "hg-dagger": {"algorithm": "hg-dagger"}}
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, changes: dict[str, Any], fork: Any):
-    changes = {**changes, "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
+@pytest.mark.parametrize("kind", sampled(KINDS, "collecting", "trained", "hg-dagger"))
+def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, kind: str, fork: Any):
+    changes = {**KINDS[kind], "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
     learner(template, memory_path / "whole", **changes).run()
     child = fork.Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
     child.start()
