@@ -21,6 +21,7 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.files import read_json
 from hilt.formats.episodes import map_leaves
 from hilt.observe.metrics import read_metrics
+from hilt.policies import precision
 from hilt.policies.config import AgentConfig, EncoderConfig
 from hilt.recipes import recipe
 from hilt.replay import Log
@@ -69,6 +70,17 @@ def test_a_dry_run_shows_all_and_starts_nothing(tmp_path: Path):
     said = run("train", "hil_debug", "--run", "there", "--resume", "--dry-run").stdout
     assert "goes on in there" in said and "precision: float32 (as the run was begun)" in said
     assert not read_json(tmp_path / "there" / "run.json")["changed"], "a dry run changes nothing"
+
+
+def test_where_the_precision_is_measured_the_import_of_torch_is_announced(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    monkeypatch.setattr("hilt.cli.train.heavy_module", lambda name, purpose, extra: asked.append(name))
+    monkeypatch.setattr(precision, "_by_instructions", lambda: "float32")
+    monkeypatch.setattr(precision, "trial", lambda: precision.Trial(1.0, 10.0))
+    run("train", "hil_debug", "--dry-run")
+    assert asked == []
+    said = run("train", "hil_debug", "agent.encoder.precision=bfloat16", "--dry-run").stdout
+    assert asked == ["torch"] and "precision: bfloat16 is at least 10 times slower than float32 on this CPU" in said
 
 
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):

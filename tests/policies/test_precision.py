@@ -17,7 +17,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies import precision
 from hilt.policies.config import AgentConfig
 from hilt.policies.encoders import Encoder, EncoderConfig
-from hilt.policies.precision import Choice, Trial, choose, slowness
+from hilt.policies.precision import Choice, Trial, choose, measures, slowness
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.torch import generator
 
@@ -115,8 +115,11 @@ def test_a_choice_by_hand_that_is_far_slower_is_named(cpu):
 def test_nothing_is_measured_where_the_instructions_agree_or_the_device_is_no_cpu(cpu):
     cpu("x86_64", NONE)
     assert slowness("float32") == slowness("auto") == slowness("bfloat16", "cuda:0") == ""
+    assert not measures("float32") and not measures("auto") and not measures("bfloat16", "cuda:0") and measures("bfloat16")
     cpu("x86_64", AMX)
     assert slowness("bfloat16") == ""
+    cpu("x86_64", AVX512)
+    assert measures("auto") and measures("float32") and measures("bfloat16")
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "mps"])

@@ -20,6 +20,7 @@ from hilt.cli.demo_vla import vla
 from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
 from hilt.cli.show import progress_bar, table
+from hilt.cli.train import ready_to_measure
 from hilt.core.errors import require_module
 from hilt.core.platform import let_others_go_first
 from hilt.core.threads import one_thread
@@ -126,6 +127,7 @@ class Story:
             f"4. The exam: {self.plan.states} initial states that were used for nothing else, and nobody helps.",
             f"Everything is kept in {self.run}",
         )
+        ready_to_measure(c)
         self.config = begin_run(self.run, self.plan.recipe, c)
         self._say(*precision.lines(self.config, self.run))
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}

@@ -208,14 +208,24 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hi
     if not resume:
         config = _config(recipe, overrides)
         check_wire(config)
+        ready_to_measure(config)
         config = begin_run(folder, recipe, config)
     else:
         config = resume_run(folder, recipe, overrides)
         if not writer_of(folder):  # else its own former learner has them, which is awaited
             check_wire(config)
+        ready_to_measure(config)
     for line in [] if _parent() else precision.lines(config, folder, resume):  # a parent has said it
         typer.echo(line)
     return config
+
+
+def ready_to_measure(config: Hil) -> None:
+    """Imports torch, and says so, where the precision of a run is found out by a trial."""
+    from hilt.runtime import precision
+
+    if precision.measures(config):
+        heavy_module("torch", "hilt train", "torch")
 
 
 def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None:
@@ -232,6 +242,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     check_fit(config)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
+    ready_to_measure(config)
     for line in precision.lines(config, folder if resume else None, resume):
         typer.echo(line)
     if config.demonstrations and not resume:

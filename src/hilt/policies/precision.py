@@ -75,9 +75,15 @@ def in_bfloat16(setting: str, device: Any) -> bool:
     return (setting if setting != AUTO else _automatic(str(device)).precision) == BFLOAT16
 
 
+def measures(setting: str, device: str = "cpu") -> bool:
+    """Whether `choose` or `slowness` needs the trial, and with it torch, whose import may take many seconds."""
+    known = _by_instructions()
+    return _kind(device) == "cpu" and (known is None if setting == AUTO else setting != known)
+
+
 def slowness(setting: str, device: str = "cpu", name: str = "precision") -> str:
     """One line where what was set is far slower than the other choice on this CPU; else empty. `name` is that of the setting."""
-    if setting not in (FLOAT32, BFLOAT16) or _kind(device) != "cpu" or setting == _by_instructions():
+    if setting not in (FLOAT32, BFLOAT16) or not measures(setting, device):
         return ""
     other, gain = (FLOAT32, 1 / trial().gain) if setting == BFLOAT16 else (BFLOAT16, trial().gain)
     if gain <= SLOW:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from hilt.core.config import thaw
 from hilt.core.files import read_json
 from hilt.policies.precision import AUTO, FLOAT32, Choice, choose, of_former_name, slowness
+from hilt.policies.precision import measures as trial_needed
 from hilt.runtime.config import Hil
 
 T = TypeVar("T")
@@ -72,6 +73,12 @@ def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[s
     else:
         choice = Choice(setting.value, card["precision_why"]) if "precision_why" in card else _chosen(setting)
     return [str(choice), *warnings(config)]
+
+
+def measures(config: Any) -> bool:
+    """Whether `settle` or `lines` measures something, for which torch is imported."""
+    setting = setting_of(config)
+    return setting is not None and trial_needed(setting.value, setting.device)
 
 
 def warnings(config: Any) -> list[str]:
