@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.core import progress
 from hilt.core.files import read_json
 from hilt.runtime.reward import reward_function
+from tests.lines import all_lines, no_line_twice
 from tests.runtime.labelled import clips, write_log
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,8 +30,9 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     log, more = write_log(tmp_path / "log", clips(12)), write_log(tmp_path / "a=b", clips(6, seed=1))  # a path, whatever is in its name
-    monkeypatch.setattr(progress, "LINE_S", 0.0)
-    said = run(log, more, "--out", tmp_path / "c", *QUICK).output
+    all_lines(monkeypatch)
+    done = run(log, more, "--out", tmp_path / "c", *QUICK)
+    said = no_line_twice(done.stderr) + done.stdout
     assert "216 frames of 18 episodes, 2 classes" in said and "images/front (32 x 32), images/wrist (32 x 32)" in said
     assert f"reading {log}: 3 of 12" in said and "judging it on the frames that were held out" in said
     assert "training: 2 of 20, loss" in said and "training: 20 of 20, loss" in said and said.count("of its batch right") >= 20

@@ -19,6 +19,7 @@ from hilt.core.files import read_json, write_json
 from hilt.recipes import recipe
 from hilt.runtime.config import Goal, Hil
 from hilt.runtime.evaluate import Evaluation, Outcome
+from tests.lines import all_lines, no_line_twice
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)
@@ -69,8 +70,15 @@ def test_it_learns():
 def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "FAST", demo.Plan(demo.FAST.recipe, 6, 0.0, 1, 100))
     less = ("demonstrations=3", "agent.encoder.pretrain_updates=10", "max_steps=20", "training_starts=20", "goal.success=0")
+    all_lines(monkeypatch)
     done = run(*(f"--set={change}" for change in ("agent.rlpd.learning_rate=0", *less)))
     assert done.exit_code == 1, done.output
+    said = no_line_twice(done.stderr) + no_line_twice(done.stdout)
+    for phase in (
+        *("recording demonstrations of tabletop/", "waiting until the learner has started", "imitates the demonstrations first: "),
+        *("exam, after: 3 of 6", "making before-after.mp4, episodes: ", "drawing curves: "),
+    ):
+        assert phase in said
     assert re.search(r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr)
     assert "It has learned" not in done.output and Path("it/before-after.mp4").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ from typer.testing import CliRunner, Result
 from hilt import cli
 from hilt.cli import demo_wire
 from hilt.replay import Log, Schema
+from tests.lines import all_lines, no_line_twice
 
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, ["demo", "wire", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def test_everything_arrives_once():
+def test_everything_arrives_once(monkeypatch: pytest.MonkeyPatch):
+    all_lines(monkeypatch)
     result = run("--steps", 120)
     assert result.exit_code == 0, result.output
+    said = no_line_twice(result.stderr)
+    assert re.search(r"^inserting steps: \d+ of 240, about \d+ s left$", said, re.MULTILINE)
+    assert "comparing every pixel, steps: 9 of " in said
     rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.startswith("bench-")}
     assert rows.keys() == {"bench-1", "bench-2"}
     for inserted, in_the_log, lost, twice, versions in rows.values():

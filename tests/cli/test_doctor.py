@@ -20,15 +20,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from hilt import cli
 from hilt.cli import doctor
 from hilt.cli.doctor import Finding
 from hilt.core import platform
+from tests.lines import all_lines, no_line_twice
 
 PACKAGES = {**doctor.RENDERING, "hidapi-hidraw": "libhidapi-hidraw0"}
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(doctor.app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    return CliRunner().invoke(cli.app, ["doctor", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def examined(folder: Path) -> dict[str, Finding]:
@@ -113,8 +115,10 @@ def test_absent_rendering_libraries_are_not_required(no_libraries, tmp_path: Pat
         assert f"apt-get install {package}" in result.stdout
 
 
-def test_fix_installs_what_is_absent_and_looks_again(apt: list[list[str]], tmp_path: Path):
+def test_fix_installs_what_is_absent_and_looks_again(apt: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    all_lines(monkeypatch)
     result = run("--fix", tmp_path)
+    assert "examining this machine: 3 of " in no_line_twice(result.stderr)
     assert apt == [["update"], *(["install", package] for package in PACKAGES.values())]
     assert "not found" not in result.stdout
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
+from tests.lines import all_lines, no_line_twice
 from tests.observe.toy_run import make_run
 
 pytest.importorskip("PIL")
@@ -25,7 +26,9 @@ def test_one_run_several_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         str(one / "plots" / name) for name in ("curves.html", "curves-steps.png", "curves-minutes.png")
     ]
     assert "Success of the last 20 episodes" in (one / "plots" / "curves.html").read_text()
-    assert run(str(one), str(two), "--smooth", "3").exit_code == 0
+    all_lines(monkeypatch)
+    both = run(str(one), str(two), "--smooth", "3")
+    assert both.exit_code == 0 and f"reading runs: 1 of 2, {two}" in no_line_twice(both.stderr) and "drawing curves: 3 of 4" in both.stderr
     page = Path("plots/curves.html").read_text()
     assert "2 runs" in page and "Success of the last 3 episodes" in page
     monkeypatch.setattr("hilt.observe.plots.picture", lambda *given: b"")  # which take a while

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.core import progress
 from hilt.core.files import read_json
 from hilt.policies.weights import Tensors
 from hilt.runtime import sft
+from tests.lines import all_lines, no_line_twice
 from tests.runtime.taught import write_log
 
 TINY = (
@@ -35,17 +35,22 @@ def run(*arguments: object, code: int = 0) -> str:
 
 def test_from_a_recipe_to_a_policy_that_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "run"
-    said = run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder)
+    all_lines(monkeypatch)
+    said = no_line_twice(run("train", "sft", "sft_debug", *TINY, "max_steps=12", "--run", folder))
+    for phase in (
+        *("loading the policy", "recording demonstrations of tabletop/reach: 1 of 3", "reading ", "making the policy, "),
+        *("training: 9 of 12, loss ", "validating after step 10, samples: ", "writing the policy"),
+    ):
+        assert f"\n{phase}" in f"\n{said}"
     for words in ("precision: float32 (this is a test)\n", "recorded 3 of 3 demonstrations",
                   "steps of 2 episodes to learn from", "1 held out", "step 10 of 12: validation loss",
                   "max_steps is reached: 12 steps", f"hilt eval {folder} --episodes 10 "):  # fmt: skip
         assert words in said
-    monkeypatch.setattr(progress, "LINE_S", 0.0)
     said = run("eval", folder, "--split", "eval", "--episodes", 2, "--json", tmp_path / "card.json")
     assert f"loading the policy of {folder}\n" in said and "tabletop/reach, eval states: 1 of 2, " in said, "no bar is seen in a pipe"
     assert "tabletop/reach, 2 episodes from the states of eval" in said and '"episodes": 2' in (tmp_path / "card.json").read_text()
     assert "leave --checkpoint and --workers out" in run("eval", folder, "--workers", 2, code=1)
-    assert run("plot", folder).count("curves") == 3
+    assert run("plot", folder).count("/curves") == 3
     said = run("train", "sft", "--run", folder, "--resume", "max_steps=14")
     assert "max_steps is reached: 14 steps" in said and "precision: float32 (as the run was begun)\n" in said
     assert "has a run already: --resume goes on with it" in run("train", "sft", "sft_debug", "--run", folder, code=1)

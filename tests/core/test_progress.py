@@ -91,8 +91,8 @@ def test_no_line_comes_twice_although_nothing_moves(progress: Progress, out: io.
         for _ in range(100):
             clock.time += LINE_S
             progress.tick()
-        progress.say("a line")
-        progress.say("a line")
+        progress.say("a line", err=True)
+        progress.say("a line", err=True)
     lines = out.getvalue().splitlines()
     assert len(lines) == 102 and all(one != other for one, other in itertools.pairwise(lines))
     assert lines[0] == "copying: 500,000 of 1,000,000, about 11 s left", "the rate falls while nothing moves"
@@ -135,11 +135,25 @@ def test_a_function_tells_of_its_phases(progress: Progress, out: io.StringIO, cl
         report("writing")
     assert out.getvalue().splitlines() == [
         "recording: 5 of 20, about 30 s left",
-        "recording: 5 of 20, done in 10 s",
         "learning, 10 s so far",
         "learning: done in 10 s",
     ]
     silent("recording", 1, 2, note="nobody looks")
+
+
+def test_a_phase_that_was_interrupted_goes_on_with_its_rate(progress: Progress, out: io.StringIO, clock: Clock):
+    with progress.phases() as report:
+        for step in range(1, 7):
+            clock.time += 4
+            report("training", step, 6)
+            if step % 2 == 0:
+                report("validating")
+                clock.time += 5
+    assert out.getvalue().splitlines() == [
+        "training: 3 of 6, about 20 s left",
+        "training: 5 of 6, about 6 s left",
+        "training: 6 of 6, done in 30 s",
+    ], "the time of validation counts"
 
 
 def test_lines_for_whoever_has_nothing_else(clock: Clock):
@@ -199,12 +213,17 @@ def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, clock: Clock, cap
     with progress.phase("exam, before", total=100) as move, progress.phase("importing torch"):
         clock.time += 10
         move(50)
-        progress.say("a word")
-        print("into a pipe", file=sys.stdout)
+        progress.say("a word", err=True)
+        progress.say("into a pipe")
+        print("this too", file=sys.stdout)
         progress._screen.refresh()
     text = out.getvalue()
     assert "exam, before: 50 of 100, about 10 s left" in text and "importing torch, 10 s so far" in text and "a word" in text
-    assert "into a pipe" in capsys.readouterr().out, "the standard output is a pipe: what it is given stays there"
+    assert capsys.readouterr().out == "into a pipe\nthis too\n", "the standard output is a pipe: what it is given stays there"
+    monkeypatch.setattr(sys, "stdout", out)
+    with progress.phase("exam, after"):
+        progress.say("above the bar")
+    assert "above the bar" in out.getvalue().replace("\x1b", "\n").replace("K", "\n").splitlines()
     with progress.phases() as report:
         report("again", 1, 2)
         progress._screen.refresh()
@@ -212,11 +231,21 @@ def test_a_terminal_gets_bars(monkeypatch: pytest.MonkeyPatch, clock: Clock, cap
 
 
 def test_a_new_command_was_not_silent_before(progress: Progress, out: io.StringIO, clock: Clock):
-    clock.time += 100
-    progress.restart()
-    with progress.phase("reading", total=2) as move:
-        clock.time += 1
-        move(1)
+    for _ in range(20):
+        clock.time += 5
+        progress.restart()
+        with progress.phase("reading", total=2) as move:
+            clock.time += 1
+            move(1)
+    assert out.getvalue() == ""
+
+
+def test_what_was_between_two_phases_is_not_told_by_the_second(progress: Progress, out: io.StringIO, clock: Clock):
+    for _ in range(3):
+        clock.time += 100
+        with progress.phase("reading", total=2) as move:
+            clock.time += 1
+            move(1)
     assert out.getvalue() == ""
 
 

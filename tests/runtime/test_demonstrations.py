@@ -62,11 +62,15 @@ def test_words_that_change_within_an_episode(tmp_path: Path):
 
 
 def test_another_format_becomes_a_log_once(tmp_path: Path):
-    names, said = columns({"full_image": "image", "state": "state"}), list[str]()
+    names, said, phases = columns({"full_image": "image", "state": "state"}), list[str](), list[tuple[Any, ...]]()
+    path = FOLDER / "rlds/bridge_like/1.0.0"
     for _ in range(2):
-        lessons = Demonstrations([FOLDER / "rlds/bridge_like/1.0.0"], tmp_path / "data", names, "go", say=said.append)
+        report = lambda *given: phases.append(given)  # noqa: E731
+        lessons = Demonstrations([path], tmp_path / "data", names, "go", say=said.append, report=report)
         assert lessons.batch(lessons.rows([0])[:1], 2)[0][0]["full_image"].dtype == np.uint8
         lessons.close()
+    reading = [(f"reading {path}, episodes", done, 3) for done in (1, 2, 3)]
+    assert phases == [*((f"converting {path}, episodes", done, 4) for done in (1, 2, 3, 4)), *reading, *reading], "one of them is empty"
     assert len(said) == 1 and "were read from" in said[0] and (tmp_path / "data/0-1.0.0/log.json").is_file()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,8 @@ from hilt.envs.suite import HUES
 from hilt.envs.task import make
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import suite
-from hilt.runtime.play import Examples, Playing, Touch, learn, named, play, straight
+from hilt.runtime.play import Examples, Playing, Touch, learn, named, play, played, straight
+from hilt.runtime.vla_config import Vla
 from tests.effort import need_rendering
 
 torch.set_num_threads(1)
@@ -49,6 +52,13 @@ def test_touches_lie_on_the_things_that_they_look_like() -> None:
                 for instruction in {str(each["instruction"]) for each in named([one], looks).observations}:
                     right.append(instruction == nearest)
     assert len(right) >= 3 and np.mean(right) >= 0.9
+
+
+def test_it_tells_how_many_scenes_are_played() -> None:
+    told: list[tuple[Any, ...]] = []
+    config = Vla(tasks=["tabletop/press_red"], task_options=OPTIONS)
+    played(config, Playing(scenes=2, descents=1), lambda *given: told.append(given))
+    assert told == [("playing, scenes", 0, 2), ("playing, scenes", 1, 2)]
 
 
 class Shown:

@@ -65,7 +65,7 @@ def inspect_data(
         return
     if split is not None or options or quick:
         raise typer.BadParameter("--split, --option and --quick are for datasets that are not logs.")
-    with Log.open(path, "r") as opened:
+    with progress_bar("opening the log and counting its steps"), Log.open(path, "r") as opened:
         if frames:
             typer.echo(write_strip(opened, trajectory, out))
             return
@@ -81,7 +81,7 @@ def inspect_data(
 @app.command("verify")
 def verify_log(log: LogPath, as_json: AsJson = False) -> None:
     """Read every byte of a log and name whatever is damaged; exit code 1 if anything is."""
-    with progress_bar("reading") as progress:
+    with progress_bar("reading", "bytes") as progress:
         report = verify(log, progress)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=1))
@@ -94,7 +94,7 @@ def verify_log(log: LogPath, as_json: AsJson = False) -> None:
 @app.command("repair")
 def repair_log(log: LogPath) -> None:
     """Put damaged steps into quarantine, rebuild what can be rebuilt, cut torn tails, remove leftovers."""
-    with progress_bar("mending") as progress:
+    with progress_bar("mending", "bytes") as progress:
         report = repair(log, progress)
     for line in report.mended:
         typer.echo(line)
@@ -111,7 +111,7 @@ def merge_logs(
     into: Annotated[Path, typer.Option("--into", help="The folder of the new log.", show_default=False)],
 ) -> None:
     """Copy the trajectories of several logs into a new one, log after log, oldest first."""
-    with progress_bar("copying") as progress:
+    with progress_bar("copying", "trajectories") as progress:
         made = merge(logs, into, progress)
     show_copied([made])
 
@@ -129,7 +129,7 @@ def split_log(
         raise typer.BadParameter("give either the TARGET folders or --parts.")
     targets = into or [log.with_name(f"{log.name}-{i + 1}") for i in range(parts or 0)]
     shares = parse_ratios(ratios, len(targets))
-    with progress_bar("copying") as progress:
+    with progress_bar("copying", "trajectories") as progress:
         made = split(log, targets, shares, seed, progress)
     show_copied(made)
 

@@ -51,7 +51,7 @@ def convert_dataset(
     given = read_options(options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:")
     size = parse_size(image_size)
     try:
-        with progress_bar("converting") as show, between_episodes(show) as progress:
+        with progress_bar("converting", "episodes") as show, between_episodes(show) as progress:
             summary = convert(
                 source,
                 target,
@@ -129,7 +129,7 @@ def inspect_dataset(
     if quick:
         counted = Summary(str(path), dataset.format, episodes=len(dataset))
     else:
-        with progress_bar("counting") as progress:
+        with progress_bar("counting", "episodes") as progress:
             counted = survey(dataset, progress)
     described = dataset.describe()
     columns = _columns(dataset)

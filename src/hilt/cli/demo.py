@@ -19,7 +19,7 @@ from hilt.cli.demo_store import store
 from hilt.cli.demo_vla import vla
 from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
-from hilt.cli.show import progress_bar, table
+from hilt.cli.show import PROGRESS, progress_bar, table
 from hilt.cli.train import ready_to_measure
 from hilt.core.errors import require_module
 from hilt.core.platform import let_others_go_first
@@ -128,8 +128,10 @@ class Story:
             f"Everything is kept in {self.run}",
         )
         ready_to_measure(c)
-        self.config = begin_run(self.run, self.plan.recipe, c)
-        self._say(*precision.lines(self.config, self.run))
+        with progress_bar("checking the settings and opening the task"):
+            self.config = begin_run(self.run, self.plan.recipe, c)
+            lines = precision.lines(self.config, self.run)
+        self._say(*lines)
         limits = {name: getattr(c, name) for name in ("max_seconds", "max_steps", "max_env_steps")}
         limits["usual_steps"] = self.plan.usual_steps if c.goal.success else 0
         with stop_signals() as stopped, Live(self.run, f"{c.task}, seed {c.seed}", limits) as screen:
@@ -138,7 +140,7 @@ class Story:
                 screen.look()
                 self.begin_early()
 
-            train(self.config, self.run, say=screen.say, look=look, stop=lambda: bool(stopped))
+            train(self.config, self.run, say=screen.say, look=look, stop=lambda: bool(stopped), report=screen.report)
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {self.run} --resume")
             raise typer.Exit(128 + stopped[0])
@@ -220,8 +222,9 @@ class Story:
         screen.print(table("", "success", "95% interval", "steps per success", rows=rows, title=title, right=(1, 3)))
         screen.print()
         video = self.run / "before-after.mp4"
-        before_after(before.videos, after.videos, video, ("imitation only", "after reinforcement learning"))
-        curves = plot([self.run], self.run / "plots")
+        with PROGRESS.phases() as report:
+            before_after(before.videos, after.videos, video, ("imitation only", "after reinforcement learning"), report)
+            curves = plot([self.run], self.run / "plots", report=report)
         c = self.config
         more = f"max_seconds={2 * c.max_seconds:g}" if self.capped else f"max_steps={2 * c.max_steps}" if self.wrong else "goal.success=1"
         facts: list[list[object]] = [

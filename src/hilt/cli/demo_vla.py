@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import table
+from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.core.errors import require_module
+from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def vla(
     one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo vla", extra)
+    heavy_module("torch", "hilt demo vla", "torch")
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
     from hilt.runtime.play import Playing
@@ -65,7 +67,8 @@ def vla(
     story = Story(build(config, {"seed": seed, **long}, *(overrides or [])), playing, demonstrations, states, _folder(run), fast)
     replace(story.config, imitation=Imitation()).check()  # what is imitated is recorded first
     story.tell()
-    story.warm_up()
+    with PROGRESS.phases() as story.report:
+        story.warm_up()
     story.learn()
     story.show()
     if story.wrong:
@@ -84,6 +87,7 @@ class Story:
     run: Path
     fast: bool = False
     wrong: list[str] = field(default_factory=list)
+    report: Report = silent
     _tried: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _reason: str = ""
@@ -116,13 +120,13 @@ class Story:
         check_new(self.run)
         self._say(*precision.lines(self.config))
         paths = self._demonstrate()
-        lessons = Demonstrations(paths, self.run / "data", words(self.config))
+        lessons = Demonstrations(paths, self.run / "data", words(self.config), report=self.report)
         with contextlib.closing(lessons):
             self._tried["blind"] = self._replayed(lessons)
             if self.playing.scenes:
                 self._exam("shown", self._taught(lessons, [], "shown"))
             began = time.monotonic()
-            touches = played(self.config, self.playing)
+            touches = played(self.config, self.playing, self.report)
             self._say(f"play: {len(touches)} touches in {time.monotonic() - began:.0f} s")
             self._exam("start", self._taught(lessons, touches, "start"))
         chosen = {name: value for name, value in of_former_name(self.config.policy_options).items() if name == "precision"}
@@ -141,11 +145,13 @@ class Story:
         with stop_signals() as stopped, live(folder, self.config, USUAL_STEPS if self.config.validation.goal else 0) as screen:
             # of its lines the validations: that in the end most groups succeed altogether and are dropped is as it should be
             say, stop = (lambda text: screen.say(text) if text.startswith("step") else None), (lambda: bool(stopped))
-            self._reason = train(self.config, folder, say=say, stop=stop).reason
+            self._reason = train(self.config, folder, say=say, stop=stop, report=screen.report).reason
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {folder} --resume")
             raise typer.Exit(128 + stopped[0])
-        self._exam("after", policy_of(folder, "last"))
+        with PROGRESS.phases() as self.report:
+            self.report("loading the policy")
+            self._exam("after", policy_of(folder, "last"))
 
     def show(self) -> None:
         """The table, the curve, and the video."""
@@ -166,8 +172,9 @@ class Story:
         facts: list[list[object]] = [["the whole demo took", f"{time.monotonic() - self._began:.0f} s"]]
         if "after" in self._tried:
             before, after = (sorted((self.run / "videos" / name).glob("*.mp4")) for name in ("start", "after"))
-            before_after(before, after, self.run / "before-after.mp4", (self._title("start"), self._title("after")))
-            curves = plot([self.run / "grpo"], self.run / "plots")
+            with PROGRESS.phases() as report:
+                before_after(before, after, self.run / "before-after.mp4", (self._title("start"), self._title("after")), report)
+                curves = plot([self.run / "grpo"], self.run / "plots", report=report)
             facts += [["curves", ", ".join(map(str, curves))], ["video", self.run / "before-after.mp4"]]
             facts += [["the run", f"{self.run / 'grpo'}; it goes on with: hilt train --run {self.run / 'grpo'} --resume max_steps=N"]]
         screen.print(table("", "", rows=facts))
@@ -182,7 +189,7 @@ class Story:
 
         for task in self.config.tasks:
             known: dict[str, Any] = {"task": task, "task_options": dict(self.config.task_options), "seed": self.config.seed}
-            demonstrate(Hil(**known, demonstrations=self.demonstrations), self._shown(task), self._say)
+            demonstrate(Hil(**known, demonstrations=self.demonstrations), self._shown(task), self._say, report=self.report)
         return [self._shown(task) / "demonstrations" / "log" for task in self.config.tasks]
 
     def _shown(self, task: str) -> Path:
@@ -191,7 +198,13 @@ class Story:
     def _taught(self, lessons: Demonstrations, touches: Sequence[Any], name: str) -> Any:
         from hilt.runtime.play import taught
 
-        policy = taught(self.config, lessons, touches, self.playing)
+        phase = f"imitating demonstrations{' and play' * bool(touches)}, gradient steps"
+
+        def watch(step: int, values: dict[str, float]) -> None:
+            self.report(phase, step + 1, self.playing.steps, f"loss {values['loss']:.3f}")
+
+        self.report(phase)
+        policy = taught(self.config, lessons, touches, self.playing, watch)
         policy.save_pretrained(self.run / name)
         return policy
 
@@ -200,11 +213,17 @@ class Story:
         from hilt.runtime.sft import words
         from hilt.runtime.trials import starts_of, tried
 
+        phase = f"exam, {self._title(name)}"
+        self.report(phase)
         with contextlib.closing(pool_of(self.config, self.config.pool.workers)) as pool:
             starts = starts_of(pool, self.config.tasks, "test", self.states, self.config.seed)
             known: dict[str, Any] = {"sample": False, "version": 0, "seed": (self.config.seed,)}
             known |= {"videos": self.run / "videos" / name, "filmed": 0 if name == "shown" else VIDEOS}
-            self._tried[name] = list(tried(policy.eval(), pool, starts, words(self.config), self.config.collect, **known))
+            cards = self._tried[name] = []
+            for card in tried(policy.eval(), pool, starts, words(self.config), self.config.collect, **known):
+                cards.append(card)
+                self.report(phase, len(cards), len(starts), f"{sum(bool(one['success']) for one in cards)} succeeded")
+        self.report("")
         self._say(f"{self._title(name)}: {_share(self._tried[name]):.0%}")
 
     @property
@@ -228,11 +247,12 @@ class Story:
                 for state in range(self.states):
                     env.reset(options={"split": "test", "state": state})
                     cards.append({"task": task, "success": env.unwrapped.step_chunk(actions)[2]})
+                    self.report("replaying demonstrations blindly, states", len(cards), self.states * len(self.config.tasks))
         return cards
 
     @staticmethod
     def _say(*lines: str) -> None:
-        typer.echo("\n".join(lines))
+        PROGRESS.say("\n".join(lines))
 
 
 def verdict(shares: dict[str, float], goal: float, minutes: float = 0.0) -> tuple[list[str], str]:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,9 @@ import numpy as np
 import typer
 
 from hilt.cli.recorder import LENGTH, episode
+from hilt.cli.show import PROGRESS
 from hilt.core.files import temporary_folder
+from hilt.core.progress import Report, silent
 from hilt.core.tree import flatten
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
@@ -40,12 +42,13 @@ def wire(
 ) -> None:
     """A learner and two actors with keys; the learner is killed and paused, an actor is killed; then every pixel is compared."""
     with temporary_folder("hilt-demo-") as folder:
-        story = Story(folder, steps)
-        try:
-            story.play()
-        finally:
-            story.end()
-        story.check()
+        with PROGRESS.phases() as report:
+            story = Story(folder, steps, report)
+            try:
+                story.play()
+            finally:
+                story.end()
+            story.check()
         if not story.show():
             raise typer.Exit(1)
 
@@ -53,8 +56,8 @@ def wire(
 class Story:
     """Who runs, what was inserted, and what came of it."""
 
-    def __init__(self, folder: Path, steps: int):
-        self._folder, self._steps, self._ports = folder, steps, _free_ports()
+    def __init__(self, folder: Path, steps: int, report: Report = silent):
+        self._folder, self._steps, self._ports, self._report = folder, steps, _free_ports(), report
         self._running: dict[str, subprocess.Popen[str]] = {}
         self._reporters: list[threading.Thread] = []
         self.inserted: dict[str, list[tuple[int, int]]] = {name: [] for name in ACTORS}
@@ -85,8 +88,7 @@ class Story:
         self.faults["learner paused"] += 1
         time.sleep(1)
         self._running["learner"].send_signal(signal.SIGCONT)
-        for name in ACTORS:
-            self._running[name].wait(DEADLINE_S)
+        self._await(lambda inserted: all(self._running[name].poll() is not None for name in ACTORS))
         _say("comparing every pixel ...")
         self._running["learner"].terminate()
         self._running["learner"].wait(DEADLINE_S)
@@ -106,7 +108,10 @@ class Story:
                 actors = [log.facts.origins()[int(origin)][0] for origin in steps.fields(keys, ["#origin"])[0]]
             batch = log.read(keys, ["episode", "time", "policy_version"])
             places = list(zip(batch["episode"].tolist(), batch["time"].tolist(), strict=True))
-            different = sum(not _same(log, int(key), place) for key, place in zip(keys, places, strict=True))
+            different = 0
+            for number, (key, place) in enumerate(zip(keys, places, strict=True)):
+                self._report("comparing every pixel, steps", number, len(keys))
+                different += not _same(log, int(key), place)
         for name in ACTORS:
             mine = [place for place, actor in zip(places, actors, strict=True) if actor == name]
             lost, twice = set(self.inserted[name]) - set(mine), len(mine) - len(set(mine))
@@ -165,8 +170,12 @@ class Story:
         self.faults[f"{'learner' if name == 'learner' else 'actor'} killed"] += 1
 
     def _await_steps(self, share: float) -> None:
+        self._await(lambda inserted: inserted >= share * self._steps * len(ACTORS))
+
+    def _await(self, reached: Callable[[int], bool]) -> None:
         until = time.monotonic() + DEADLINE_S
-        while sum(map(len, self.inserted.values())) < share * self._steps * len(ACTORS):
+        while not reached(inserted := sum(map(len, self.inserted.values()))):
+            self._report("inserting steps", inserted, self._steps * len(ACTORS))
             if time.monotonic() > until or any(self._running[name].poll() not in (None, 0) for name in ACTORS):
                 raise typer.BadParameter("the actors came to a halt; their errors are above.")
             time.sleep(0.02)
@@ -201,7 +210,7 @@ def actor(folder: Path, ports: tuple[int, int], name: str, first: int, steps: in
 
 
 def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    PROGRESS.say(text, err=True)
 
 
 def _config(folder: Path, ports: tuple[int, int], name: str) -> Any:

@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from hilt.cli.show import PROGRESS
 from hilt.core import platform
 from hilt.core.platform import filesystem
 
@@ -71,7 +72,12 @@ def doctor(
 
 
 def examine(folder: Path) -> list[Finding]:
-    return [finding for check in CHECKS for finding in check(folder)]
+    found: list[Finding] = []
+    with PROGRESS.phases() as report:
+        for number, check in enumerate(CHECKS):
+            report("examining this machine", number, len(CHECKS), check.__name__.removeprefix("check_").replace("_", " "))
+            found += check(folder)
+    return found
 
 
 def show(findings: list[Finding]) -> None:
@@ -99,7 +105,8 @@ def install(packages: list[str]) -> None:
     for arguments in [["update"], *(["install", "-y", "--no-install-recommends", package] for package in packages)]:
         typer.echo(f"apt-get {' '.join(arguments)}", err=True)
         try:
-            subprocess.run([*apt, *arguments], env=environment, stdout=subprocess.DEVNULL, timeout=300)
+            with PROGRESS.phase(f"apt-get {' '.join(arguments)}"):
+                subprocess.run([*apt, *arguments], env=environment, stdout=subprocess.DEVNULL, timeout=300)
         except subprocess.TimeoutExpired:
             typer.echo(f"apt-get {arguments[0]} took over 300 s: given up", err=True)
             return

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hilt.cli.show import PROGRESS
 from hilt.observe.plots import SMOOTH, plot
 
 app = typer.Typer(add_completion=False)
@@ -20,5 +21,7 @@ def draw(
 ) -> None:
     """Draw success, interventions, losses and rates over online steps (of sft: samples) and minutes. Runs that differ only by their seed
     become one curve with a band; others are named after the settings in which they differ."""
-    for path in plot(runs, out or (runs[0] / "plots" if len(runs) == 1 else Path("plots")), smooth):
+    with PROGRESS.phases() as report:
+        made = plot(runs, out or (runs[0] / "plots" if len(runs) == 1 else Path("plots")), smooth, report)
+    for path in made:
         typer.echo(str(path))

@@ -9,7 +9,6 @@ import contextlib
 import json
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hilt.cli.show import table
+from hilt.cli.show import PROGRESS, table
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.trajectory import Source
 
@@ -112,62 +111,52 @@ class Terminal:
     """Shows a session: a line for each episode, and on a terminal what is going on now."""
 
     def __init__(self, settings: Settings, device: Device):
-        self._settings, self._device, self._shown = settings, device, (0.0, 0)
-        self._live: Any = None
+        self._settings, self._device, self._shown, self._rate = settings, device, (0.0, 0), 0.0
+        self._open = contextlib.ExitStack()
+        self._ending = False
         self.told = 0
         """Notes that were shown"""
 
     def __enter__(self) -> Terminal:
+        self._report = self._open.enter_context(PROGRESS.phases())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def begin(self, s: Summary) -> None:
         if s.unfinished:
-            typer.echo(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
+            PROGRESS.say(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
         for note in s.notes:
-            typer.echo(note)
+            PROGRESS.say(note)
         self.told = len(s.notes)
         if s.complete:
             option = "--successes-needed" if self._settings.successes_needed else "--episodes"
-            typer.echo(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
+            PROGRESS.say(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
             return
-        typer.echo(f"recording into {s.path}: have {self._have(s)}")
+        PROGRESS.say(f"recording into {s.path}: have {self._have(s)}")
         if url := getattr(self._device, "url", ""):
-            typer.echo(f"open {url}")
+            PROGRESS.say(f"open {url}")
         if self._device.name == "keyboard":
-            typer.echo(keys())
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True), refresh_per_second=10, transient=True)
-            self._live.start()
+            PROGRESS.say(keys())
 
     def step(self, s: Summary) -> None:
-        if self._live is not None and (passed := time.monotonic() - self._shown[0]) > 0.5:
-            from rich.text import Text
-
-            rate = (s.steps - self._shown[1]) / passed
+        if (passed := time.monotonic() - self._shown[0]) > 0.5:
+            self._rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
-            now = f"step {s.step}, {rate:.1f} steps/s" if s.step else s.hint or "resetting"
-            now = f"episode {s.attempts}: {now}; have {self._have(s)}, {s.successes} succeeded"
-            self._live.update(Text(now))
+        now = f"step {s.step}, {self._rate:.1f} steps/s" if s.step else s.hint or "resetting"
+        self._report("recording", s.have, s.wanted, f"episode {s.attempts}: {now}")
 
     def episode(self, recorded: Recorded, s: Summary) -> None:
         how = {True: "success", False: "no success", None: "success unknown"}[recorded.success]
         what = f"dropped: {recorded.dropped}" if recorded.dropped else f"{how}, power-safe"
-        line = f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}"
-        if self._live is not None and sys.stdout.isatty():  # above the live line, which would stand in its way
-            self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            typer.echo(line)
+        PROGRESS.say(f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}")
 
     def end(self, s: Summary) -> None:
-        self.__exit__()
-        typer.echo("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
+        if not self._ending:
+            self._ending = True
+            PROGRESS.say("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
+        self._report("finishing the videos", s.videos, s.episodes)
 
     def _have(self, s: Summary) -> str:
         return f"{s.have} of {s.wanted} {'frames marked' if self._settings.successes_needed else 'episodes'}"

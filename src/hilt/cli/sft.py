@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import heavy_module, progress_bar, table
+from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.cli.train import Resume, Run, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.threads import one_thread
@@ -47,15 +47,14 @@ def sft(
     config = resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, data, overrides))
     for line in precision.lines(config, folder, resume):
         typer.echo(line)
-    with progress_bar("training") as bar, stop_signals() as stopped:
+    with PROGRESS.phases() as report, stop_signals() as stopped:
 
         def watch(step: int, values: dict[str, float]) -> None:
-            bar(step, config.max_steps)
             if "validation_loss" in values:
                 best = "the lowest so far" if values["best_step"] == step else f"the lowest was at step {values['best_step']:.0f}"
-                typer.echo(f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}")
+                PROGRESS.say(f"step {step:,} of {config.max_steps:,}: validation loss {values['validation_loss']:.4f}, {best}")
 
-        done = train(config, folder, say=typer.echo, watch=watch, stop=lambda: bool(stopped))
+        done = train(config, folder, say=PROGRESS.say, watch=watch, stop=lambda: bool(stopped), report=report)
     goes_on = f"hilt train sft --run {folder} --resume"
     if not done.best_step:
         typer.echo(f"stopped after {done.step:,} steps, before there was anything to keep\n\n{goes_on}")

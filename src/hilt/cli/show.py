@@ -41,10 +41,10 @@ PROGRESS = Progress()
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, announce: bool = False) -> Iterator[Move]:
+def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator[Move]:
     """A phase of the command, moved by calling with (done, total): a bar in a terminal, a line every ten seconds elsewhere, the first of
     them at once if it is to be announced."""
-    with PROGRESS.phase(title, announce=announce) as move:
+    with PROGRESS.phase(title, unit=unit, announce=announce) as move:
         yield move
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,8 +92,8 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
 
     with stop_signals() as stopped:
         _end_with_parent()
-        with _shown(folder, config) as report:
-            demonstrate(config, folder, typer.echo, lambda: bool(stopped), report)
+        with _shown(folder, config) as (say, report):
+            demonstrate(config, folder, say, lambda: bool(stopped), report)
             report(f"opening {config.task}")
             env = spaces(config)
             report("")
@@ -129,7 +129,7 @@ def actor_command(
     with stop_signals() as stopped, PROGRESS.phases() as report:
         _end_with_parent()
         folder = spool or Path("spools") / plain(name)
-        acted = act(config, folder, name, stop=lambda: bool(stopped), say=typer.echo, report=report)
+        acted = act(config, folder, name, stop=lambda: bool(stopped), say=PROGRESS.say, report=report)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
     if acted.spooled and config.store == "log":
         typer.echo(f"{acted.spooled:,} steps wait for the learner; the same command sends them")
@@ -165,14 +165,14 @@ def _live(folder: Path, config: Hil) -> Live:
 
 
 @contextlib.contextmanager
-def _shown(folder: Path, config: Hil) -> Iterator[Report]:
+def _shown(folder: Path, config: Hil) -> Iterator[tuple[Callable[[str], None], Report]]:
     """The live table of a learner alone. For one whose parent shows it, what it says goes into its log."""
     if _parent():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
-        yield silent
+        yield typer.echo, silent
         return
     with _live(folder, config) as screen:
-        yield screen.report
+        yield screen.say, screen.report
 
 
 def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[str]]:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, Protocol, TextIO
 
 LINE_S = 10.0
@@ -48,19 +49,14 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
 
 def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
     """A `Report` for whoever has lines only: the beginning of a phase, then one every so many seconds, and the end of what is counted."""
-    current: list[Phase] = []
-    said, last = 0.0, ""
+    phases, said, last = Phases(now), 0.0, ""
 
     def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         nonlocal said, last
-        new = not current or current[0].name != phase
-        if new:
-            current[:] = [Phase(phase, total, done, now=now)] if phase else []
-        for one in current:
-            one.move(done, total, note)
-            if (new or now() - said >= interval_s or done >= total > 0) and (text := one.text()) != last:
-                say(text)
-                said, last = now(), text
+        before, one = phases.current, phases.turn(phase, done, total, note)
+        if one is not None and (one is not before or now() - said >= interval_s or one.ended) and (text := one.text()) != last:
+            say(text)
+            said, last = now(), text
 
     return report
 
@@ -85,6 +81,11 @@ class Phase:
             while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW_S:
                 self._marks.popleft()
         self.done = done
+
+    @property
+    def ended(self) -> bool:
+        """Whether all is done of what is counted."""
+        return self.done >= self.total > 0
 
     def seconds(self) -> float:
         """Since it began."""
@@ -113,6 +114,26 @@ class Phase:
         return f"{self.name}{count} done in {spell(self.seconds())}"
 
 
+class Phases:
+    """One phase after the other, as a `Report` is told of them. One that was not at its end and comes again goes on, with its rate."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic):
+        self.current: Phase | None = None
+        self._now, self._paused = now, dict[str, Phase]()
+
+    def turn(self, phase: str, done: int, total: int, note: str) -> Phase | None:
+        """The one of this name, moved; None for an empty name."""
+        if self.current is not None and self.current.name != phase:
+            if self.current.total and not self.current.ended:
+                self._paused[self.current.name] = self.current
+            self.current = None
+        if phase and self.current is None:
+            self.current = self._paused.pop(phase, None) or Phase(phase, total, done, now=self._now)
+        if self.current is not None:
+            self.current.move(done, total, note)
+        return self.current
+
+
 class Progress:
     """The phases of one command, on the standard error output by default. The innermost phase is shown; in a terminal, all of them.
 
@@ -124,14 +145,15 @@ class Progress:
         self._given, self._now, self._beat = file, now, beat
         self._open: list[_Shown] = []
         self._lock = threading.RLock()
-        self._line, self._shown = "", now()
+        self._line = ""
+        self._shown = self._ended = now()
         self._screen: Any = None
         self._over = threading.Event()
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int = 0, done: int = 0, announce: bool = False) -> Iterator[Move]:
+    def phase(self, name: str, total: int = 0, done: int = 0, unit: str = "", announce: bool = False) -> Iterator[Move]:
         """Shown for as long as it is entered. `announce`: in a pipe it is named at once, for what may keep every thread from running."""
-        one = self._begin(name, total, done, announce)
+        one = self._begin(Phase(name, total, done, unit, self._now), announce)
 
         def move(done: int, total: int | None = None, note: str = "") -> None:
             with self._lock:
@@ -148,22 +170,23 @@ class Progress:
     @contextlib.contextmanager
     def phases(self) -> Iterator[Report]:
         """For a function that tells of its phases itself: each ends when the next begins, or when this is left. An empty name ends it."""
-        current: list[_Shown] = []
+        phases, shown = Phases(self._now), list[_Shown]()
 
         def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
             with self._lock:
-                if current and current[0].phase.name != phase:
-                    self._end(current.pop())
-                if phase and not current:
-                    current.append(self._begin(phase, total, done))
-                if current:
-                    current[0].phase.move(done, total, note)
-                    self._show(current[0])
+                one = phases.turn(phase, done, total, note)
+                while shown and shown[0].phase is not one:
+                    self._end(shown[0], whole=not shown[0].phase.total or shown[0].phase.ended)
+                    shown.pop()
+                if one is not None:
+                    if not shown:
+                        shown.append(self._begin(one))
+                    self._show(shown[0])
 
         try:
             yield report
         except BaseException:
-            for one in current:
+            for one in shown:
                 self._end(one, whole=False)
             raise
         report("")
@@ -173,13 +196,17 @@ class Progress:
         with self._lock:
             self._line, self._shown = "", self._now()
 
-    def say(self, text: str) -> None:
-        """A line of its own, above a bar."""
+    def say(self, text: str, err: bool = False) -> None:
+        """A line of the command's own on the standard output, or beside the phases (`err`). Within phases it takes the place of `echo`,
+        which would write into a bar."""
         with self._lock:
-            if self._screen is not None:
+            if self._screen is not None and (err or sys.stdout.isatty()):
                 self._screen.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
+            elif err:
                 self._print(text)
+            else:
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
 
     def tick(self) -> None:
         """Prints a line if one is due."""
@@ -194,17 +221,19 @@ class Progress:
 
     # Inside
 
-    def _begin(self, name: str, total: int, done: int, announce: bool = False) -> _Shown:
+    def _begin(self, phase: Phase, announce: bool = False) -> _Shown:
         with self._lock:
-            one = _Shown(Phase(name, total, done, now=self._now))
+            one = _Shown(phase)
+            if not self._open and self._now() - self._ended > LINE_S:  # what was between is not this one's to tell
+                self._shown = self._now()
             self._open.append(one)
-            if self._file.isatty():
+            if self._file.isatty() and find_spec("rich") is not None:  # there may be none yet: this is used to install packages
                 one.task = self._bar(one.phase)
             elif len(self._open) == 1 and self._beat:
                 self._over = threading.Event()
                 threading.Thread(target=self._look, args=(self._over,), name="hilt-progress", daemon=True).start()
             if announce and one.task is None:
-                self._print(f"{name} ...")
+                self._print(f"{phase.name} ...")
         return one
 
     def _show(self, one: _Shown) -> None:
@@ -221,6 +250,7 @@ class Progress:
             elif whole and one.lines:
                 self._print(one.phase.last())
             if not self._open:
+                self._ended = self._now()
                 self._over.set()
                 if self._screen is not None:
                     self._screen.stop()

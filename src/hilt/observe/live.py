@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from hilt.core import progress
 from hilt.core.files import storage_errors
-from hilt.core.progress import Phase, spell
+from hilt.core.progress import Phases, spell
 from hilt.observe.metrics import FILE, GOES_ON, RESUMED
 
 EPISODES = 20
@@ -196,8 +196,9 @@ class Live:
         self._console = Console(file=file or sys.stdout)
         self._now = now
         self._began = self._shown = self._since = now()
-        self._line, self._beat = "", beat
-        self._phase: Phase | None = None
+        self._line = self._said = ""
+        self._beat = beat
+        self._phases = Phases(now)
         self._live: Any = None
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -231,10 +232,7 @@ class Live:
     def report(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """What this process does, a `hilt.core.progress.Report`: shown beside the run until there is another, or an empty name."""
         with self._lock:
-            if self._phase is None or self._phase.name != phase:
-                self._phase = Phase(phase, total, done, now=self._now) if phase else None
-            if self._phase is not None:
-                self._phase.move(done, total, note)
+            self._phases.turn(phase, done, total, note)
             self.look()
 
     def look(self, last: bool = False) -> None:
@@ -256,15 +254,17 @@ class Live:
 
     def _print(self, now: float) -> None:
         """One line. Where nothing has changed since the last one, it says for how long."""
-        parts = [self._standing.line(self._limits), self._phase.text() if self._phase is not None else ""]
+        parts = [self._standing.line(self._limits), phase.text() if (phase := self._phases.current) is not None else ""]
         line = "  ".join(part for part in parts if part)
         if not line:
             return
         if line != self._line:
             self._line, self._since = line, now
+        else:
+            line = f"{line} ({spell(now - self._since)} so far)"
+        if line != self._said:
+            self._said = line
             self.say(line)
-        elif (passed := spell(now - self._since)) != "0 s":
-            self.say(f"{line} ({passed} so far)")
 
     def _table(self) -> Any:
         from rich.console import Group
@@ -275,7 +275,7 @@ class Live:
         when = f"{clock(seconds)} since the first step" if seconds else f"{clock(self._now() - self._began)} since it began"
         when += f", {left}" if left else ""
         made = Table(box=None, show_header=False, pad_edge=False)
-        now = [("now", self._phase.text())] if self._phase is not None else []
+        now = [("now", phase.text())] if (phase := self._phases.current) is not None else []
         for name, text in [*now, *self._standing.rows()]:
             made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))
         return Group(Text(f"{self._title}   {when}", "bold"), made)

@@ -18,6 +18,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import DISK, read_json
+from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
 from hilt.observe.metrics import FILE, read_metrics, running, wilson
@@ -173,15 +174,23 @@ class Group:
     name: str = ""
 
 
-def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH) -> list[Path]:
+def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH, report: Report = silent) -> list[Path]:
     """Draws these runs into ``curves.html``, ``curves-steps.png`` and ``curves-minutes.png`` of a folder, and gives their paths."""
     if smooth < 1:
         raise ConfigError(f"smooth={smooth}: expected how many episodes a point is the mean of, at least 1.")
-    groups = grouped([Run.load(path) for path in paths])
+    runs, charts = list[Run](), dict[str, list[Chart]]()
+    for number, path in enumerate(paths):
+        report("reading runs", number, len(paths), str(path))
+        runs.append(Run.load(path))
+    groups = grouped(runs)
     DISK.make_folders(out)
-    charts = {axis: all_charts(groups, axis, smooth) for axis in ("step", "minutes")}
+    for number, axis in enumerate(("step", "minutes")):
+        report("drawing curves", number, 4)
+        charts[axis] = all_charts(groups, axis, smooth)
     made = {out / "curves.html": page(groups, charts, smooth).encode()}
-    made |= {out / f"curves-{name}.png": picture(groups, charts[axis]) for axis, name in (("step", "steps"), ("minutes", "minutes"))}
+    for number, (axis, name) in enumerate((("step", "steps"), ("minutes", "minutes"))):
+        report("drawing curves", 2 + number, 4)
+        made[out / f"curves-{name}.png"] = picture(groups, charts[axis])
     for path, data in made.items():
         DISK.replace(path, data, durable=False)
     return list(made)

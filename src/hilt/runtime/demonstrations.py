@@ -14,12 +14,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.formats import detect
 from hilt.formats.convert import convert
@@ -59,16 +61,19 @@ class Demonstrations:
         instruction: str = "",
         successes_only: bool = True,
         say: Callable[[str], None] = lambda text: None,
+        report: Report = silent,
     ):
         """What is no log is made one in `folder`, once. An `instruction` is said of every episode; empty: as the data has it.
         `successes_only` passes over episodes that are known to have failed."""
-        self._suite, self._datasets = suite, [_opened(path, folder, number, say) for number, path in enumerate(paths)]
+        self._suite, self._datasets = suite, [_opened(path, folder, number, say, report) for number, path in enumerate(paths)]
         self.lessons: list[Lesson] = []
         failed = 0
         for path, dataset in zip(paths, self._datasets, strict=True):
+            done = 0
             if dataset.episodes:
                 _look(suite, dataset, path)
             for keys, job in zip(dataset.episodes, dataset.jobs(images=False), strict=True):
+                report(f"reading {path}, episodes", done := done + 1, len(dataset.episodes))
                 episode: Any = job()
                 if successes_only and episode.facts.get("success") is False:
                     failed += 1
@@ -162,12 +167,12 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
         yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
 
 
-def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None]) -> LogDataset:
+def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None], report: Report) -> LogDataset:
     path = path / "log" if (path / "log" / "log.json").is_file() else path
     if detect(path) != "log":
         made = folder / f"{number}-{path.name}"
         if not made.exists():
-            summary = convert(path, made)
+            summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
             say(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
         path = made
     return LogDataset(path)

@@ -426,7 +426,9 @@ TITLE, SPACE = 36, 8
 """In pixels: the height of the titles, and what lies between the two"""
 
 
-def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after")) -> None:
+def before_after(
+    before: Sequence[Path], after: Sequence[Path], out: Path, titles: tuple[str, str] = ("before", "after"), report: Report = silent
+) -> None:
     """One video of two sides, each of which shows its videos one after the other. Two that are compared begin at the same moment: the
     one that is over first keeps its last frame."""
     av = optional_module("av", "A video", "formats")
@@ -454,7 +456,8 @@ def before_after(before: Sequence[Path], after: Sequence[Path], out: Path, title
         blank = np.asarray(canvas)
         place = opened.enter_context(beside(out))
         writer = VideoWriter(place, rates.pop(), blank.shape[0], blank.shape[1], "h264")
-        for pair in pairs:
+        for number, pair in enumerate(pairs):
+            report(f"making {out.name}, episodes", number, len(pairs))
             following = following if pair is pairs[0] else [next(side, None) for side in pair]
             while any(picture is not None for picture in following):
                 shown = [old if new is None else new for old, new in zip(shown, following, strict=True)]

@@ -11,7 +11,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ HEIGHT, BAR, CAPTION, GAP = 240, 8, 44, 4
 """In pixels: cameras are shown at least so high; the bar, the two lines of text, and what lies between cameras"""
 LAST_SECONDS = 1.0
 """So long the end is shown"""
-DEADLINE_S = 120.0
+DEADLINE_S, POLL_INTERVAL_S = 120.0, 0.5
+"""The last videos are waited for so many seconds, and counted so often"""
 
 
 class Filmer:
@@ -63,21 +65,27 @@ class Filmer:
             self._process.stdin.write(f"{trajectory}\n")
             self._process.stdin.flush()
 
-    def close(self, trajectories: list[int], wait: bool = True) -> None:
-        """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories."""
+    def close(self, trajectories: list[int], wait: bool = True, watch: Callable[[int], None] = lambda made: None) -> None:
+        """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories. `watch` is told
+        again and again how many there are."""
         if not wait:
             self._process.kill()
+        end, said = time.monotonic() + DEADLINE_S, None
         try:
-            said, _ = self._process.communicate(timeout=DEADLINE_S)
-            self.notes += said.splitlines()
-        except subprocess.TimeoutExpired:
-            self.notes.append(f"videos were not done after {DEADLINE_S:.0f} s")
+            while said is None and (left := end - time.monotonic()) > 0:
+                watch(self._count(trajectories))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    said = self._process.communicate(timeout=min(left, POLL_INTERVAL_S))[0]
+            self.notes += [f"videos were not done after {DEADLINE_S:.0f} s"] if said is None else said.splitlines()
         finally:
             self._process.kill()
             self._process.wait(DEADLINE_S)
-        self.made = sum(video_of(self._folder, trajectory).exists() for trajectory in trajectories)
+        self.made = self._count(trajectories)
         if missing := len(trajectories) - self.made:
             self.notes.append(f"{missing} videos are missing; the same command makes them")
+
+    def _count(self, trajectories: list[int]) -> int:
+        return sum(video_of(self._folder, trajectory).exists() for trajectory in trajectories)
 
 
 def video_of(folder: Path, trajectory: int) -> Path:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
+from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.envs.task import make
 from hilt.policies.base import Observation
@@ -101,12 +102,16 @@ def taught(
     return policy
 
 
-def played(config: Vla, playing: Playing) -> list[Touch]:
+def played(config: Vla, playing: Playing, report: Report = silent) -> list[Touch]:
     """All touches in the scene that the tasks of a run share."""
     rng, suite = np.random.default_rng([config.seed, 5]), words(config)
     with contextlib.closing(make(config.tasks[0], **{**config.task_options, "step_limit": 1_000_000})) as env:
         states = rng.integers(env.unwrapped.initial_states["train"], size=playing.scenes).tolist()
-        return [touch for state in states for touch in play(env, suite, state, rng, playing.descents, stride_of(config))]
+        touches: list[Touch] = []
+        for number, state in enumerate(states):
+            report("playing, scenes", number, len(states))
+            touches += play(env, suite, state, rng, playing.descents, stride_of(config))
+        return touches
 
 
 def stride_of(config: Vla) -> float:

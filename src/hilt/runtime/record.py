@@ -141,8 +141,8 @@ class Recorded:
 
 
 class Watch(Protocol):
-    """Who looks on: told once, after each step (and while a person is awaited, with step 0), after each episode, and before the
-    last videos are waited for."""
+    """Who looks on: told once, after each step (and while a person is awaited, with step 0), after each episode, and again and again
+    while the last videos are waited for."""
 
     def begin(self, summary: Summary) -> None: ...
     def step(self, summary: Summary) -> None: ...
@@ -250,13 +250,17 @@ class Recorder:
             if timing is not None and self.summary.steps:
                 self.summary.timing = timing()
             if self._filmer is not None:
-                if wait and self._watch is not None and self.summary.attempts:
-                    self._watch.end(self.summary)
-                self._filmer.close(self._log.trajectories(), wait)
+                tell = wait and self._watch is not None and self.summary.attempts
+                self._filmer.close(self._log.trajectories(), wait, self._filmed if tell else lambda made: None)
                 self.summary.videos = self._filmer.made
                 self.summary.notes += self._filmer.notes
         finally:
             self._log.close()
+
+    def _filmed(self, made: int) -> None:
+        assert self._watch is not None
+        self.summary.videos = made
+        self._watch.end(self.summary)
 
     # One episode
 

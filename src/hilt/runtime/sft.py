@@ -28,6 +28,7 @@ from hilt.algos.adam import Adam
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import Report, silent
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
@@ -284,24 +285,27 @@ def train(
     say: Callable[[str], None] = lambda text: None,
     watch: Watch = lambda step, values: None,
     stop: Callable[[], bool] = lambda: False,
+    report: Report = silent,
 ) -> Summary:
     """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     with contextlib.ExitStack() as stack:
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
+        report(f"loading the policy {config.policy}")
         policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
         paths = [Path(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
             folder = run / "tasks" / task.replace("/", "-")
-            demonstrate(settings_of(config, task), folder, say, stop)
+            demonstrate(settings_of(config, task), folder, say, stop, report)
             paths.append(folder / "demonstrations" / "log")
         if stop():
             return Summary("stopped", 0, 0, math.nan, 0.0)
-        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say)
+        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say, report)
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        return Training(config, run, policy, lessons, metrics, say, watch).run(stop)
+        report("making the policy, its statistics and its optimiser")
+        return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
 
 
 class Training:
@@ -316,7 +320,9 @@ class Training:
         metrics: Metrics,
         say: Callable[[str], None],
         watch: Watch,
+        report: Report = silent,
     ):
+        self._report = report
         self._config, self._run, self._lessons, self._metrics, self._say, self._watch = config, run, lessons, metrics, say, watch
         learned, held = lessons.split(config.validation, config.seed)
         self._rows, self._held = lessons.rows(learned), lessons.rows(held)
@@ -347,6 +353,7 @@ class Training:
         while not reason and not stop():
             values = self._learn(next(drawn))
             self.step += 1
+            self._report("training", self.step, config.max_steps, f"loss {values['loss']:.4f}")
             reason = self._over()
             if self.step % config.log_period == 0 or reason:
                 now = time.monotonic()
@@ -364,6 +371,7 @@ class Training:
         self._save()
         done = Summary(reason or "stopped", self.step, self._best_step, self._best, self._elapsed)
         if self._best_step:
+            self._report("writing the policy")
             self._finish()
             write_json(self._run / RESULT, asdict(done))
         return done
@@ -419,6 +427,7 @@ class Training:
         draws, sums, weight = generator(self._config.seed + 1), dict[str, float](), 0.0
         at_once = self._config.samples_at_once or self._config.batch_size
         for first in range(0, len(self._held), at_once):
+            self._report(f"validating after step {self.step}, samples", first, len(self._held))
             observations, actions, mask = self._lessons.batch(self._held[first : first + at_once], self._horizon)
             with torch.no_grad():
                 loss, shown = self.policy.supervised_loss(observations, actions, mask, generator=draws)
