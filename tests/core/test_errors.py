@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
 from hilt.core import errors
-from hilt.core.errors import HiltError, MissingFieldError, MissingPackageError, UnknownNameError, require_module, suggest
+from hilt.core.errors import HiltError, MissingFieldError, MissingPackageError, UnknownNameError, optional_module, require_module, suggest
 from hilt.core.trajectory import Source, Step, ends_from_done_and_mask
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HiltError)]
@@ -65,6 +66,25 @@ def test_texts():
     with pytest.raises(MissingPackageError, match="This needs the package 'no_such_package', which is not installed"):
         require_module("no_such_package", "This", "nothing")
     assert str(MissingFieldError("x: absent.")) == "x: absent."
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("from json import HybridCache", r"cannot import name 'HybridCache' from 'json' \(.*\)"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+    ],
+)
+def test_a_package_that_is_there_and_broken_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
+    """Such as one that is too old for another one."""
+    (tmp_path / "broken_package.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    text = rf"^LoRA needs the package 'broken', which cannot be imported \({why}\): pip install --upgrade 'hilt\[vla\]'$"
+    with pytest.raises(MissingPackageError, match=text) as caught:
+        optional_module("broken_package", "LoRA", "vla", "broken")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    with pytest.raises(MissingPackageError, match=r"'no_such_package\.part', which is not installed: pip install 'hilt\[vla\]'"):
+        optional_module("no_such_package.part", "LoRA", "vla")
 
 
 def test_suggestions():

@@ -109,11 +109,12 @@ class UnsafeError(FormatError):
 
 
 class MissingPackageError(HiltError, ImportError):
-    """Raised when an optional package is needed; the message has the pip line that installs it."""
+    """Raised when an optional package is needed and missing, or broken; the message has the pip line that installs it."""
 
-    def __init__(self, package: str, purpose: str, extra: str):
-        self._made_from = (package, purpose, extra)
-        super().__init__(f"{purpose} needs the package {package!r}, which is not installed: pip install 'hilt[{extra}]'")
+    def __init__(self, package: str, purpose: str, extra: str, broken: str = ""):
+        self._made_from = (package, purpose, extra, broken)
+        state, cure = (f"cannot be imported ({broken})", "--upgrade ") if broken else ("is not installed", "")
+        super().__init__(f"{purpose} needs the package {package!r}, which {state}: pip install {cure}'hilt[{extra}]'")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_from
@@ -124,7 +125,8 @@ def optional_module(name: str, purpose: str, extra: str, package: str = "") -> A
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingPackageError(package or name, purpose, extra) from error
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == name.partition(".")[0]
+        raise MissingPackageError(package or name, purpose, extra, "" if missing else str(error)) from error
 
 
 def require_module(name: str, purpose: str, extra: str) -> None:
