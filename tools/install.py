@@ -65,22 +65,29 @@ def install(venv: Path, packages: list[str]) -> None:
 
 
 def install_with_uv(venv: Path, packages: list[str]) -> bool:
-    if run("getting uv", [venv / "bin/pip", "install", "-qq", "uv"]):
+    if (settings := uv_settings(venv)) is None:
         return False
+    options, environment = settings
+    command = [venv / "bin/uv", "pip", "install", "--python", venv / "bin/python", *options, *packages]
+    return run("installing with uv", command, environment) == 0
+
+
+def uv_settings(venv: Path) -> tuple[list[str], dict[str, str]] | None:
+    """Options and environment with which the environment's uv, installed here, finds what its pip would; None where that cannot be."""
+    if run("getting uv", [venv / "bin/pip", "install", "-qq", "uv"]):
+        return None
     asked = subprocess.run([venv / "bin/python", "-c", PIP_SETTINGS], capture_output=True, text=True)
     if asked.returncode != 0:  # a pip whose insides have moved
-        return False
+        return None
     pip = json.loads(asked.stdout)
     # pip takes the best version of all indexes; uv, unless told, the first index that knows the name
-    command = [venv / "bin/uv", "pip", "install", "--no-config", "--index-strategy", "unsafe-best-match"]
-    command += ["--python", venv / "bin/python"]
-    command += ["--no-index"] if pip["no_index"] else ["--default-index", pip["index_url"]]
+    options = ["--no-config", "--index-strategy", "unsafe-best-match"]
+    options += ["--no-index"] if pip["no_index"] else ["--default-index", pip["index_url"]]
     for url in pip["extra_index_urls"]:
-        command += ["--index", url]
+        options += ["--index", url]
     for place in pip["find_links"]:
-        command += ["--find-links", place]
-    environment = os.environ | ({"SSL_CERT_FILE": pip["cert"]} if pip["cert"] else {})
-    return run("installing with uv", [*command, *packages], environment) == 0
+        options += ["--find-links", place]
+    return options, os.environ | ({"SSL_CERT_FILE": pip["cert"]} if pip["cert"] else {})
 
 
 def run(phase: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> int:

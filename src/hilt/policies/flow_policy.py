@@ -40,7 +40,7 @@ from hilt.policies.normalize import KINDS, Normalizer
 from hilt.policies.tokens import padded
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing_extensions import Self
 
 IMAGES = ("full_image", "wrist_image", "right_wrist_image")
 """What the slots for pictures are called in observations, unless said otherwise."""
