@@ -51,6 +51,13 @@ def need(*packages: str) -> None:
             pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 
+def devices() -> list[Any]:
+    """For `pytest.mark.parametrize`: the CPU, and the GPU where there is one."""
+    import torch
+
+    return ["cpu", pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
 def need_rendering() -> None:
     """Skip the test where MuJoCo has no library to render with. `make test` installs one (``hilt doctor --fix``) where it may."""
     need("mujoco")

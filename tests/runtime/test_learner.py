@@ -110,6 +110,18 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
     assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", ["collecting", "trained"])
+def test_on_a_gpu_it_learns_and_goes_on(template: Path, memory_path: Path, kind: str):
+    changes = {**KINDS[kind], "agent": {**KINDS[kind]["agent"], "device": "cuda:0"}, "checkpoint_period": 5}
+    assert learner(template, memory_path / "run", **changes).run() == Summary("max_steps", 10, 30)
+    again = learner(template, memory_path / "run", **{**changes, "max_steps": 15})
+    assert next(again.agent.networks["actor"].parameters()).is_cuda
+    assert again.run() == Summary("max_steps", 15, 30)
+    figures = [value for record in records(memory_path / "run", "update") for value in record.values() if isinstance(value, float)]
+    assert np.isfinite(figures).all() and len(figures) > 10
+
+
 def test_stopped_before_the_first_update_it_repeats_the_pretraining_alike(template: Path, memory_path: Path):
     changes = {**COLLECTING, "max_steps": 2}
     learner(template, memory_path / "whole", **changes).run()

@@ -21,6 +21,7 @@ from hilt.runtime import checkpoint, post_train, roles
 from hilt.runtime.evaluate import wilson
 from hilt.runtime.post_train import Controller, Summary, begin_run, resume_run, train
 from hilt.runtime.vla_config import Vla
+from tests.effort import devices
 from tests.runtime.toy_vla import DOWN, UP, config, weights
 
 MEASURED = {f"{name}_share" for name in ("simulator", "beside", "model", "update", "other")}
@@ -55,10 +56,11 @@ def logged(run: Path) -> list[tuple[Any, ...]]:
         return found
 
 
-def test_it_learns_validates_and_keeps_its_best(tmp_path: Path):
+@pytest.mark.parametrize("device", devices())
+def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     run, phases = tmp_path / "run", list[tuple[Any, ...]]()
     sizes = ["collect.data_batch_size=32", "algorithm.batch.trajectories_per_step=16", "validation.period=5"]
-    done = started(run, "max_steps=10", *sizes, report=lambda *given: phases.append(given))
+    done = started(run, "max_steps=10", f"device={device}", *sizes, report=lambda *given: phases.append(given))
     assert list(dict.fromkeys(name for name, *_ in phases))[:6] == [
         *("starting the rank: the policy and the simulators", "after step 0: validating", "step 1: collecting episodes"),
         *("step 1: learning from the chunks", "step 2: collecting episodes", "step 2: learning from the chunks"),

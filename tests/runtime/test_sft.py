@@ -19,6 +19,7 @@ from hilt.replay.lock import WriterLock
 from hilt.runtime import checkpoint, sft
 from hilt.runtime.chunks import ChunkAgent
 from hilt.runtime.sft import Lora, Sft, begin_run, learning_rate, resume_run, train
+from tests.effort import devices
 from tests.runtime.taught import NAMES, Row, kept, write_log
 
 
@@ -246,7 +247,8 @@ def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
         ("smolvla", {"policy_options": {}}),
     ],
 )
-def test_every_policy_is_taught(kind: str, changes: dict[str, Any], log: Path, tmp_path: Path):
+@pytest.mark.parametrize("device", devices())
+def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any], log: Path, tmp_path: Path):
     """From a folder with weights in bfloat16 to a folder that opens again; what is trained is float32."""
     pytest.importorskip("transformers")
     from tests.policies import test_pi0, tiny_openvla
@@ -258,7 +260,7 @@ def test_every_policy_is_taught(kind: str, changes: dict[str, Any], log: Path, t
         policy = test_pi0.made(kind)
     policy.save_pretrained(tmp_path / "policy")
     base = {"policy": str(tmp_path / "policy"), "policy_options": {"allow_untrained": True}, "data": [str(log)], "columns": NAMES}
-    config = Sft(**{**base, "max_steps": 4, "validation_period": 2, "batch_size": 4, "learning_rate": 0.002, **changes})
+    config = Sft(**{**base, "max_steps": 4, "validation_period": 2, "batch_size": 4, "learning_rate": 0.002, "device": device, **changes})
     train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
     saved = checkpoint.latest(tmp_path / "run")
     assert saved is not None and {tensor.dtype for tensor in saved.agent["adam"].values()} == {torch.float32}
