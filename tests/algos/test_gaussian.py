@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hilt.algos.gaussian import log_prob_of, sample
+from hilt.algos.gaussian import log_prob_of, sample, sample_backward
 
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.8, 0.3), (-1.5, 0.6)])
@@ -37,3 +37,15 @@ def test_nothing_is_lost_where_tanh_is_flat() -> None:
     log_prob.sum().backward()
     assert raw.grad is not None and torch.isfinite(raw.grad).all()
     assert torch.isfinite(log_prob_of(torch.tensor([[1.0], [-1.0]]), torch.zeros(2, 1), torch.ones(2, 1))).all()
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    r = torch.Generator().manual_seed(0)
+    mean, std, noise, dactions = torch.randn(4, 50, 3, generator=r).double().unbind()
+    std, dlog_prob = std.exp(), torch.tensor(0.7).double()
+    mean.requires_grad_(), std.requires_grad_()
+    actions, log_prob = sample(mean, std, noise)
+    expected = torch.autograd.grad([actions, log_prob], [mean, std], [dactions, dlog_prob.expand(50)])
+    found = sample_backward(actions.detach(), std.detach(), noise, dactions, dlog_prob)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)

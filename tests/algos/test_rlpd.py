@@ -137,7 +137,7 @@ def test_termination_does_not_bootstrap_and_truncation_does() -> None:
     ended = rows.masks == 0
     q = torch.full((2, B), 5.0, dtype=torch.float64)
     for settings in (BASE, replace(BASE, backup_entropy=True)):
-        target = rlpd.critic_target(rows, q, torch.full((B,), -3.0), torch.tensor(0.3), settings, generator(0))
+        target = rlpd.critic_target(rows, q, torch.full((B,), -3.0), torch.tensor(0.3), settings, None)
         assert torch.equal(target[ended], rows.rewards[ended])
         assert (target[~ended] > rows.rewards[~ended] + 4).all()
 
@@ -162,7 +162,8 @@ def test_a_subset_never_has_one_critic_twice() -> None:
     q = torch.arange(10.0)[:, None].expand(10, B)
     settings = replace(BASE, critics=10, subset=9)
     rows = replace(batch(0), rewards=torch.zeros(B), masks=torch.ones(B))
-    seen = {rlpd.critic_target(rows, q, q[0], q[0], settings, generator(seed))[0].item() for seed in range(50)}
+    subsets = [rlpd.draw(rows, settings, generator(seed), frozenset({"critic"}))[1] for seed in range(50)]
+    seen = {rlpd.critic_target(rows, q, q[0], q[0], settings, subset)[0].item() for subset in subsets}
     assert sorted(seen) == pytest.approx([0, 0.9])  # the least of all but one: critic 0, or critic 1 where 0 is left out
 
 

@@ -39,10 +39,11 @@ class Adam:
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step down these gradients, which are in the order of the parameters. One without a gradient is left as it is."""
         parts: tuple[Any, ...] = (self.parameters, list(gradients), self._first, self._second, self._step_of)
-        moved = torch.ones_like(self._steps)
+        moved: Any = 1
         if any(gradient is None for gradient in gradients):
             there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-            moved = torch.zeros_like(moved).index_fill_(0, torch.tensor(there, dtype=torch.int64, device=moved.device), 1)
+            where = torch.tensor(there, dtype=torch.int64, device=self._steps.device)
+            moved = torch.zeros_like(self._steps).index_fill_(0, where, 1)
             parts = tuple([part[i] for i in there] for part in parts)
         with torch.no_grad():
             self._steps += moved

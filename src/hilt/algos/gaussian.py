@@ -18,6 +18,15 @@ def sample(mean: Tensor, std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(raw), _log_prob(raw, noise, std)
 
 
+def sample_backward(actions: Tensor, std: Tensor, noise: Tensor, dactions: Tensor, dlog_prob: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of mean and std ``[B, A]`` from those of what `sample` made, `dlog_prob` being one for all rows.
+
+    With u = mean + std * noise: d tanh(u) / du = 1 - tanh(u)^2, and d log_prob / du = 2 tanh(u); d log_prob / d std = -1 / std besides.
+    """
+    draw = dactions * (1 - actions.square()) + (2 * dlog_prob) * actions
+    return draw, draw * noise - dlog_prob / std
+
+
 def log_prob_of(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Log-probabilities ``[B]`` of given actions."""
     raw = torch.atanh(actions.clamp(-1 + NEAREST, 1 - NEAREST))

@@ -10,20 +10,24 @@
 `mask` is 0 where the task ended (terminated) and 1 elsewhere, so that a time limit (truncated) bootstraps. States come as ``z``, made by
 an encoder: `z` of the batch carries the graph back into it, so the critics' loss, and no other, trains it. All losses are taken at the
 parameters before the update. A network that is not updated stays as it is, bit for bit.
+
+The gradients are written out, down to those of the networks' outputs; the networks have their own (`run`, then `gradients`). Autograd is
+left with what `z` comes from, and with imitation.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
 from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd as Rlpd
-from hilt.algos.gaussian import sample
+from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
 from hilt.core.errors import SchemaError
 
@@ -47,7 +51,23 @@ class Networks:
     encoder: Any = None
     target_encoder: Any = None
     average_actor: Any = None
-    """A slow copy of the actor, to be evaluated"""
+    """A moving average of the actor, to be evaluated"""
+
+    def __post_init__(self) -> None:
+        pairs = {
+            "critic": (self.target_critic, self.critic),
+            "encoder": (self.target_encoder, self.encoder),
+            "actor": (self.average_actor, self.actor),
+            "grasp_critic": (self.target_grasp_critic, self.grasp_critic),
+        }
+        self._averages = {
+            name: (list(slow.parameters()), list(quick.parameters())) for name, (slow, quick) in pairs.items() if slow is not None
+        }
+
+    def average(self, name: str, share: float) -> None:
+        """The target network of this one, or its moving average, takes over a share of it; if there is any."""
+        if name in self._averages:
+            torch._foreach_lerp_(*self._averages[name], share)
 
 
 @dataclass
@@ -76,64 +96,102 @@ class Batch:
     grasp_penalty: Tensor | None = None
 
 
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def update(
     nets: Networks, batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[str], actor_updates: int, target_entropy: float
 ) -> dict[str, float]:
     """One gradient step of each network in `which`. `actor_updates`: how many the actor has had."""
     warming = actor_updates < settings.critic_warmup
-    temperature = nets.temperature().detach()
-    gradients: dict[str, tuple[Tensor, ...]] = {}
+    temperature = nets.temperature()
+    gradients: dict[str, Sequence[Tensor]] = {}
+    figures: dict[str, Tensor] = {}
     info: dict[str, float] = {}
 
-    if which & {"critic", "temperature"}:
-        with torch.no_grad():
-            next_actions, next_log_prob = sample(*_with_noise(nets.actor(batch.next_z), generator))
+    next_noise, subset, noise = draw(batch, settings, generator, which)
+    policy = act(nets, batch, noise, next_noise)
+    shared = nets.critic.of_states(batch.z) if {"critic", "actor"} <= which and not warming else None
     if "critic" in which:
-        with torch.no_grad():
-            next_q = nets.target_critic(batch.target_z, next_actions)  # [E, B]
-            target = critic_target(batch, next_q, next_log_prob, temperature, settings, generator)  # [B]
-        q = nets.critic(batch.z, batch.actions)  # [E, B]
-        errors = (q - target).square().mean(0)  # [B]
-        loss = errors.mean()
+        next_actions, next_log_prob = policy.next_states()
+        next_q = nets.target_critic.run(batch.target_z, next_actions, learns=False).out.squeeze(-1)  # [E, B]
+        target = critic_target(batch, next_q, next_log_prob, temperature, settings, subset)  # [B]
+        tape = nets.critic.run(batch.z, batch.actions, shared)
+        errors = tape.out.squeeze(-1) - target  # [E, B]
         trained = nets.optimisers["critic"].parameters
         if batch.groups:
-            info |= by_group(batch, q, target, errors, trained, settings)
-        gradients["critic"] = torch.autograd.grad(loss, trained)
-        info |= {"critic_loss": loss.item(), "q": q.mean().item(), "target_q": target.mean().item()}
-        info["reward"] = rewards(batch, settings).mean().item()
+            info |= by_group(nets, batch, tape, errors, trained, settings)
+        gradients["critic"] = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
+        figures |= {"critic_loss": errors.square(), "q": tape.out, "target_q": target, "reward": rewards(batch, settings)}
     if "grasp_critic" in which:
-        loss, values = grasp_loss(nets, batch, settings)
-        gradients["grasp_critic"] = torch.autograd.grad(loss, nets.optimisers["grasp_critic"].parameters)
-        info |= {"grasp_critic_loss": loss.item(), "grasp_q": values.mean().item()}
+        figures["grasp_critic_loss"], figures["grasp_q"], gradients["grasp_critic"] = grasp_loss(nets, batch, settings)
     if "actor" in which:
-        loss, told = actor_loss(nets, batch, settings, temperature, generator, actor_updates)
-        if loss.requires_grad:  # not where there is nothing to imitate
-            gradients["actor"] = torch.autograd.grad(loss, nets.optimisers["actor"].parameters)
-        info |= {"actor_loss": loss.item(), **told}
+        found, more = actor_loss(nets, batch, policy, shared, settings, temperature, actor_updates)
+        if found is not None:  # it is not where there is nothing to imitate
+            gradients["actor"] = found
+        figures |= more
     if "temperature" in which and not warming:  # while the actor imitates, no temperature can steer its entropy
-        loss = nets.temperature() * (-next_log_prob.mean() - target_entropy)
-        gradients["temperature"] = torch.autograd.grad(loss, nets.optimisers["temperature"].parameters)
-        info["temperature_loss"] = loss.item()
+        excess = -policy.next_states()[1].mean() - target_entropy
+        gradients["temperature"] = nets.temperature.gradients(excess)
+        figures["temperature_loss"] = temperature * excess
 
+    info |= zip(figures, torch.stack([figure.mean() for figure in figures.values()]).tolist(), strict=True)
     check_finite(info)
-    for name, found in gradients.items():
-        nets.optimisers[name].step(found)
+    for name, each in gradients.items():
+        nets.optimisers[name].step(each)
+    for name in which & {"critic", "grasp_critic"}:
+        nets.average(name, settings.tau)
     if "critic" in which:
-        polyak(nets.target_critic, nets.critic, settings.tau)
-        if nets.target_encoder is not None:
-            polyak(nets.target_encoder, nets.encoder, settings.tau)
-    if "actor" in which and nets.average_actor is not None:
-        polyak(nets.average_actor, nets.actor, settings.actor_average)
-    if "grasp_critic" in which:
-        polyak(nets.target_grasp_critic, nets.grasp_critic, settings.tau)
+        nets.average("encoder", settings.tau)
+    if "actor" in which:
+        nets.average("actor", settings.actor_average)
     return info | {"temperature": nets.temperature().item()}
 
 
-def critic_target(batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, generator: Generator) -> Tensor:
-    """What the critics are told to say, ``[B]``."""
-    if settings.subset:  # without repetition: two draws of one critic would be a subset of one
-        next_q = next_q[torch.randperm(len(next_q), generator=generator)[: settings.subset]]
-    value = next_q.min(dim=0).values
+def draw(batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[str]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Everything random of an update: the noise of the next actions, the critics that make the target, the noise of the actor's actions."""
+    next_noise = _noise(batch.actions, generator) if which & {"critic", "temperature"} else None
+    subset = None
+    if "critic" in which and settings.subset:  # without repetition: two draws of one critic would be a subset of one
+        subset = torch.randperm(settings.critics, generator=generator)[: settings.subset]
+    return next_noise, subset, _noise(batch.actions, generator) if "actor" in which else None
+
+
+class Policy(NamedTuple):
+    """What the actor does in the states and in the next states, or in one of both: all in one pass."""
+
+    tape: Any
+    rows: int
+    """How many are states; the next states come behind them"""
+    noise: Tensor
+    mean: Tensor
+    std: Tensor
+    actions: Tensor
+    log_prob: Tensor
+
+    def states(self) -> Policy:
+        return Policy(self.tape, self.rows, *(part[: self.rows] for part in self[2:]))
+
+    def next_states(self) -> tuple[Tensor, Tensor]:
+        """Actions ``[B, A]`` and their log-probabilities ``[B]``."""
+        return self.actions[self.rows :], self.log_prob[self.rows :]
+
+
+def act(nets: Networks, batch: Batch, noise: Tensor | None, next_noise: Tensor | None) -> Any:
+    """The `Policy` in the states for which there is noise; None if there is none."""
+    pairs = [(batch.z.detach(), noise), (batch.next_z, next_noise)]  # detached: the encoder learns by the critics alone
+    given = [pair for pair in pairs if pair[1] is not None]
+    if not given:
+        return None
+    states, drawn = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*given, strict=True))
+    tape = nets.actor.run(states, learns=noise is not None)
+    mean, std = nets.actor.gaussian(tape.out[0])
+    return Policy(tape, 0 if noise is None else len(noise), drawn, mean, std, *sample(mean, std, drawn))
+
+
+def critic_target(
+    batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, subset: Tensor | None
+) -> Tensor:
+    """What the critics are to say, ``[B]``."""
+    value = (next_q if subset is None else next_q[subset]).amin(dim=0)
     if settings.backup_entropy:
         value = value - temperature * next_log_prob
     target = rewards(batch, settings) + discounted(value, batch, settings)
@@ -142,7 +200,9 @@ def critic_target(batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperatu
 
 def rewards(batch: Batch, settings: Rlpd) -> Tensor:
     """The rewards ``[B]`` with the bias, which each of `n_steps` rewards that were summed has had."""
-    if batch.n_steps is None or not settings.reward_bias:
+    if not settings.reward_bias:
+        return batch.rewards
+    if batch.n_steps is None:
         return batch.rewards + settings.reward_bias
     steps = torch.arange(int(batch.n_steps.max()), device=batch.n_steps.device)
     counted = (settings.discount**steps * (steps < batch.n_steps[:, None])).sum(1)
@@ -156,17 +216,19 @@ def discounted(value: Tensor, batch: Batch, settings: Rlpd) -> Tensor:
 
 
 def actor_loss(
-    nets: Networks, batch: Batch, settings: Rlpd, temperature: Tensor, generator: Generator, actor_updates: int
-) -> tuple[Tensor, dict[str, float]]:
-    z = batch.z.detach()  # the encoder learns by the critics alone
-    mean, std = nets.actor(z)
+    nets: Networks, batch: Batch, policy: Policy, shared: Any, settings: Rlpd, temperature: Tensor, actor_updates: int
+) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
+    """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
     warming = actor_updates < settings.critic_warmup
-    actions, log_prob = sample(*_with_noise((mean, std), generator))
-    told = {"entropy": -log_prob.mean().item(), "std": std.mean().item()}
-    loss = torch.zeros(())
+    tape, rows, noise, mean, std, actions, log_prob = policy.states()
+    figures = {"actor_loss": mean.new_zeros(()), "entropy": -log_prob, "std": std}
+    dmean = dstd = None
     if not warming:
-        q = nets.critic(z, actions)
-        loss = -((q.mean(0) if settings.actor_q == "mean" else q.min(0).values) - temperature * log_prob).mean()
+        judged = nets.critic.run(batch.z.detach(), actions, shared, learns=False)
+        value, dq = actor_value(judged.out.squeeze(-1), settings)
+        dactions = nets.critic.network.backward(judged, dq[..., None], learns=False, of_more=True)
+        dmean, dstd = sample_backward(actions, std, noise, dactions, temperature / rows)
+        figures["actor_loss"] = (temperature * log_prob - value).mean()
     weight = 1.0 if warming else imitation_weight(settings, actor_updates - settings.critic_warmup)
     if weight:
         if batch.demo is None:
@@ -174,10 +236,31 @@ def actor_loss(
                 "demo: the batch has no such column, which says whom to imitate; or set critic_warmup and imitation_weight to 0."
             )
         if batch.demo.any():
-            imitated = imitation_loss(settings.imitation_loss, mean, std, batch.actions)[batch.demo].mean()
-            told |= {"imitation_loss": imitated.item(), "imitation_weight": weight}
-            loss = loss + weight * imitated
-    return loss, told
+            loss, *found = imitation_gradients(settings, mean, std, batch, weight)
+            figures |= {"imitation_loss": loss, "imitation_weight": loss.new_tensor(weight)}
+            figures["actor_loss"] = figures["actor_loss"] + weight * loss
+            dmean, dstd = (ours if before is None else before + ours for before, ours in zip((dmean, dstd), found, strict=True))
+    if dmean is None or dstd is None:
+        return None, figures
+    dout = nets.actor.gaussian_backward(tape.out[0, :rows], dmean, dstd)
+    return nets.actor.gradients(tape, dout, nets.optimisers["actor"].parameters, rows), figures
+
+
+def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
+    """What the actor maximises ``[B]``, and the gradient of minus its mean with respect to ``q [E, B]``."""
+    if settings.actor_q == "mean":
+        return q.mean(0), torch.full_like(q, -1 / q.numel())
+    value, least = q.min(0)
+    return value, torch.zeros_like(q).scatter_(0, least[None], -1 / len(value))
+
+
+def imitation_gradients(settings: Rlpd, mean: Tensor, std: Tensor, batch: Batch, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of imitating the demonstrations, and `weight` of its gradients for mean and std ``[B, A]``."""
+    with torch.enable_grad():
+        mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
+        loss = imitation_loss(settings.imitation_loss, mean, std, batch.actions)[batch.demo].mean()
+        dmean, dstd = torch.autograd.grad(weight * loss, [mean, std], materialize_grads=True)
+    return loss.detach(), dmean, dstd
 
 
 def imitation_weight(settings: Rlpd, updates: int) -> float:
@@ -185,32 +268,35 @@ def imitation_weight(settings: Rlpd, updates: int) -> float:
     return settings.imitation_weight * max(0.0, left)
 
 
-def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Tensor]:
-    """Double DQN: the critic chooses, its slow copy judges. Also the values that it gives to what was done."""
+def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Double DQN: the critic chooses, its target network judges. The loss and the values of what was done ``[B]``, and the gradients."""
     if batch.grasps is None or batch.grasp_penalty is None:
         raise SchemaError("the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none.")
-    with torch.no_grad():
-        best = nets.grasp_critic(batch.next_z).argmax(dim=1, keepdim=True)
-        next_q = nets.target_grasp_critic(batch.target_z).gather(1, best).squeeze(1)
-        target = rewards(batch, settings) + batch.grasp_penalty + discounted(next_q, batch, settings)
-    q = nets.grasp_critic(batch.z.detach()).gather(1, batch.grasps[:, None]).squeeze(1)
-    return (q - target).square().mean(), q
+    best = nets.grasp_critic.run(batch.next_z, learns=False).out[0].argmax(dim=1, keepdim=True)
+    next_q = nets.target_grasp_critic.run(batch.target_z, learns=False).out[0].gather(1, best).squeeze(1)
+    target = rewards(batch, settings) + batch.grasp_penalty + discounted(next_q, batch, settings)
+    tape = nets.grasp_critic.run(batch.z.detach())
+    q = tape.out[0].gather(1, batch.grasps[:, None]).squeeze(1)
+    errors = q - target
+    dout = torch.zeros_like(tape.out[0]).scatter_(1, batch.grasps[:, None], (2 / len(errors) * errors)[:, None])
+    found = nets.grasp_critic.gradients(tape, dout[None], nets.optimisers["grasp_critic"].parameters)
+    return errors.square(), q, found
 
 
-def by_group(batch: Batch, q: Tensor, target: Tensor, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
-    """Of the rows of each source: reward, Q, error, and the share of the critics' gradient."""
+def by_group(nets: Networks, batch: Batch, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
+    """Of the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
     told, norms = {}, {}
     for name, rows in batch.groups.items():
-        rows = rows.to(q.dtype)
+        rows = rows.to(errors.dtype)
         n = rows.sum().clamp(min=1)
         if not rows.any():
             continue
-        found = torch.autograd.grad((errors * rows).sum() / len(rows), trained, retain_graph=True)
+        found = nets.critic.gradients(tape, (errors * rows * (2 / errors.numel()))[..., None], trained, again=True)
         norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
         told[f"rows/{name}"] = n.item()
         told[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()
-        told[f"q/{name}"] = (q.mean(0) * rows).sum().item() / n.item()
-        told[f"td_error/{name}"] = ((q - target).abs().mean(0) * rows).sum().item() / n.item()
+        told[f"q/{name}"] = (tape.out.squeeze(-1).mean(0) * rows).sum().item() / n.item()
+        told[f"td_error/{name}"] = (errors.abs().mean(0) * rows).sum().item() / n.item()
     whole = sum(norms.get(name, 0.0) for name in ("online", "demo"))  # these two make up the batch
     return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
 
@@ -226,6 +312,5 @@ def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:
         torch._foreach_lerp_(list(slow.parameters()), list(quick.parameters()), tau)
 
 
-def _with_noise(gaussian: tuple[Tensor, Tensor], generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
-    mean, std = gaussian
-    return mean, std, torch.randn(mean.shape, generator=generator, dtype=mean.dtype).to(mean.device)
+def _noise(like: Tensor, generator: Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

@@ -2,6 +2,9 @@
 
 Each of them takes ``z [B, features + proprio]``: what the encoder made of the images, then the proprioception. Each has its own branch
 for the latter: Linear, LayerNorm, tanh.
+
+A call is for autograd. An update of RLPD uses `run` and `gradients` instead, which do without (`hilt.policies.mlp`); what `z` comes from,
+such as an encoder that is trained, has its gradients by autograd there too.
 """
 
 from __future__ import annotations
@@ -9,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.policies.encoders import LAYER_NORM_EPS, Linear, Projection, initialise
+from hilt.policies.encoders import Linear, Projection, initialise
+from hilt.policies.mlp import LAYER_NORM_EPS, Layer, Network, Tape
 
 PROPRIO_MOST = 5.0
 """Deviations from the mean beyond which normalised proprioception is cut off"""
@@ -74,6 +78,9 @@ class Mlp(nn.Module):
         self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
         self.norms = nn.ModuleList([nn.LayerNorm(size, eps=LAYER_NORM_EPS) for size in hidden])
         self.out = Linear(sizes[-1], outputs)
+        pairs = zip(self.layers, self.norms, strict=True)
+        layers = [Layer(layer.weight, layer.bias, norm.weight, norm.bias) for layer, norm in pairs]
+        self.network = Network([*layers, Layer(self.out.weight, self.out.bias)], act)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -81,7 +88,43 @@ class Mlp(nn.Module):
         return self.out(x)
 
 
-class Actor(nn.Module):
+class Trained(nn.Module):
+    """A network with a branch for proprioception, and its gradients without autograd."""
+
+    inputs: Inputs
+    network: Network
+
+    def run(self, z: Tensor, more: Tensor | None = None, first: Sequence[Tensor] | None = None, learns: bool = True) -> Tape:
+        """A pass; `gradients` may be asked for if it `learns`. `first`: what `of_states` made of the same `z`."""
+        return self.network.run(self._inputs(z, learns), more, first)
+
+    def of_states(self, z: Tensor) -> list[Tensor]:
+        """What the first layer makes of the states alone: for several passes with the same `z`."""
+        return self.network.first(self._inputs(z, learns=False))
+
+    def gradients(
+        self, tape: Tape, dout: Tensor, parameters: Sequence[Tensor], rows: int | None = None, again: bool = False
+    ) -> list[Tensor]:
+        """Of these parameters, its own and those that `z` comes from, from the gradient of the outputs ``[E, B, outputs]``, or of the first
+        `rows` of them where the others have none. They are valid until the next call. `again`: there will be one for the same tape."""
+        dx = self.network.backward(tape, dout, rows, of_x=tape.x.requires_grad)
+        found = self.network.gradients
+        if rest := [parameter for parameter in parameters if id(parameter) not in found]:
+            with torch.enable_grad():
+                x = tape.x[:rows]
+            further = torch.autograd.grad(x, rest, dx, retain_graph=again)
+            found = found | {id(parameter): gradient for parameter, gradient in zip(rest, further, strict=True)}
+        return [found[id(parameter)] for parameter in parameters]
+
+    def _inputs(self, z: Tensor, learns: bool) -> Tensor:
+        if self.inputs.proprio is None:
+            return z
+        with torch.set_grad_enabled(learns):
+            branched: Tensor = self.inputs(z)
+        return branched
+
+
+class Actor(Trained):
     """The mean and the standard deviation of a Gaussian whose tanh is the action."""
 
     def __init__(
@@ -90,6 +133,7 @@ class Actor(nn.Module):
         super().__init__()
         self.inputs = Inputs(body)
         self.mlp = Mlp(self.inputs.width, body.hidden, 2 * actions, body.activation)
+        self.network = self.mlp.network
         self.limits = tuple(limits)
         initialise(self, generator)
         with torch.no_grad():
@@ -99,11 +143,20 @@ class Actor(nn.Module):
             self.mlp.out.bias[actions:] = math.log(std)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self.mlp(self.inputs(z)).chunk(2, dim=-1)
-        return mean, log_std.exp().clamp(*self.limits)  # [B, A] each
+        return self.gaussian(self.mlp(self.inputs(z)))
+
+    def gaussian(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation ``[B, A]`` from the outputs of the last layer ``[B, 2 A]``."""
+        mean, log_std = out.chunk(2, dim=-1)
+        return mean, log_std.exp().clamp(*self.limits)
+
+    def gaussian_backward(self, out: Tensor, dmean: Tensor, dstd: Tensor) -> Tensor:
+        """The gradient of the outputs ``[1, B, 2 A]`` from those of mean and deviation; the latter has none where it is at a limit."""
+        std = out.chunk(2, dim=-1)[1].exp()
+        return torch.cat([dmean, torch.where(std == std.clamp(*self.limits), dstd * std, 0.0)], dim=-1)[None]
 
 
-class Critics(nn.Module):
+class Critics(Trained):
     """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product."""
 
     def __init__(self, body: Body, actions: int, generator: Generator, members: int):
@@ -121,6 +174,8 @@ class Critics(nn.Module):
         for size in body.hidden:
             self.scales.append(torch.ones(members, 1, size))
             self.shifts.append(torch.zeros(members, 1, size))
+        layers = [Layer(*parts) for parts in zip_longest(self.weights, self.biases, self.scales, self.shifts)]
+        self.network = Network(layers, body.activation, further=actions)
 
     def forward(self, z: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([self.inputs(z), actions], dim=1).expand(len(self.weights[0]), -1, -1)  # [E, B, inputs]
@@ -132,13 +187,14 @@ class Critics(nn.Module):
         return x.squeeze(-1)
 
 
-class GraspCritic(nn.Module):
+class GraspCritic(Trained):
     """``Q [B, outcomes]`` of what the grippers can do: 3 outcomes for one, 9 for two."""
 
     def __init__(self, body: Body, outcomes: int, generator: Generator):
         super().__init__()
         self.inputs = Inputs(body)
         self.mlp = Mlp(self.inputs.width, body.hidden, outcomes, body.activation)
+        self.network = self.mlp.network
         initialise(self, generator)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -154,3 +210,7 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         return F.softplus(self.raw)
+
+    def gradients(self, dvalue: Tensor) -> list[Tensor]:
+        """Of its free number, from that of its value."""
+        return [dvalue * torch.sigmoid(self.raw.detach())]

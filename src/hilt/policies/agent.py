@@ -86,6 +86,18 @@ class Agent:
         trained["critic"] += self.encoder.trained_by_critic()
         self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
         self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], config.encoder.pretrain_learning_rate)
+        self._trained = rlpd.Networks(
+            actor=self.networks["actor"],
+            critic=self.networks["critic"],
+            target_critic=self.targets["critic"],
+            temperature=self.networks["temperature"],
+            optimisers=self.optimisers,
+            grasp_critic=self.networks.get("grasp_critic"),
+            target_grasp_critic=self.targets.get("grasp_critic"),
+            encoder=self.encoder,
+            target_encoder=self.targets.get("encoder"),
+            average_actor=self.targets.get("actor"),
+        )
         self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
 
     @classmethod
@@ -152,7 +164,7 @@ class Agent:
             z, next_z = self._blurred(z), self._blurred(next_z)
             target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
-        info = rlpd.update(self._nets(), rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
+        info = rlpd.update(self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
         self.updates += 1
         self.actor_updates += "actor" in which
         return self, info
@@ -350,21 +362,6 @@ class Agent:
     def _tensor(self, value: Any, path: str) -> Tensor:
         tensor: Tensor = as_tensor(value, path)
         return tensor.to(self.device) if self.device is not None else tensor
-
-    def _nets(self) -> rlpd.Networks:
-        nets, targets = self.networks, self.targets
-        return rlpd.Networks(
-            actor=nets["actor"],
-            critic=nets["critic"],
-            target_critic=targets["critic"],
-            temperature=nets["temperature"],
-            optimisers=self.optimisers,
-            grasp_critic=nets.get("grasp_critic"),
-            target_grasp_critic=targets.get("grasp_critic"),
-            encoder=nets["encoder"],
-            target_encoder=targets.get("encoder"),
-            average_actor=targets.get("actor"),
-        )
 
 
 def rotation_columns(pose: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
 from hilt.policies.config import EncoderConfig, check_encoder
+from hilt.policies.mlp import LAYER_NORM_EPS
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.serl import read_resnet10
 
-LAYER_NORM_EPS = 1e-6  # as in flax
 DROPOUT = 0.1
 SPATIAL_FEATURES = 8
 RESNET_PIXELS = 128
