@@ -23,6 +23,7 @@ from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
 from hilt.policies import precision
 from hilt.replay import Log, QueuedDataStore, Schema
+from hilt.runtime import checkpoint
 from hilt.runtime.checkpoint import latest, load, numbers
 from hilt.runtime.experience import columns_for, open_logs
 from hilt.runtime.learner import Learner, Summary
@@ -286,6 +287,15 @@ def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path,
         assert sources == expected and one.agent.updates == 0 and one.agent.imitations == 10
     with pytest.raises(EmptyError, match="no demonstrations to learn from"):
         Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
+
+
+def test_when_an_error_ends_it_the_checkpoint_that_was_begun_is_written(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing writes into the run any more when the next learner may open it."""
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given: time.sleep(0.5) or save(*given))
+    with pytest.raises(EmptyError, match="no demonstrations to learn from"):
+        Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
+    assert numbers(memory_path / "none") == [0]
 
 
 def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -139,6 +139,11 @@ class Saver:
         if self.error is not None:
             raise self.error
 
+    def close(self, seconds: float) -> None:
+        """Waits for the one that is being written, also after an error of something else; raises nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
     def _write(self, update: int, agent: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         self.error = None
         try:
@@ -178,6 +183,11 @@ class Buffers:
             if self._thread is not None:
                 self._thread.join(seconds)
             self._write(experience)
+
+    def close(self, seconds: float) -> None:
+        """Waits for what is being written; begins nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def _write(self, experience: Any) -> None:
         try:

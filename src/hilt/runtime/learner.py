@@ -116,6 +116,8 @@ class Learner:
             stack.callback(self._goal.close)
         self._to_evaluate = 0  # the checkpoint that is evaluated next, as soon as it is written
         self._saver, self._buffers = Saver(run, config.checkpoint_keep), Buffers(run, config.buffer_period)
+        for writer in (self._saver, self._buffers):
+            stack.callback(writer.close, SAVE_S)  # before the log is closed and the run is free for another learner
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
