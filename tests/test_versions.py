@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,16 +136,15 @@ def _lacking(name: str) -> bool:
 
 
 def _used(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Dotted names of Python's own modules and of torch, with their lines."""
+    """Dotted names of what is imported, with their lines."""
     known: dict[str, str] = {}  # what a name in this file stands for
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top = alias.name.partition(".")[0]
-                if top == "torch" or top in sys.stdlib_module_names:
-                    known[alias.asname or top] = alias.name if alias.asname else top
-                    yield alias.name, node.lineno
+                known[alias.asname or top] = alias.name if alias.asname else top
+                yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module, node.lineno
             for alias in node.names:

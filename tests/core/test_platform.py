@@ -30,6 +30,7 @@ from hilt.core.errors import StorageError
 from hilt.replay import Log
 from hilt.replay.arena import Arena, SeparateMaps, side_by_side
 from hilt.wire.sockets import DRAIN_BYTES, Bell
+from tests.effort import need_rendering
 from tests.replay.toy_steps import SCHEMA, step
 
 ROOT = Path(__file__).parent.parent.parent
@@ -374,8 +375,10 @@ def test_forced_portable_forms_pass_tests_of_every_part():
 @pytest.mark.timeout(900)
 def test_a_python_that_takes_itself_for_one_on_macos(tmp_path: Path):
     """It imports every module, writes and samples a log, sends steps, steps simulators and the tabletop, and serves a robot."""
+    need_rendering()
     environment = {name: value for name, value in os.environ.items() if name != platform.VARIABLE}
-    environment |= {"PYTHONPATH": f"{Path(__file__).parent / 'mac'}:{ROOT / 'src'}:{ROOT}", "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
+    found = [str(Path(__file__).parent / "mac"), str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": ":".join(found), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
     command = [sys.executable, "-m", "tests.core.mac.life", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -55,6 +55,7 @@ def test_touches_lie_on_the_things_that_they_look_like() -> None:
 
 
 def test_it_tells_how_many_scenes_are_played() -> None:
+    need_rendering()
     told: list[tuple[Any, ...]] = []
     config = Vla(tasks=["tabletop/press_red"], task_options=OPTIONS)
     played(config, Playing(scenes=2, descents=1), lambda *given: told.append(given))
