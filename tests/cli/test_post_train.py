@@ -15,6 +15,7 @@ from hilt.core.files import read_json
 from hilt.policies.checkpoints import load_policy
 from hilt.runtime import roles
 from tests.cli.test_sft import run
+from tests.lines import all_lines, no_line_twice
 
 RECIPE = "tests.runtime.toy_vla:config"
 
@@ -53,9 +54,16 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
     said = run("train", RECIPE, "max_steps=2", "validation.period=0", "--run", folder, code=130)
     assert "it was stopped: 1 training steps" in said and f"hilt train --run {folder} --resume" in said and not (folder / "policy").exists()
     monkeypatch.undo()
-    said = run("train", "--run", folder, "--resume")
+    with monkeypatch.context() as lines:
+        all_lines(lines)
+        said = no_line_twice(run("train", "--run", folder, "--resume"))
     for words in ("= 16 episodes = 4 groups of 4", "step 2: success on eval states", "max_steps is reached: 2 training steps"):
         assert words in said
+    for phase in (
+        *("starting the rank: the policy and the simulators", "step 2: collecting episodes: 5 of 16", "step 2: learning from the chunks: "),
+        *("after step 2: validating: 1 of ", "writing a checkpoint", "writing the policy"),
+    ):
+        assert phase in said
     assert "has a run already: --resume goes on with it" in run("train", RECIPE, "--run", folder, code=1)
     assert "goes on in" in run("train", "--run", folder, "--resume", "max_steps=3", "--dry-run")
     assert "3 training steps" in run("train", "--run", folder, "--resume", "max_steps=3")

@@ -29,7 +29,7 @@ def classifier(
     from hilt.core.config import build, describe
 
     one_thread()
-    heavy_module("torch", "hilt train classifier", "torch")
+    heavy_module("torch", "hilt train classifier", "torch", then="hilt.runtime.reward")
     from hilt.runtime.frames import class_count, read_frames
     from hilt.runtime.reward import ClassifierConfig, check_free, save, train
 

@@ -19,7 +19,7 @@ from hilt.cli.demo_store import store
 from hilt.cli.demo_vla import vla
 from hilt.cli.demo_wire import wire
 from hilt.cli.record import stop_signals
-from hilt.cli.show import PROGRESS, progress_bar, table
+from hilt.cli.show import CHECKING, PROGRESS, progress_bar, table
 from hilt.cli.train import ready_to_measure
 from hilt.core.errors import require_module
 from hilt.core.platform import let_others_go_first
@@ -128,7 +128,7 @@ class Story:
             f"Everything is kept in {self.run}",
         )
         ready_to_measure(c)
-        with progress_bar("checking the settings and opening the task"):
+        with progress_bar(CHECKING):
             self.config = begin_run(self.run, self.plan.recipe, c)
             lines = precision.lines(self.config, self.run)
         self._say(*lines)

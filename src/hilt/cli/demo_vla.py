@@ -49,7 +49,7 @@ def vla(
     one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo vla", extra)
-    heavy_module("torch", "hilt demo vla", "torch")
+    heavy_module("torch", "hilt demo vla", "torch", then="hilt.runtime.play")
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
     from hilt.runtime.play import Playing

@@ -46,7 +46,7 @@ def evaluate(
     of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
     one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
-    heavy_module("torch", "hilt eval", "torch")
+    heavy_module("torch", "hilt eval", "torch", then="hilt.runtime.post_train")
     from hilt.runtime import post_train
     from hilt.runtime.evaluate import evaluate as tried
 

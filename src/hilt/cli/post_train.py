@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import heavy_module
+from hilt.cli.show import CHECKING, heavy_module, progress_bar
 from hilt.cli.train import leave
 from hilt.core.errors import optional_module
 from hilt.core.threads import one_thread
@@ -30,8 +30,8 @@ def run(
 ) -> None:
     """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are said before it starts."""
     one_thread()
-    heavy_module("torch", "hilt train", "torch")
     optional_module("gymnasium", "hilt train", "sim")
+    heavy_module("torch", "hilt train", "torch", then="hilt.runtime.post_train")
     from hilt.runtime import precision
     from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
 
@@ -40,11 +40,12 @@ def run(
         assert shown is not None
         _show(shown, folder, resume, also)
         return
-    if resume:
-        config = resume_run(folder, recipe, overrides)
-    else:
-        assert config is not None
-        config = begin_run(folder, recipe, config)
+    with progress_bar(CHECKING):
+        if resume:
+            config = resume_run(folder, recipe, overrides)
+        else:
+            assert config is not None
+            config = begin_run(folder, recipe, config)
     with stop_signals() as stopped, live(folder, config) as screen:
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)

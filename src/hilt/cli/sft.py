@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import PROGRESS, heavy_module, table
+from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
 from hilt.cli.train import Resume, Run, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.threads import one_thread
@@ -33,7 +33,7 @@ def sft(
 ) -> None:
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
     one_thread()
-    heavy_module("torch", "hilt train sft", "torch")
+    heavy_module("torch", "hilt train sft", "torch", then="hilt.runtime.sft")
     from hilt.runtime import precision
     from hilt.runtime.sft import begin_run, resume_run, train
 
@@ -44,7 +44,8 @@ def sft(
     if settings or dry_run:
         _show(_config(recipe, data, overrides), folder, settings)
         return
-    config = resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, data, overrides))
+    with progress_bar(CHECKING):
+        config = resume_run(folder, recipe, overrides) if resume else begin_run(folder, recipe, _config(recipe, data, overrides))
     for line in precision.lines(config, folder, resume):
         typer.echo(line)
     with PROGRESS.phases() as report, stop_signals() as stopped:

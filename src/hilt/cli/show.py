@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,15 @@ def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator
         yield move
 
 
-def heavy_module(name: str, purpose: str, extra: str) -> Any:
-    """A module whose import may take many seconds, which is said before; what is lacking is told as by `optional_module`."""
-    if name in sys.modules:
-        return sys.modules[name]
-    with PROGRESS.phase(f"importing {name}", announce=True):
-        return optional_module(name, purpose, extra)
+def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
+    """A module whose import may take many seconds, which is said before; what is lacking is told as by `optional_module`. `then`: a module
+    of ours that brings others with it, for the same reason."""
+    with PROGRESS.phase(f"importing {name}", announce=name not in sys.modules):
+        found = optional_module(name, purpose, extra)
+        if then:
+            importlib.import_module(then)
+    return found
+
+
+CHECKING = "checking the settings and opening the task"
+"""A phase of commands that begin a run"""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import PROGRESS, heavy_module
+from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
 from hilt.core.errors import optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
@@ -66,7 +66,8 @@ def train_command(
     if dry_run:
         _show(recipe, words, folder, resume)
         return
-    config = _opened(recipe, words, folder, resume)
+    with progress_bar(CHECKING):
+        config = _opened(recipe, words, folder, resume)
     from hilt.runtime.train import train as run_all
 
     with stop_signals() as stopped, _live(folder, config) as screen:
@@ -84,8 +85,9 @@ def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
     one_thread()
-    config = _opened(recipe, words, folder, resume)
-    heavy_module("torch", "hilt learner", "torch")
+    with progress_bar(CHECKING):
+        config = _opened(recipe, words, folder, resume)
+    heavy_module("torch", "hilt learner", "torch", then="hilt.runtime.learner")
     from hilt.runtime.learner import Learner
     from hilt.runtime.train import demonstrate, with_demonstrations
     from hilt.runtime.workplace import spaces
@@ -119,7 +121,7 @@ def actor_command(
     recipe, words = _words(recipe, overrides)
     one_thread()
     optional_module("gymnasium", "hilt actor", "sim")
-    heavy_module("torch", "hilt actor", "torch")
+    heavy_module("torch", "hilt actor", "torch", then="hilt.runtime.actor")
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
     from hilt.runtime.train import check_run
