@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,18 @@ def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from hilt.policies import precision
 
     monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice(precision.FLOAT32, "this is a test"))
+
+
+@pytest.fixture(autouse=True)
+def _same_number_of_threads() -> Iterator[None]:
+    """A rank in the tests' own process takes all cores; how a product of matrices is summed must not depend on the test before."""
+    asked = os.environ.get("OMP_NUM_THREADS")
+    yield
+    if os.environ.get("OMP_NUM_THREADS") != asked:
+        os.environ.pop("OMP_NUM_THREADS")
+        os.environ.update({} if asked is None else {"OMP_NUM_THREADS": asked})
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -441,7 +441,7 @@ def test_a_rate_limiter_holds_back_the_first_of_several_messages(bench: Bench, m
         finally:
             flushed.set()
             learner.join()
-        assert server.stats()["held"] > 5
+        assert server.stats()["held"] > 0
     assert bench.check()[ENV].steps == 1000
 
 
