@@ -50,6 +50,8 @@ def main() -> None:
         command.add_argument("--lowest", action="store_true", help="the lowest version of each package that pyproject.toml allows")
         command.add_argument("--pinned", action="store_true", help="the versions of constraints.txt")
         command.add_argument("--extras", default=installed_extras(), help="default: %(default)s")
+        if name == "resolve":
+            command.add_argument("--pythons", default=",".join(PYTHONS), help="default: %(default)s")
     commands.add_parser("types")
     given, rest = parser.parse_known_args()
     if rest and given.command != "test":
@@ -72,9 +74,9 @@ def resolve(given: argparse.Namespace) -> int:
     """Prints a line for each Python and system, and returns the number of those with packages that do not go together, or have no wheel."""
     options, environment = _uv(VENV)
     failed = 0
-    for python in PYTHONS:
+    for python in given.pythons.split(","):
         for system, platform in SYSTEMS.items():
-            command = [VENV / "bin/uv", "pip", "compile", "pyproject.toml", "--quiet", "--no-header", *options, *_choice(given)]
+            command = [VENV / "bin/uv", "pip", "compile", "pyproject.toml", "--no-header", *options, *_choice(given)]
             command += ["--python-version", python, "--python-platform", platform]
             command += [part for extra in given.extras.split(",") for part in ("--extra", extra)]
             began = time.perf_counter()
@@ -120,7 +122,7 @@ def _uv(venv: Path) -> tuple[list[str], dict[str, str]]:
     if settings is None:
         raise SystemExit("uv cannot be installed here, or pip's settings cannot be read: see tools/install.py")
     options, environment = settings
-    return options, {"MACOSX_DEPLOYMENT_TARGET": MACOS} | environment
+    return options, {"MACOSX_DEPLOYMENT_TARGET": MACOS, "UV_PYTHON_DOWNLOADS": "never"} | environment
 
 
 if __name__ == "__main__":
