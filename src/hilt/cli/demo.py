@@ -62,7 +62,7 @@ FAST = Plan("tabletop_button", 40, 0.8, workers=1, usual_steps=2_000)
 @app.callback(invoke_without_command=True)
 def demo(
     context: typer.Context,
-    fast: Annotated[bool, typer.Option("--fast", help="A smaller task, in less than a minute.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="A smaller task, in a minute or two.")] = False,
     human: Annotated[bool, typer.Option("--human", help="You take over, in the browser, instead of a script.")] = False,
     minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on how long it learns.", show_default="none", min=0.01)] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
