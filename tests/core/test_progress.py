@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hilt.core import progress as module
-from hilt.core.progress import LINE_S, Phase, Progress, paced, silent, spell
+from hilt.core.progress import LINE_S, Phase, Progress, elapsed, paced, silent, spell
 
 
 class Clock:
@@ -78,6 +78,15 @@ def test_a_phase_without_a_count_says_how_long_it_takes(progress: Progress, out:
     ]
 
 
+def test_no_line_comes_twice_however_long_it_takes(progress: Progress, out: io.StringIO, clock: Clock):
+    with progress.phase("importing torch"):
+        for _ in range(500):
+            clock.time += LINE_S
+            progress.tick()
+    lines = out.getvalue().splitlines()
+    assert len(set(lines)) == 501 and lines[12] == "importing torch, 2:10 min so far"
+
+
 def test_what_may_hold_up_every_thread_is_announced(progress: Progress, out: io.StringIO, clock: Clock):
     with progress.phase("importing torch", announce=True):
         clock.time += 3
@@ -122,6 +131,15 @@ def test_what_was_done_before_does_not_count_for_the_rate(clock: Clock):
     clock.time += 2
     phase.move(20)
     assert phase.left() == 980 * 2 / 10
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch, clock: Clock):
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with Progress(out, clock, beat=False).phase("reading", total=4) as move:
+        clock.time += 10
+        move(1)
+    assert out.getvalue() == "reading: 1 of 4, about 30 s left\nreading: 1 of 4, done in 10 s\n"
 
 
 def test_a_function_tells_of_its_phases(progress: Progress, out: io.StringIO, clock: Clock):
@@ -251,3 +269,4 @@ def test_what_was_between_two_phases_is_not_told_by_the_second(progress: Progres
 
 def test_seconds_as_words():
     assert [spell(s) for s in (0.4, 45, 99, 100, 420, 5400, 9000)] == ["0 s", "45 s", "99 s", "2 min", "7 min", "90 min", "2.5 h"]
+    assert [elapsed(s) for s in (0.4, 99, 100, 3735)] == ["0 s", "99 s", "1:40 min", "1:02:15 h"]

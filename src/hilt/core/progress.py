@@ -13,6 +13,7 @@ total means that there is no count. `Progress.phases` and `hilt.observe.live.Liv
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -104,7 +105,7 @@ class Phase:
         if left is not None and self.done < self.total:
             when = f"about {spell(left)} left"
         else:
-            when = f"{spell(self.seconds())} so far" if self.seconds() >= 1 else ""
+            when = f"{elapsed(self.seconds())} so far" if self.seconds() >= 1 else ""
         count = f"{self.name}: {self.done:,} of {self.total:,}{self._unit}" if self.total else self.name
         return ", ".join(part for part in (count, self.note, when) if part)
 
@@ -175,13 +176,14 @@ class Progress:
         def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
             with self._lock:
                 one = phases.turn(phase, done, total, note)
-                while shown and shown[0].phase is not one:
-                    self._end(shown[0], whole=not shown[0].phase.total or shown[0].phase.ended)
-                    shown.pop()
-                if one is not None:
-                    if not shown:
-                        shown.append(self._begin(one))
-                    self._show(shown[0])
+                over = [before for before in shown if before.phase is not one]
+                if one is not None and len(over) == len(shown):
+                    shown.append(self._begin(one))
+                for before in over:  # after the next has begun, so that a bar does not go and come
+                    shown.remove(before)
+                    self._end(before, whole=not before.phase.total or before.phase.ended)
+                for now in shown:
+                    self._show(now)
 
         try:
             yield report
@@ -215,7 +217,7 @@ class Progress:
                 one = self._open[-1]
                 text = one.phase.text()
                 if text == self._line:
-                    text += f", {spell(one.phase.seconds())} so far"
+                    text += f", {elapsed(one.phase.seconds())} so far"
                 one.lines += 1
                 self._print(text)
 
@@ -227,7 +229,7 @@ class Progress:
             if not self._open and self._now() - self._ended > LINE_S:  # what was between is not this one's to tell
                 self._shown = self._now()
             self._open.append(one)
-            if self._file.isatty() and find_spec("rich") is not None:  # there may be none yet: this is used to install packages
+            if self._is_terminal():
                 one.task = self._bar(one.phase)
             elif len(self._open) == 1 and self._beat:
                 self._over = threading.Event()
@@ -285,6 +287,10 @@ class Progress:
             self._screen.start()
         return self._screen.add_task(phase.name, total=phase.total or None, phase=phase)
 
+    def _is_terminal(self) -> bool:
+        there = find_spec("rich") is not None  # there may be none yet: this is used to install packages
+        return there and self._file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
     @property
     def _file(self) -> TextIO:
         return self._given or sys.stderr
@@ -303,3 +309,11 @@ def spell(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5970 else f"{seconds / 3600:.1f} h"
+
+
+def elapsed(seconds: float) -> str:
+    """To the second, so that two lines differ: ``45 s``, ``2:10 min``, ``1:02:15 h``"""
+    minutes, rest = divmod(round(seconds), 60)
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{minutes}:{rest:02d} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} h"

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from hilt.core import progress
 from hilt.core.files import storage_errors
-from hilt.core.progress import Phases, spell
+from hilt.core.progress import Phases, elapsed
 from hilt.observe.metrics import FILE, GOES_ON, RESUMED
 
 EPISODES = 20
@@ -261,7 +261,7 @@ class Live:
         if line != self._line:
             self._line, self._since = line, now
         else:
-            line = f"{line} ({spell(now - self._since)} so far)"
+            line = f"{line} ({elapsed(now - self._since)} so far)"
         if line != self._said:
             self._said = line
             self.say(line)
