@@ -525,6 +525,26 @@ def test_features_may_be_kept_of_a_frozen_encoder() -> None:
         agent.update({**kept, "observations": {"state": rows["observations"]["state"], "features": np.zeros((8, 4), np.float32)}})
 
 
+def test_all_that_the_networks_see_may_be_kept_of_a_frozen_encoder() -> None:
+    agents = [make(encoder=FROZEN, random_crop=0) for _ in range(2)]
+    rows, features, kept = batch(0), dict(batch(0)), dict(batch(0))
+    for name in ("observations", "next_observations"):
+        images = {f"images/{key}": value for key, value in rows[name]["images"].items()}
+        proprio = {f"state/{key}": value for key, value in rows[name]["state"].items()}
+        features[name] = {"state": rows[name]["state"], "features": agents[0].trunk_features(images)}
+        kept[name] = {"z": agents[0].states({**images, **proprio})}
+        assert kept[name]["z"].shape == (8, agents[0].width) == (8, 20) and kept[name]["z"].dtype == np.float32
+    for agent, given in zip(agents, (features, kept), strict=True):
+        agent.update(given)
+        agent.imitate(given)
+    ours, theirs = (numbers(agent) for agent in agents)
+    assert all(np.array_equal(ours[key], theirs[key]) for key in ours), "bit for bit"
+    actions = [agents[0].sample_actions(given["observations"], argmax=True) for given in (features, kept)]
+    assert np.array_equal(*actions)
+    with pytest.raises(SchemaError, match=r"z: expected \[B, 20\] as Agent.states makes it, got \(8, 4\)"):
+        agents[0].update({**kept, "observations": {"z": np.zeros((8, 4), np.float32)}})
+
+
 def test_features_do_not_depend_on_the_neighbours() -> None:
     agent, r = make(encoder=FROZEN), np.random.default_rng(0)
     images = {f"images/{key}": r.integers(0, 256, (50, 32, 32, 3), np.uint8) for key in ("front", "wrist")}

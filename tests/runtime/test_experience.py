@@ -115,40 +115,42 @@ def test_rewards_of_n_steps_masks_and_where_they_end(memory_path: Path, n: int):
     experience.close()
 
 
-def test_features_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: Path):
+def test_states_are_made_once_for_each_frame_and_forgotten_with_it(memory_path: Path):
     shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
     encoder = {"agent": {"encoder": IMAGES}}
     experience = experience_for(memory_path / "run", True, demo_path=[str(shown)], replay_buffer_capacity=30, n_step=2, **encoder)
-    agent, frames = experience._agent, 0
-    made = agent.trunk_features
+    frames, made = 0, experience._agent.states
 
-    def counted(images: Any) -> Any:
+    def counted(seen: Any) -> Any:
         nonlocal frames
-        frames += len(images["images/front"])
-        return made(images)
+        frames += len(seen["images/front"])
+        return made(seen)
 
-    for cache in experience._features.values():
-        cache._trunk = counted
+    def state(seen: Any) -> Any:
+        return made({"images/front": seen["images"]["front"][None], "state/point": seen["state"]["point"][None]})[0]
+
+    for kept in experience._kept.values():
+        kept._states = counted
     fill(experience.log, range(3), images=True)
     for _ in range(20):
         batch = experience.sample(32)
-        assert "images" not in batch["observations"]
+        assert set(batch["observations"]) == {"z"}
     assert frames == 3 * 6 + 2 * 6  # five steps have six frames
     plain = experience.sample(32, images=True)
     for which in ("observations", "next_observations"):
         assert plain[which]["images"]["front"].shape == (32, 32, 32, 3)
     lookup = {tuple(step["observations"]["state"]["point"]): step for number in range(3) for step in episode(number, images=True)}
     for i in np.flatnonzero(~batch["demo"]):
-        step = lookup[tuple(batch["observations"]["state"]["point"][i])]
-        assert (batch["observations"]["features"][i] == made({"images/front": step["observations"]["images"]["front"][None]})[0]).all()
+        z = batch["observations"]["z"][i]  # four features, then the point
+        assert (z == state(lookup[tuple(z[4:])]["observations"])).all()
     fill(experience.log, range(3, 20), images=True)
     batch = experience.sample(64)
-    assert len(experience._features["log"]) == len(experience.log) <= 30
-    assert len(experience._features["log"]._rows) <= 2 * 30
+    assert len(experience._kept["log"]) == len(experience.log) <= 30
+    assert len(experience._table.before) <= 2 * 30 + 10
     last = {tuple(s["next_observations"]["state"]["point"]): s for number in range(14, 20) for s in episode(number, images=True)}
     for i in np.flatnonzero(~batch["demo"]):
-        after = last[tuple(batch["next_observations"]["state"]["point"][i])]["next_observations"]["images"]["front"]
-        assert (batch["next_observations"]["features"][i] == made({"images/front": after[None]})[0]).all()
+        z = batch["next_observations"]["z"][i]
+        assert (z == state(last[tuple(z[4:])]["next_observations"])).all()
     experience.close()
 
 

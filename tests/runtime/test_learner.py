@@ -363,8 +363,9 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
     assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), "never one that is half trained"
     assert not same(first["encoder"], second["encoder"]) and same(second["encoder"], whole.agent.encoder.state_dict())
     frames = {tuple(s["observations"]["state"]["point"]): s["observations"]["images"] for n in range(6) for s in episode(n, images=True)}
-    for point, features in zip(given[0]["observations"]["state"]["point"][:8], given[0]["observations"]["features"], strict=False):
-        assert (whole.agent.trunk_features({"images/front": frames[tuple(point)]["front"][None]})[0] == features).all(), "of the new one"
+    for z in given[0]["observations"]["z"][:8]:
+        features = whole.agent.trunk_features({"images/front": frames[tuple(z[4:])]["front"][None]})[0]
+        assert (features == z[:4]).all(), "of the new one"
 
     child = fork.Process(target=killed_while_it_repeats_pretraining, args=(template, memory_path / "cut"))
     child.start()

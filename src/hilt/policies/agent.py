@@ -33,8 +33,9 @@ from hilt.replay.torch import as_tensor, check_device, generator
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
-FEATURES = "features"
-"""Under this name a batch may bring what the encoder makes of its images, instead of these"""
+FEATURES, STATES = "features", "z"
+"""Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the networks see, as
+`Agent.states` makes it, instead of observations"""
 CHUNK = 16
 """Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
@@ -122,6 +123,11 @@ class Agent:
         """Whether the images' features never change under `update`, so that they may be cached."""
         return bool(self.encoder.paths) and self.config.encoder.training == "frozen"
 
+    @property
+    def width(self) -> int:
+        """Numbers that the networks see of an observation: features of the images, and proprioception."""
+        return self.encoder.width + sum(self.sizes.values())
+
     # Acting
 
     def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
@@ -130,7 +136,8 @@ class Agent:
         With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
         """
         leaves, single = self._leaves(observations), False
-        if leaves and all(leaf.ndim == (1 if path == FEATURES else len(self.shapes[path].shape)) for path, leaf in leaves.items()):
+        known = {path: len(shape.shape) for path, shape in self.shapes.items()} | {FEATURES: 1, STATES: 1}
+        if leaves and all(leaf.ndim == known[path] for path, leaf in leaves.items()):
             leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
         with torch.inference_mode():
             z = self._encode(self.encoder, leaves)
@@ -252,6 +259,16 @@ class Agent:
                 features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
         return features
 
+    def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, to be kept and given as "z" in batches.
+
+        It is the same, bit for bit, whatever other observations are in the call.
+        """
+        leaves = {path: self._tensor(_found(observations, path), path) for path in self.proprio}
+        with torch.no_grad():
+            z = self._encode(self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves})
+        return np.asarray(z.cpu().numpy())
+
     # Keeping
 
     def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
@@ -301,6 +318,8 @@ class Agent:
     def _leaves(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
         """The images (or their features) and the proprioception, by path."""
         given = flatten(observations)
+        if STATES in given and self.frozen:
+            return {STATES: self._tensor(given[STATES], STATES)}
         images = [FEATURES] if FEATURES in given and self.frozen else self.encoder.paths
         return {path: self._tensor(_found(given, path), path) for path in [*images, *self.proprio]}
 
@@ -311,6 +330,10 @@ class Agent:
 
     def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
         """``z [B, features + proprio]``."""
+        if STATES in leaves:
+            if leaves[STATES].shape[1:] != (self.width,):
+                raise SchemaError(f"z: expected [B, {self.width}] as Agent.states makes it, got {tuple(leaves[STATES].shape)}.")
+            return leaves[STATES]
         parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
         if self.proprio:
             together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)

@@ -14,7 +14,6 @@ import base64
 import contextlib
 import glob
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,18 +33,17 @@ from hilt.replay import Log, Schema
 from hilt.replay import torch as bridge
 from hilt.replay.assemble import NStep
 from hilt.replay.runs import OFFSET_BITS, Runs
-from hilt.replay.schema import BUILT_IN, FOLLOWS
+from hilt.replay.schema import BUILT_IN
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runtime.config import STORE, Hil, of_run
 from hilt.runtime.recording import GRASP, columns_of
+from hilt.runtime.states import Kept, Table
 
 DURABILITY = "at most 1000 ms"
 """Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
 FILLED = {"times": 0.0, "succeed": False, "lost": False}
 """What demonstrations may leave out, and have then"""
-AT_ONCE, MANY = 256, 5_000
-"""Frames that go through a frozen encoder in one call; so many at a time, as after a restart, are worth a word"""
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.runtime")
 
@@ -71,9 +69,11 @@ class Experience:
         self._images = [f"observations/{path}" for path in agent.encoder.paths] if agent.frozen else []
         seen = [*([] if agent.frozen else agent.encoder.paths), *agent.proprio]
         self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
-        self._columns += ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
-        features = partial(Features, images=self._images, trunk=agent.trunk_features, say=say) if agent.frozen else lambda _: None
-        self._features = {"log": features(self.online), "demos": features(self._demonstrations)}
+        plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
+        self._columns += plain
+        self._table = Table(agent.width, {path: schema.columns[path] for path in plain})
+        kept = partial(Kept, self._table, seen=[*agent.encoder.paths, *agent.proprio], states=agent.states, say=say)
+        self._kept = {"log": kept(self.online), "demos": kept(self._demonstrations)} if agent.frozen else {}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
@@ -145,8 +145,10 @@ class Experience:
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
         """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``, or these and what was ``"collected"``, where
-        ``imitated`` tells what a person did. With a frozen encoder observations have ``features`` instead of images, unless `images` are
+        ``imitated`` tells what a person did. With a frozen encoder there is ``z`` instead of observations, unless `images` are
         asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
+        if self._kept and not images:
+            return self._kept_batch(batch_size, part)
         with self.log.lock:  # drawn from the same moment of the log that is read
             reading = self.log.reading()
             try:
@@ -161,6 +163,30 @@ class Experience:
                 parts.append((places["demos"], self._gather("demos", steps, demonstrations, part, images)))
         batch = _merged([(rows, columns) for rows, columns in parts if len(rows)], batch_size)
         return finish(batch, len(online))
+
+    def _kept_batch(self, batch_size: int, part: str) -> Batch:
+        """The same from the table of a frozen encoder. The log is read only where it has steps that the table lacks."""
+        n, log, demos, reading = self._config.n_step, self._kept["log"], self._kept["demos"], None
+        slots = np.empty(batch_size, np.int64)
+        with self.log.lock:
+            online, human, demonstrations, places = self._draw(batch_size, part)
+            keys = np.concatenate([online, human])
+            found = log.find(keys)
+            if log.lacks(found, n):
+                reading = self.log.reading()
+        if reading is not None:
+            with reading as steps:
+                found = log.complete(steps, keys, n)
+        slots[places["log"]], shown = found, demos.find(demonstrations)
+        if (shown < 0).any():
+            with self.demos.reading() as steps:
+                shown = demos.complete(steps, demonstrations, n)
+        slots[places["demos"]] = shown
+        columns = self._table.batch(slots, n, self._config.agent.rlpd.discount)
+        if part == "collected":
+            columns["imitated"] = np.ones(batch_size, bool)
+            columns["imitated"][places["log"]] = self.human.runs().contains(keys)
+        return finish(columns, len(online))
 
     def _draw(self, n: int, part: str) -> tuple[Array, Array, Array, dict[str, Array]]:
         """Keys of online, human and demonstrated steps, and which rows of the batch those of each log are."""
@@ -186,16 +212,12 @@ class Experience:
             columns["future"] = self._foresight[which].of(keys)
         if part == "collected":
             columns["imitated"] = self.human.runs().contains(keys) if which == "log" else np.ones(len(keys), bool)
-        cache = self._features[which]
-        if cache is not None and not images:
-            last = keys + (columns["n_steps"] - 1) * steps.widths(keys)
-            columns["observations/features"], columns["next_observations/features"] = cache.of(steps, keys, last)
         return columns
 
     @property
     def torch_seconds(self) -> float:
         """Spent in a frozen encoder so far: it is torch's time, not the time of waiting for data."""
-        return sum(cache.seconds for cache in self._features.values() if cache is not None)
+        return sum(kept.seconds for kept in self._kept.values())
 
     # Going on
 
@@ -314,83 +336,6 @@ def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str
         for path, column in columns.items():
             out[path][rows] = column
     return out
-
-
-class Features:
-    """What a frozen encoder makes of each step's two observations, worked out once and kept as long as the step is in the view."""
-
-    def __init__(self, view: View, images: Sequence[str], trunk: Callable[[dict[str, Array]], Any], say: Callable[[str], None]):
-        self._view, self._images, self._trunk, self._report = view, list(images), trunk, paced(say)
-        self._slots: dict[int, int] = {}
-        self._free: list[int] = []
-        self._rows = np.zeros((0, 2, 0), np.float32)  # [slot, before and after, feature]
-        self._done = Runs()
-        self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def of(self, steps: Snapshot, keys: Array, last: Array) -> tuple[Array, Array]:
-        """Features of the observations of steps, and of the next observations of the steps that end their n-step sums."""
-        wanted = np.concatenate([keys, last])
-        slots = [self._slots.get(key, -1) for key in wanted.tolist()]
-        if -1 in slots:
-            self.refresh()
-            gone = np.array([key for key in np.unique(wanted).tolist() if key not in self._slots], np.int64)
-            if len(gone):  # evicted since they were drawn; the next refresh forgets them
-                self._add(steps, gone)
-                self._done = self._done | _as_runs(gone)
-            slots = [self._slots[key] for key in wanted.tolist()]
-        return self._rows[slots[: len(keys)], 0], self._rows[slots[len(keys) :], 1]
-
-    def refresh(self) -> None:
-        """Takes in all steps that came since, and forgets those that are gone."""
-        log = self._view.log
-        with log.lock:
-            runs, reading = self._view.runs(), log.reading()
-            there = runs.copy()
-        with reading as steps:
-            for key in (self._done - there).keys().tolist():
-                self._free.append(self._slots.pop(key))
-            new = (there - self._done).keys()
-            for first in range(0, len(new), AT_ONCE):
-                if len(new) >= MANY:
-                    self._report("making the features of steps", first, len(new))
-                self._add(steps, new[first : first + AT_ONCE])
-        self._done = there
-
-    def _add(self, steps: Snapshot, keys: Array) -> None:
-        widths, follows = steps.widths(keys), (steps.fields(keys, ["#flags"])[0] & FOLLOWS).astype(bool)
-        after = self._made(steps, keys, "next_")
-        if len(self._free) < len(keys):
-            self._grow(len(keys), after.shape[1])
-        for key in keys.tolist():
-            self._slots[key] = self._free.pop()
-        slots = np.array([self._slots[key] for key in keys.tolist()])
-        self._rows[slots, 1] = after
-        earlier = [self._slots.get(key, -1) if goes_on else -1 for key, goes_on in zip((keys - widths).tolist(), follows, strict=True)]
-        known = np.array(earlier) >= 0  # the frame that ended the step before is the same frame
-        self._rows[slots[known], 0] = self._rows[np.array(earlier)[known], 1]
-        if not known.all():
-            self._rows[slots[~known], 0] = self._made(steps, keys[~known], "")
-
-    def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
-        frames = steps.gather(keys, [prefix + path for path in self._images])
-        began = time.perf_counter()
-        made = np.asarray(self._trunk({path.partition("/")[2]: frames[prefix + path] for path in self._images}), np.float32)
-        self.seconds += time.perf_counter() - began
-        return made
-
-    def _grow(self, least: int, features: int) -> None:
-        have = len(self._rows)
-        rows = np.zeros((max(have + least, have * 5 // 4), 2, features), np.float32)
-        rows[:have] = self._rows.reshape(have, 2, features)
-        self._rows, self._free = rows, [*self._free, *range(len(rows) - 1, have - 1, -1)]
-
-
-def _as_runs(keys: Array) -> Runs:
-    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
-    return Runs(keys[first], np.diff(first, append=len(keys)))
 
 
 class Episodes:

@@ -113,7 +113,7 @@ class Rollouts:
         self.demo = TrajectoryReplayBuffer(config.seed + 1, **kept)  # type: ignore[arg-type]
         self._demonstrations = TrajectoryReplayBuffer(**kept)  # type: ignore[arg-type]  # without what people did
         self.channel: Channel[dict[str, Any]] = Channel(name=CHANNEL)
-        self._features = _Features(agent)
+        self._states = _States(agent)
         self._alone, self._human = False, 0
         self._sizes: list[int] = []
         self._known: set[tuple[int, ...]] = set()
@@ -174,7 +174,7 @@ class Rollouts:
         """With n-step sums; rows are numbered, demonstrations below 0."""
         steps = n_step(columns, self._config.n_step, self._config.agent.rlpd.discount)
         trajectory = _trajectory({**steps, "row": first + step * np.arange(len(steps["rewards"]))})
-        self._features.expect(trajectory)
+        self._states.expect(trajectory)
         return trajectory
 
     def _took(self, trajectory: Trajectory, number: int, actor: str) -> None:
@@ -184,7 +184,7 @@ class Rollouts:
         self.demo.add_trajectories(pieces)
         self._human += sum(len(_array(piece.rewards)) for piece in pieces)
         if not actor:
-            self._features.expect(trajectory)
+            self._states.expect(trajectory)
         self._known.add(tuple(columns["episode"][0].tolist()))
         self._sizes.append(len(columns["row"]))
         self.total += self._sizes[-1]
@@ -232,19 +232,19 @@ class Rollouts:
 
     def _batch(self, drawn: Mapping[str, Array], online: int, images: bool) -> Batch:
         cached = self._agent.frozen and not images
-        seen = [*([] if cached else self._agent.encoder.paths), *self._agent.proprio]
+        seen = [] if cached else [*self._agent.encoder.paths, *self._agent.proprio]
         columns = {f"{name}/{path}": drawn[f"{tree}/{path}"] for name, tree in TREES.items() for path in seen}
         columns |= {"actions": drawn["actions"], "rewards": drawn["rewards"][:, 0], "terminated": drawn["terminations"][:, 0]}
         columns |= {name: drawn[f"forward_inputs/{name}"] for name in ("source", "n_steps", GRASP) if f"forward_inputs/{name}" in drawn}
         if images and self._foresight.path and not online:
             columns["future"] = self._foresight.of(drawn["forward_inputs/row"])
         if cached:
-            columns["observations/features"], columns["next_observations/features"] = self._features.of(drawn["forward_inputs/row"])
+            columns["observations/z"], columns["next_observations/z"] = self._states.of(drawn["forward_inputs/row"])
         return finish(columns, online)
 
     @property
     def torch_seconds(self) -> float:
-        return self._features.seconds
+        return self._states.seconds
 
     # Going on
 
@@ -260,8 +260,8 @@ class Rollouts:
             buffer.close()
 
 
-class _Features:
-    """What a frozen encoder makes of each row's two observations, by the row's number; worked out when a batch first needs them."""
+class _States:
+    """``z`` of each row's two observations, of a frozen encoder, by the row's number; made when a batch first needs it."""
 
     def __init__(self, agent: Any):
         self._agent = agent
@@ -278,7 +278,7 @@ class _Features:
         for trajectory in waiting:
             seen = [{path: value[:, 0] for path, value in flatten(tree).items()} for tree in (trajectory.curr_obs, trajectory.next_obs)]
             began = time.perf_counter()
-            made = [self._agent.trunk_features({path: tree[path] for path in self._agent.encoder.paths}) for tree in seen]
+            made = [self._agent.states(tree) for tree in seen]
             self.seconds += time.perf_counter() - began
             self._rows.update(zip(trajectory.forward_inputs["row"][:, 0].tolist(), zip(*made, strict=True), strict=True))
         now, after = zip(*(self._rows[row] for row in rows.tolist()), strict=True)
