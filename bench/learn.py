@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least, at_most, below
 from bench.sides import ROOT, Side
 from bench.timing import Rates
+from hilt.policies.precision import choose
 
 RECIPE = "tabletop_pick"
 SB3 = sys.executable
@@ -25,6 +27,8 @@ LEARNING_RATES = (3e-4, 1e-3)
 STATES, SEEDS, MINUTES = 100, 3, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
+LEARNER_SECONDS = (60, 4)
+"""Of each way in which a learner's time is looked at; and with --quick"""
 QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretrain_updates=20", "training_starts=50", "log_period=1"]
 """What --quick makes smaller besides"""
 
@@ -166,38 +170,65 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
     ]
 
 
+WAYS = {
+    "learner_in_torch": (TRAINED, "the encoder trained by the critic"),
+    "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, what it makes of each frame kept, as the recipe has it"),
+}
+"""Settings of a learner whose time is looked at, and what they mean"""
+PRECISIONS = {"learner_updates": "float32", "learner_updates_bfloat16": "bfloat16"}
+"""Of the encoder, which is frozen: an update does not use it, what it makes of new frames does"""
+
+
 def learner(lab: Lab) -> list[Row]:
-    """What a learner that may make as many updates as it can does with its time."""
-    seconds = lab.pick(60, 4)
-    ways = {
-        "learner_in_torch": (TRAINED, "the encoder trained by the critic"),
-        "learner_in_torch_frozen": ([], "the encoder pretrained and frozen, features kept for each frame, as the recipe has it"),
+    """What a learner that may make as many updates as it can does with its time, and how many it makes."""
+    return lab.side_by_side(
+        lambda measure: measure(), [partial(in_torch, lab, name) for name in WAYS] + [partial(updates, lab, name) for name in PRECISIONS]
+    )
+
+
+def in_torch(lab: Lab, name: str) -> Row:
+    options, what = WAYS[name]
+    told = learned(lab, name, ["batch_size=256", *options])
+    shares = Rates([100 * record["torch_share"] for record in told])
+    means = {key: np.mean([100 * record[key] for record in told]) for key in ("sample_wait_share", "wait_share", "other_share")}
+    return Row(
+        name=name,
+        ours=float(np.mean(shares.rounds)),
+        spread=shares.spread,
+        unit="%",
+        what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
+        targets=[at_least(90)],
+        size=lab.size(lab.pick(*LEARNER_SECONDS), LEARNER_SECONDS[0], "seconds"),
+        note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
+        f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
+    )
+
+
+def updates(lab: Lab, name: str) -> Row:
+    """Where bfloat16 is emulated, it is not measured: pretraining alone would take hours."""
+    precision, why = PRECISIONS[name], choose("auto")
+    common: dict[str, Any] = {
+        "name": name,
+        "unit": "updates/s",
+        "what": f"the same learner at the recipe's batch of 128, its encoder in {precision} and frozen",
     }
+    if precision == "bfloat16" and why.precision != precision:
+        return Row(ours=None, note=f"not measured: {why.why}", **common)
+    rates = Rates([record["updates_per_second"] for record in learned(lab, name, [f"agent.encoder.precision={precision}"])])
+    size = lab.size(lab.pick(*LEARNER_SECONDS), LEARNER_SECONDS[0], "seconds")
+    return Row(ours=rates.median, spread=rates.spread, size=size, **common)
 
-    def measured(name: str) -> Row:
-        options, what = ways[name]
-        lab.progress(f"{name}: {seconds} s")
-        run = lab.new(name)
-        train(run, [*lab.pick_words(QUICK), "batch_size=256", "update_to_data=0", "log_period=5", *options], seconds)
-        told = [record for record in metrics(run, "update") if "torch_share" in record]
-        told = told[len(told) // 4 :]  # the first ones count what is slow only once
-        assert told, "the learner has told nothing of itself"
-        shares = Rates([100 * record["torch_share"] for record in told])
-        means = {key: np.mean([100 * record[key] for record in told]) for key in ("sample_wait_share", "wait_share", "other_share")}
-        remove(run)
-        return Row(
-            name=name,
-            ours=float(np.mean(shares.rounds)),
-            spread=shares.spread,
-            unit="%",
-            what=f"share of a learner's time in torch, batch 256, two cameras of 64 pixels, {what}, while an actor acts beside it",
-            targets=[at_least(90)],
-            size=lab.size(seconds, 60, "seconds"),
-            note=f"waiting for batches {means['sample_wait_share']:.1f}%, for steps {means['wait_share']:.1f}%, the rest (logging, "
-            f"weights, checkpoints) {means['other_share']:.1f}%; {np.median([r['updates_per_second'] for r in told]):.0f} updates/s",
-        )
 
-    return lab.side_by_side(measured, ways)
+def learned(lab: Lab, name: str, options: list[str]) -> list[dict[str, Any]]:
+    """What a learner tells of its updates, without the first quarter, which has what is slow only once."""
+    seconds = lab.pick(*LEARNER_SECONDS)
+    lab.progress(f"{name}: {seconds} s")
+    run = lab.new(name)
+    train(run, [*lab.pick_words(QUICK), "update_to_data=0", "log_period=5", *options], seconds)
+    told = [record for record in metrics(run, "update") if "torch_share" in record]
+    remove(run)
+    assert told, "the learner has told nothing of itself"
+    return told[len(told) // 4 :]
 
 
 def control(lab: Lab) -> list[Row]:
@@ -327,6 +358,6 @@ def demonstrated_steps(run: Path) -> float:
 PICK = ("pick_success", "pick_margin", "pick_steps", "pick_bc", "pick_sb3", "pick_without_demonstrations", "pick_operator_alone")
 GROUPS = {
     "pick": Group(PICK, pick),
-    "learner": Group(("learner_in_torch", "learner_in_torch_frozen"), learner),
+    "learner": Group((*WAYS, *PRECISIONS), learner),
     "control": Group(("control_lateness_p99",), control),
 }

@@ -230,7 +230,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["learn", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_without_demonstrations, pick_operator_alone",
-        "learner: learner_in_torch, learner_in_torch_frozen",
+        "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
     ]
     with pytest.raises(SystemExit):
