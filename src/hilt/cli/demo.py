@@ -55,7 +55,7 @@ class Plan:
     """Updates after which the run has usually reached its own goal, for the remaining time that is shown"""
 
 
-WHOLE = Plan("tabletop_pick", 100, 0.95, workers=2, usual_steps=16_000)
+WHOLE = Plan("tabletop_pick", 100, 0.95, workers=2, usual_steps=12_000)
 FAST = Plan("tabletop_button", 40, 0.8, workers=1, usual_steps=2_000)
 
 

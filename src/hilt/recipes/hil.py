@@ -86,7 +86,7 @@ def until(config: Hil, goal: Goal, max_steps: int) -> Hil:
 
 def tabletop_pick() -> Hil:
     """A cube is picked up."""
-    return until(tabletop("pick", XYZ_GRIP, 0), Goal(success=0.98, period=2_000), max_steps=60_000)
+    return until(tabletop("pick", XYZ_GRIP, 0), Goal(success=0.98, period=2_000, hold=3), max_steps=60_000)
 
 
 def tabletop_button() -> Hil:
