@@ -240,12 +240,28 @@ def test_a_damaged_episode_is_named_or_passed_over_and_counted(tmp_path: Path) -
 
 
 def test_columns_are_dropped_and_images_resized(tmp_path: Path) -> None:
-    convert(BRIDGE, tmp_path / "log", drop=["language_embedding", "observations/state", "next_observations/state"], image_size=(16, 12))
+    convert(BRIDGE, tmp_path / "log", drop=["language_embedding", "observations/state"], image_size=(16, 12))
     with Log.open(tmp_path / "log", "r") as log:
         assert log.schema.columns["observations/image"].shape == log.schema.columns["next_observations/wrist_image"].shape == (16, 12, 3)
         assert "language_embedding" not in log.schema.columns and "observations/state" not in log.schema.columns
     with pytest.raises(UnknownNameError, match="no column named 'observations/stat'; did you mean"):
         convert(BRIDGE, tmp_path / "other", drop=["observations/stat"])
+
+
+def test_dropping_an_observation_drops_the_next_one_too(log: Path, tmp_path: Path) -> None:
+    summary = convert(log, tmp_path / "one", drop=["observations/image"])
+    with Log.open(tmp_path / "one", "r") as made:
+        assert not [column for column in made.schema.columns if "image" in column]
+        assert {"observations/state", "next_observations/state"} <= set(made.schema.columns)
+    assert summary.notes["left out by --drop: observations/image, next_observations/image"] == 5, "one for each episode"
+    both = convert(log, tmp_path / "both", drop=["observations/image", "next_observations/image"])
+    assert both.notes == summary.notes, "naming both is the same"
+    convert(log, tmp_path / "next", drop=["next_observations/image"])
+    with Log.open(tmp_path / "next", "r") as made:
+        assert "observations/image" in made.schema.columns and "next_observations/image" not in made.schema.columns
+    columns = ["observations/a", "next_observations/a/b", "observations_2", "curr_obs/a", "next_obs/a"]
+    assert Change(drop=("observations",)).dropped(columns) == ["observations/a", "next_observations/a/b"]
+    assert Change(drop=("curr_obs/a",)).dropped(columns) == ["curr_obs/a", "next_obs/a"]
 
 
 def test_resizing_keeps_what_a_picture_shows() -> None:

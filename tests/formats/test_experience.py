@@ -11,8 +11,11 @@ import pytest
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.formats import create, open_dataset
+from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode, gaps, text_fact, texts_of
 from hilt.replay import Log
+from hilt.replay.merge import merge
+from hilt.replay.repair import verify
 from tests.replay.toy_steps import new_log, numbers, step, trajectory, write
 
 
@@ -111,3 +114,31 @@ def test_gaps_are_found_by_content_and_nan_is_like_nan() -> None:
     moved = seen[1:].copy()
     moved[1] = 9
     assert gaps(Episode({"observations": seen[:-1], "next_observations": moved})).tolist() == [2]
+
+
+@pytest.mark.parametrize("codec", ["zlib", "zstd"])
+def test_compression_of_a_small_set(tmp_path: Path, codec: str) -> None:
+    """A set that fills no segment was not compressed at all, without a word."""
+    if codec == "zstd":
+        pytest.importorskip("zstandard")
+    with new_log(tmp_path) as log:
+        for first in (0, 10, 20):
+            write(log, [*numbers(first, 2), step(first + 2, terminated=True)])
+    summary = convert(log.path, tmp_path / "small", compression=codec)
+    with Log.open(tmp_path / "small", "r") as made:
+        assert [segment.codecs["observations/image"]["codec"] for segment in made.segments] == [codec]
+        assert not summary.notes and verify(made.path).ok
+    for one, other in zip(open_dataset(log.path), open_dataset(tmp_path / "small"), strict=True):
+        np.testing.assert_array_equal(one.columns["observations"]["image"], other.columns["observations"]["image"])
+    merge([tmp_path / "small", log.path], tmp_path / "merged")
+    with Log.open(tmp_path / "merged", "r") as made:
+        assert all("observations/image" in segment.codecs for segment in made.segments)
+
+
+def test_compression_that_can_do_nothing_is_said(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        write(log, [*numbers(0, 2), step(2, terminated=True)])
+    with pytest.raises(UnknownNameError, match="no codec named 'zst'; did you mean 'zstd'"):
+        convert(log.path, tmp_path / "out", compression="zst")
+    summary = convert(log.path, tmp_path / "out", compression="zlib", drop=["observations/image"])
+    assert "compression=zlib had nothing to do: no column is an image of at least 1,024 bytes" in summary.notes

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import write_json
 from hilt.observe import Metrics
-from hilt.observe.drawing import Chart, Line, axes, short, ticks
+from hilt.observe.drawing import DASHES, Chart, Line, axes, dash_of, short, ticks
 from hilt.observe.metrics import GOES_ON, wilson
-from hilt.observe.plots import Run, all_charts, final_numbers, grouped, page, plot
+from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
 
@@ -65,6 +65,32 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     raw = lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success of the last 1 episodes")["all"]
     assert raw.y.tolist() == [1, 0, 1, 1, 0]
     assert not [chart.title for chart in charts if "Loss" in chart.title], "what there is nothing of is not drawn"
+
+
+def test_two_runs_with_every_curve_of_a_panel(tmp_path: Path):
+    """The panel with most curves has seven; there were four dash patterns, and drawing two runs ended in an IndexError."""
+    names = ["torch", "sample_wait", "wait", "simulator", "model", "update", "other"]
+    for number in range(2):
+        with Metrics(tmp_path / f"run-{number}") as metrics:
+            for update in (10, 20):
+                metrics.write("update", {f"{name}_share": 0.1 for name in names}, update=update, step=update)
+        (tmp_path / f"run-{number}" / "config.yaml").write_text(f"batch_size: {number + 1}\n")
+    runs = [tmp_path / f"run-{number}" for number in range(2)]
+    (chart,) = all_charts(grouped([Run.load(run) for run in runs]), "step", 1)
+    assert len(chart.lines) == 14 and len({dash_of(line) for line in chart.lines}) == 7, "each name has a dash pattern of its own"
+    assert all(len({dash_of(line) for line in chart.lines if line.name == name}) == 1 for name in {line.name for line in chart.lines})
+    assert max(len(panel.curves) for panel in PANELS) <= len(DASHES)
+    assert len(plot(runs, tmp_path / "plots")) == 3
+
+
+def test_dash_patterns_are_for_curves_that_are_there(tmp_path: Path):
+    for number in range(2):
+        with Metrics(tmp_path / f"run-{number}") as metrics:
+            for update in (10, 20):
+                metrics.write("update", {f"{name}_share": 0.2 for name in ("simulator", "model", "update")}, update=update, step=update)
+        (tmp_path / f"run-{number}" / "config.yaml").write_text(f"batch_size: {number + 1}\n")
+    (chart,) = all_charts(grouped([Run.load(tmp_path / f"run-{number}") for number in range(2)]), "step", 1)
+    assert {line.name: line.dash for line in chart.lines} == {"simulator": 0, "policy": 1, "learning": 2}
 
 
 def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):

@@ -41,7 +41,15 @@ def convert_dataset(
     split: Split = None,
     options: Options = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Pass over damaged episodes, and count them.")] = False,
-    drop: Annotated[list[str] | None, typer.Option("--drop", metavar="COLUMN", help="Leave out a column.", show_default=False)] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop",
+            metavar="COLUMN",
+            help="Leave out a column and all below it; of an observation also the next observation.",
+            show_default=False,
+        ),
+    ] = None,
     image_size: Annotated[str, typer.Option("--image-size", metavar="HxW", help="Make all images this size.", show_default=False)] = "",
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Threads that decode.", show_default="one per core")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -40,6 +40,7 @@ from hilt.formats import check_options, create, detect, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
 from hilt.replay.journal import Journal
 from hilt.replay.lock import WriterLock
+from hilt.replay.schema import mate
 
 Progress = Callable[[int, int], None]
 
@@ -101,8 +102,8 @@ def convert(
     """Writes a dataset in another format into a new folder.
 
     `options` are those of the format read or of the one written (``hilt data formats`` lists them). `skip_corrupt` passes over
-    damaged episodes and counts them. `drop` leaves out columns, `image_size` makes all images (height, width). `progress` gets
-    episodes done and episodes in all.
+    damaged episodes and counts them. `drop` leaves out columns, and with ``observations/x`` also ``next_observations/x``.
+    `image_size` makes all images (height, width). `progress` gets episodes done and episodes in all.
     """
     began, place, goal = time.monotonic(), Path(source), Path(target)
     _check_new(goal)
@@ -170,15 +171,23 @@ class Change:
         if not self.drop and self.image_size is None:
             return episode
         columns = flatten(episode.columns)
-        for path in self.drop:
-            found = [column for column in columns if column == path or column.startswith(f"{path}/")]
-            if not found:
-                raise UnknownNameError("column", path, columns)
-            for column in found:
-                del columns[column]
+        for column in self.dropped(columns):
+            del columns[column]
         if self.image_size is not None:
             columns = {path: resize(column, *self.image_size) if is_image(column) else column for path, column in columns.items()}
         return Episode(unflatten(columns), episode.facts)
+
+    def dropped(self, columns: Collection[str]) -> list[str]:
+        """Which of these columns are left out: those that were named, what lies below them, and of an observation the next one too,
+        as it is the same picture a step later."""
+        out: dict[str, None] = {}
+        for path in self.drop:
+            named = [path, mate(path)] if mate(path) else [path]
+            found = [[c for c in columns if c == name or c.startswith(f"{name}/")] for name in named]
+            if not found[0]:
+                raise UnknownNameError("column", path, columns)
+            out |= dict.fromkeys(c for some in found for c in some)
+        return list(out)
 
 
 Done = Future[tuple[Episode | None, Counter[str]]]
@@ -190,6 +199,8 @@ def decode(dataset: Dataset, first: int, change: Change, workers: int | None = N
 
     def work(job: Job) -> tuple[Episode | None, Counter[str]]:
         episode, noted = dataset.notes.during(job)
+        if episode is not None and change.drop:
+            noted[f"left out by --drop: {', '.join(change.dropped(flatten(episode.columns)))}"] += 1
         return episode and change.apply(episode), noted
 
     waiting: deque[Done] = deque()

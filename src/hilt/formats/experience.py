@@ -14,7 +14,8 @@ from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
 from hilt.replay.log import Log
 from hilt.replay.runs import OFFSET_BITS
-from hilt.replay.schema import Schema
+from hilt.replay.schema import INLINE_BYTES, Schema
+from hilt.replay.segment import check_codec
 
 VIEWS = ("all", "demo", "human", "policy", "random", "successes")
 
@@ -73,7 +74,9 @@ class LogDataset(Dataset):
 
 
 def create(path: Path, *, durability: str = "every episode", compression: str = "") -> LogWriter:
-    """`compression` is the codec of all images: zlib or zstd, or none."""
+    """`compression` is the codec of all images of at least 1,024 bytes: zlib or zstd, or none."""
+    if compression:
+        check_codec(compression)
     return LogWriter(path, durability, compression)
 
 
@@ -103,6 +106,9 @@ class LogWriter(Writer):
     def finish(self) -> None:
         if self._log is None:
             raise ConfigError("there is not one episode with a transition to write; look at the source with: hilt data inspect")
+        if self._compression and not self._log.settings["compression"]:
+            self.notes.add(f"compression={self._compression} had nothing to do: no column is an image of at least {INLINE_BYTES:,} bytes")
+        self._log.seal_idle()  # also the last segment, which is not full, is compressed
         self.close()
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ from hilt.core.tree import Array
 
 PALETTE = ["2f6fde", "e8772e", "1f9e77", "8b5cd6", "d1495b", "0e94a8", "a67c12", "6b7280"]
 SHADES = {"ink": "1f2430", "faint": "6b7280", "grid": "e6e7ea", "paper": "ffffff"}
-DASHES: list[tuple[float, ...]] = [(), (6, 4), (2, 3), (9, 3, 2, 3)]
+DASHES: list[tuple[float, ...]] = [(), (6, 4), (2, 3), (9, 3, 2, 3), (14, 4), (9, 3, 2, 3, 2, 3), (1, 6), (4, 2, 4, 8)]
+"""Lengths in pixels, drawn and left out in turn. A curve's number counts on from the first when there are more curves."""
 WIDTH, HEIGHT = 480.0, 290.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 58.0, 42.0
 """Of a chart, in pixels: its size, and what lies around the curves"""
@@ -93,7 +94,7 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
         if line.dots:
             on.dot(right + 9, 36, colour)
         else:
-            on.line(np.array([[right, 36.0], [right + 18, 36.0]]), colour, 2.2, DASHES[line.dash])
+            on.line(np.array([[right, 36.0], [right + 18, 36.0]]), colour, 2.2, dash_of(line))
         right += 23 + on.text(right + 23, 40, name, 11) + 12
     for line in chart.lines:
         points = place(line.x, line.y)
@@ -104,8 +105,12 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
                     on.line(bounds, line.colour, 1.4)
                 on.dot(x, y, line.colour)
         else:
-            on.line(points, line.colour, 1.8, DASHES[line.dash])
+            on.line(points, line.colour, 1.8, dash_of(line))
     return x_low, x_high, y_low, y_high
+
+
+def dash_of(line: Line) -> tuple[float, ...]:
+    return DASHES[line.dash % len(DASHES)]
 
 
 def axes(chart: Chart) -> tuple[float, float, float, float]:

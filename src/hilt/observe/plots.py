@@ -219,13 +219,14 @@ def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
     """One for each panel of which there is something to draw."""
     charts = []
     for panel in PANELS:
-        lines = []
+        lines: list[Line] = []
+        dashes: dict[str, int] = {}  # of the curves that some run has: a panel knows more than any of them
         for place, group in enumerate(groups):
             for number, name in enumerate(panel.curves):
                 made = [one for run in group.runs if (one := curve(run, panel, name, axis, smooth)) is not None]
-                colour, dash = (place, number) if len(groups) > 1 else (COLOURS.get(name, number), 0)
-                whose = group.name if len(groups) > 1 else ""
                 if made:
+                    dash = dashes.setdefault(name, len(dashes))
+                    colour, dash, whose = (place, dash, group.name) if len(groups) > 1 else (COLOURS.get(name, number), 0, "")
                     lines.append(mean_of(made, Line(name, *made[0], colour, dash, whose=whose)))
             if panel is PANELS[0]:
                 whose = group.name if len(groups) > 1 else ""

@@ -121,6 +121,8 @@ def _write(jobs: Sequence[tuple[Path, list[Part]]], progress: Progress | None, f
                         done += copier.copy(trajectory)
                         if progress is not None:
                             progress(done, total)
+                if log.settings["compression"]:
+                    log.seal_idle()  # also the last segment, which is not full, is compressed
                 copied.append(Copied(target, len(log.trajectories()), log.live_steps))
             _complete(beside, parts[0][0].settings["durability"], files)
     except BaseException:

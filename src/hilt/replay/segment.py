@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError, StorageError, VersionError
+from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError, StorageError, UnknownNameError, VersionError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
 from hilt.core.platform import boot_id, read_into, start_writing
 from hilt.core.tree import Array
@@ -452,6 +452,13 @@ def check_format(version: Any, where: Path) -> None:
 
 
 CODECS = ("zlib", "zstd")
+
+
+def check_codec(codec: str) -> None:
+    """Refuses a codec that is unknown, or whose package is missing."""
+    if codec not in CODECS:
+        raise UnknownNameError("codec", codec, CODECS)
+    _encoder(codec)
 
 
 def _encoder(codec: str) -> Callable[[Array], bytes]:

@@ -297,6 +297,11 @@ class Store:
         self._busy.add(number)
         return lane
 
+    def seal_idle(self) -> None:
+        """Completes every segment that nobody writes to, as if it were full: what is compressed is compressed."""
+        while self._idle:
+            self._seal(self._idle.pop())
+
     def _seal(self, lane: Lane) -> None:
         segment = lane.segment
         entries = self.index.entries
