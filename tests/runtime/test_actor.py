@@ -249,10 +249,10 @@ def test_a_take_over_of_the_environments_own_counts_as_a_persons(learner: Learne
 def test_lost_contact_is_a_column_and_stop_ends_the_run(learner: Learner, tmp_path: Path):
     learner.publish(1)
     acted = acting(learner, tmp_path / "actor", lambda: False)
-    assert acted.reason == "stop was pressed" and acted.steps == 8 and learner.told[-1]["stop"] is True
+    assert acted.reason == "stop was pressed" and acted.steps == 7 and learner.told[-1]["stop"] is True
     lost, sources, truncated = learner.column("lost", "source", "truncated")
-    assert lost.tolist() == [step == 2 for step in range(8)] and sources[2] == Source.HUMAN
-    assert truncated.tolist() == [step in (5, 7) for step in range(8)]
+    assert lost.tolist() == [step == 2 for step in range(7)] and sources[2] == Source.HUMAN
+    assert truncated.tolist() == [step in (5, 6) for step in range(7)]
 
 
 def test_it_goes_on_while_the_learner_is_away_and_loses_nothing(learner: Learner, tmp_path: Path):

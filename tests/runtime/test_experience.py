@@ -287,6 +287,7 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "intervention_steps": 2,
         "success_alone": None,
         "interventions": 2,
+        "lost_steps": 0,
         "actor": "a",
     }
     assert list(experience.finished()) == []

@@ -90,6 +90,23 @@ def test_lost_contact_holds_still_until_it_is_back():
     assert [status.who for _, status in env.device.shown] == ["policy", "human", "nobody", "nobody", "policy"]
 
 
+def test_a_pause_keeps_events_and_the_step_after_it_moves_nothing():
+    env = played(Reading(), push(1), push(1, lost=True), Reading(lost=True, events=("reset",)), push(1), push(0), push(1))
+    found = infos(env, 3)
+    assert env.poll().lost and not env.poll().lost
+    *_, truncated, info = env.step(np.full(7, 0.5))
+    assert truncated and info["lost"] and [info["intervention_steps"] for info in [*found, info]] == [0, 1, 1, 1]
+    assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0] and "lost" not in infos(env, 1)[0]
+
+
+def test_released_the_policy_acts_until_contact_is_back():
+    for mode in ("hold", "toggle"):
+        env = played(push(0, events=("toggle",)), *[push(0, lost=True)] * 4, push(0), mode=mode)
+        infos(env, 2)
+        env.release()
+        assert [info["source"] for info in infos(env, 4)] == [0, 0, 0, 1]
+
+
 def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
     env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1))
     infos(env, 6)

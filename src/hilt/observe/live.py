@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from hilt.core import progress
 from hilt.core.files import storage_errors
 from hilt.core.progress import Phases, elapsed
-from hilt.observe.metrics import FILE, GOES_ON, RESUMED
+from hilt.observe.metrics import FILE, GOES_ON, RESUMED, is_paused
 
 EPISODES = 20
 """The last ones, over which success and interventions are counted"""
@@ -47,6 +47,7 @@ class Standing:
         self.steps = self.updates = 0
         self._first: float | None = None
         self._last = self._paused = 0.0
+        self._halted = False  # the run is paused
         self._before = self._path.stat().st_size if self._path.exists() else 0  # until there is more, nobody is at work
 
     def read(self) -> bool:
@@ -64,9 +65,10 @@ class Standing:
 
     def _take(self, record: dict[str, Any]) -> None:
         kind = record["kind"]
-        if record.get("event") == GOES_ON:
-            self._paused += record["time"] - self._last if self._first is not None else 0.0
-        elif record.get("event") == RESUMED:
+        if self._first is not None and (self._halted or record.get("event") == GOES_ON):
+            self._paused += record["time"] - self._last
+        self._halted = is_paused(record, self._halted)
+        if record.get("event") == RESUMED:
             self.updates = record["update"]
         elif kind == "update":
             self.update |= record
@@ -82,8 +84,8 @@ class Standing:
         self._last = record["time"]
 
     def seconds(self) -> float:
-        """Since the first online step, without the time in which nobody learned."""
-        now = self._now() if self._place > self._before else self._last
+        """Since the first online step, without pauses and without the time in which nobody learned."""
+        now = self._now() if self._place > self._before and not self._halted else self._last
         return 0.0 if self._first is None else max(0.0, now - self._first - self._paused)
 
     def left(self, limits: Mapping[str, float]) -> float | None:
@@ -107,7 +109,7 @@ class Standing:
     def success(self) -> str:
         """Of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
         known = [one for one in self.episodes if one.get("success") is not None]
-        alone = [one for one in known if not one.get("intervention_steps")]
+        alone = [one for one in known if not one.get("intervention_steps") and not one.get("lost_steps")]
         if not known:
             return "–" if self.episodes else "no episode yet"
         told = f"{_share(known)} of the last {len(known)} episodes"
@@ -124,6 +126,12 @@ class Standing:
         steps = sum(one.get("length", 0) for one in self.episodes)
         made = sum(one.get("intervention_steps", 0) for one in self.episodes)
         return f"{100 * made / steps:.0f}% of steps" if steps else "–"
+
+    def lost(self) -> str:
+        """How often contact to the operator was lost, and what of it is in the last episodes."""
+        times = sum(one.get("contact_losses", 0) for one in self.actors.values())
+        steps = sum(one.get("lost_steps", 0) for one in self.episodes)
+        return f"{times} times so far; {steps:,} steps of the last {len(self.episodes)} episodes" if times or steps else ""
 
     def acting(self) -> str:
         """Who acts, at each actor."""
@@ -144,6 +152,7 @@ class Standing:
             ("success", self.success()),
             ("validation", self.validation()),
             ("a person makes", self.person() if any("intervention_steps" in one for one in self.episodes) else ""),
+            ("contact lost", self.lost()),
             ("episode", f"{sum(length) / len(length):.0f} steps" if length else ""),
             ("return", f"{sum(returns) / len(returns):.3g}" if returns else ""),
             ("losses", _values(u, {"critic": "critic_loss", "actor": "actor_loss", "temperature": "temperature_loss"})),
@@ -168,6 +177,7 @@ class Standing:
             f"success {self.success()}" if self.episodes else "",
             f"validation {self.validation()}" if self.validation() else "",
             f"person {self.person()}" if any("intervention_steps" in one for one in self.episodes) else "",
+            f"contact lost {self.lost()}" if self.lost() else "",
             _values(self.update, {"critic loss": "critic_loss"}),
             self.remaining(limits),
             self.event if self.happens or not self.updates else "",

@@ -4,7 +4,7 @@ Every record has ``kind``, ``time`` (seconds since 1970), ``update`` (learner st
 its kind has:
 
 - ``update``: what the learner measures: losses, Q values, rates, buffer sizes; per source as ``q/online``, ``q/demo``, ``q/human``
-- ``episode``: one for each trajectory: success, return, length, seconds, intervention_steps, actor
+- ``episode``: one for each trajectory: success, return, length, seconds, intervention_steps, lost_steps, actor
 - ``actor``: what an actor tells: its rates, its lateness, the version it drives with
 - ``event``: something that happened, in words
 
@@ -34,6 +34,8 @@ NOT_FINITE = "not_finite"
 """In a record that had them: how many of its values were NaN or infinite, and are null"""
 RESUMED, GOES_ON = "resumed", "another process goes on"
 """Events: the learner goes on from this update; and, whoever writes now is not who wrote before, so that the time between does not count"""
+PAUSE = "pause"
+"""In an event with which a pause of the run "begins" or "ends": the time between does not count either"""
 Z = 1.959963984540054
 """Of a normal distribution, 95% lies within so many standard deviations"""
 Value = float | int | str | bool | None
@@ -112,14 +114,22 @@ class Metrics:
 
 
 def running(records: Iterable[Mapping[str, Any]]) -> list[float]:
-    """For each record the seconds since the first one, without those in which nobody wrote because nobody was there."""
-    seconds, first, paused, before = [], 0.0, 0.0, 0.0
+    """For each record the seconds since the first one, without pauses and without those in which nobody wrote because nobody was there."""
+    seconds, first, paused, before, halted = [], 0.0, 0.0, 0.0, False
     for number, record in enumerate(records):
         first = first if number else record["time"]
-        paused += record["time"] - before if number and record.get("event") == GOES_ON else 0.0
+        paused += record["time"] - before if number and (halted or record.get("event") == GOES_ON) else 0.0
+        halted = is_paused(record, halted)
         before = record["time"]
         seconds.append(record["time"] - first - paused)
     return seconds
+
+
+def is_paused(record: Mapping[str, Any], before: bool) -> bool:
+    """Whether the run is paused after this record, of which `before` says whether it was paused."""
+    if record.get("event") == GOES_ON:
+        return False
+    return record[PAUSE] == "begins" if PAUSE in record else before
 
 
 def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def _success(record: Record) -> float | None:
 
 
 def _alone(record: Record) -> float | None:
-    return None if record.get("intervention_steps", 1) else _success(record)
+    return None if record.get("intervention_steps", 1) or record.get("lost_steps") else _success(record)
 
 
 def _interventions(record: Record) -> float | None:
@@ -308,6 +308,7 @@ def final_numbers(run: Run, smooth: int) -> dict[str, str]:
         f"last {smooth} episodes": _percent(_mean(success)),
         "nobody took over": _percent(_mean(alone)),
         "a person's steps": _percent(sum(one.get("intervention_steps", 0) for one in episodes) / steps if steps else None),
+        "contact lost": _percent(sum(one.get("lost_steps", 0) for one in episodes) / steps if steps else None),
         "steps per success": _number(_mean(lengths)),
         "return": _number(_mean([one["return"] for one in episodes if one.get("return") is not None])),
         run.counted: f"{max(one['step'] for one in run.records):,}",

@@ -34,6 +34,7 @@ from hilt.policies.precision import AUTO
 from hilt.replay import QueuedDataStore
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.config import Hil, of_run
+from hilt.runtime.contact import LOST, Contact
 from hilt.runtime.precision import warnings
 from hilt.runtime.record import RATE_HZ
 from hilt.runtime.recording import GRASP, TIMES, nested
@@ -67,7 +68,7 @@ class Acted:
     version: int = -1
     """Of the weights that it drives with"""
     acting: str = "waiting"
-    """Who acts: policy, human, random; or waiting"""
+    """Who acts: policy, human, random; or waiting; or contact lost"""
     spooled: int = 0
     """Steps that the learner did not have in the end; episodes, where those are sent whole"""
     reason: str = ""
@@ -137,6 +138,7 @@ class Actor:
         self._closing = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
         self._rate, self._timing = _rate(env, config)
+        self._contact = Contact(env, config, say)
         self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
         self._began = time.monotonic()
 
@@ -196,7 +198,9 @@ class Actor:
         while not ended and self._ready():
             before, reward, ended, info, source = self._step(before)
             self._does(f"step {steps + 1}, {self.acted.acting} acts")
-            steps, human, total = steps + 1, human + (source == Source.HUMAN), total + reward
+            steps, human, total = steps + 1, human + (source == Source.HUMAN and not info.get("lost")), total + reward
+            if info.get("lost") and not ended:
+                self._await_operator()
         if ended:
             self._says = "no" if self._says == "not yet" else self._says
             self.acted.episodes += 1
@@ -243,6 +247,14 @@ class Actor:
         self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()
         self._pressed = self._pressed or bool(info.get("stop"))
         return after, float(reward), bool(terminated or truncated), info, source
+
+    def _await_operator(self) -> None:
+        """No step is made while contact to the operator is lost, but for two: the one that finds it, and the first one after it."""
+        self.acted.acting = LOST
+        self._does(LOST)
+        self._contact.wait(self._ended)
+        if self._rate is not None:
+            self._rate.restart()
 
     def _penalty(self, info: dict[str, Any]) -> dict[str, Any]:
         if "learned-gripper" not in self._config.agent.setup_mode:
@@ -406,6 +418,7 @@ class Actor:
             "spooled": len(self._spool) if self._spool is not None else self._store.waiting(),
             "stop": self._pressed,
             "says_success": self._says,
+            **self._contact.stats(),
         }
         if self._timing is not None:
             timing = self._timing()

@@ -11,6 +11,7 @@ from hilt.policies.config import check as check_agent
 
 ALGORITHMS = ("rlpd", "bc", "hg-dagger")
 STORES = ("log", "trajectories")
+LOST_CONTACT = ("policy", "nobody")
 STORE = "actor_env"
 """The learner's name for what actors send"""
 
@@ -84,6 +85,10 @@ class Hil:
     """Who may take over: browser, keyboard, gamepad, spacemouse, script; empty: nobody"""
     operator_options: dict[str, Any] = field(default_factory=dict)
     """What the device is opened with"""
+    lost_contact: str = "policy"
+    """Who goes on when contact to the operator has been lost for `lost_contact_seconds`: "policy"; or "nobody": the run stays paused"""
+    lost_contact_seconds: float = 30.0
+    """Seconds that the run is paused for an operator who is out of reach, before the policy goes on"""
     actors: int = 1
     """How many `hilt train` starts"""
 
@@ -142,6 +147,7 @@ LEAST = {
     **dict.fromkeys(("n_step", "cta_ratio", "steps_per_update", "log_period", "checkpoint_keep", "replay_buffer_capacity"), 1),
     **dict.fromkeys(("training_starts", "random_steps", "max_ahead", "update_to_data", "max_steps", "max_seconds", "max_env_steps"), 0),
     **dict.fromkeys(("checkpoint_period", "buffer_period", "demonstrations", "control_hz", "max_traj_length", "collect_steps"), 0),
+    "lost_contact_seconds": 0,
     "batch_size": 2,
 }
 
@@ -152,6 +158,8 @@ def check(config: Hil) -> None:
         raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
     if config.store not in STORES:
         raise UnknownNameError("store", config.store, STORES)
+    if config.lost_contact not in LOST_CONTACT:
+        raise UnknownNameError("lost_contact", config.lost_contact, LOST_CONTACT)
     for name, smallest in LEAST.items():
         if not getattr(config, name) >= smallest:
             raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")

@@ -367,12 +367,13 @@ class Episodes:
                     if not _goes_on(steps, before[-1:], keys[:1]):
                         break
                     keys = np.concatenate([before, keys])
-            return told(steps.gather(keys, ["rewards", "source", "succeed", "times/observed", "times/applied"]))
+            return told(steps.gather(keys, ["rewards", "source", "succeed", "lost", "times/observed", "times/applied"]))
 
 
 def told(columns: Mapping[str, Array]) -> dict[str, Any]:
     """What is told of an episode, from its columns."""
-    human, success = columns["source"] == Source.HUMAN, bool(columns["succeed"].any())
+    lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
+    human = (columns["source"] == Source.HUMAN) & ~lost
     return {
         "success": success,
         "success_alone": None if human.any() else success,
@@ -381,6 +382,7 @@ def told(columns: Mapping[str, Array]) -> dict[str, Any]:
         "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
         "intervention_steps": int(human.sum()),
         "interventions": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
+        "lost_steps": int(lost.sum()),
     }
 
 

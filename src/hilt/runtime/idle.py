@@ -39,7 +39,8 @@ def _imitates(config: Hil) -> bool:
 ENCODER, RLPD = "agent.encoder", "agent.rlpd"
 NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     (["demonstration_options"], "demonstrations=N", lambda c: c.demonstrations),
-    (["operator_options"], "an operator, such as operator=browser", lambda c: c.operator),
+    (["operator_options", "lost_contact", "lost_contact_seconds"], "an operator, such as operator=browser", lambda c: c.operator),
+    (["lost_contact_seconds"], "lost_contact=policy", lambda c: c.lost_contact == "policy"),
     (_under("goal", "states", "period", "hold"), "goal.success", lambda c: c.goal.success),
     (["wire.key_name"], "wire.keys=FOLDER", lambda c: c.wire.keys),
     (["checkpoint_path", "buffer_period", "collect_steps"], "store=log", lambda c: c.store == "log"),

@@ -23,10 +23,11 @@ from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
-from hilt.observe.metrics import Metrics, read_metrics
+from hilt.observe.metrics import PAUSE, Metrics, read_metrics
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runtime.config import Hil, check
+from hilt.runtime.contact import CONTACT
 from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.goal import GoalWatch
 from hilt.runtime.idle import refuse_idle
@@ -121,6 +122,9 @@ class Learner:
         self._saved_at, self._saved_update = time.monotonic(), self.update
         self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._heard: dict[str, float] = {}
+        self._out_of_reach: set[str] = set()  # actors whose operator is
+        self._paused = False  # the clock and learning are, for the operators of all actors are out of reach
+        self._checked = time.monotonic()
         self._says: dict[str, str] = {}  # whether an actor's environment tells success: "yes", "no" or "not yet"
         self._ended: list[tuple[float, dict[str, Any]]] = []
         self._update_of: dict[int, int] = {}
@@ -255,6 +259,8 @@ class Learner:
     def _must_wait(self) -> str:
         """What has to come before the next update; empty when it may be made."""
         config, have, counts = self.config, self.experience.total, self.experience.counts()
+        if self._paused:
+            return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
         if config.algorithm != "rlpd":
             lacks = config.algorithm == "hg-dagger" and not counts["demo_steps"]
             return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
@@ -281,6 +287,7 @@ class Learner:
         config, online = self.config, self.experience.total
         if self._first is None and online > self._imported:
             self._first = time.monotonic() - self._elapsed
+        self._mind_contact()
         limits = {
             "stopped": self._stop(),
             "pressed": self._pressed,
@@ -292,8 +299,22 @@ class Learner:
         self._reason = next((reason for reason, reached in limits.items() if reached), "")
         return bool(self._reason)
 
+    def _mind_contact(self) -> None:
+        """While the operators of all actors are out of reach, the run's clock stands still."""
+        now, was = time.monotonic(), self._paused
+        heard = {name for name, at in list(self._heard.items()) if now - at < ACTIVE_S}
+        self._paused = bool(heard) and heard <= self._out_of_reach
+        if self._paused and was and self._first is not None:
+            self._first += now - self._checked
+        self._checked = now
+        if self._paused != was:
+            text = f"{CONTACT} is lost: the run's clock and learning are paused" if self._paused else "goes on after a pause"
+            logger.info("%s", text)
+            pause = {"event": text, PAUSE: "begins" if self._paused else "ends"}
+            self.metrics.write("event", pause, update=self.update, step=self.experience.total)
+
     def _seconds(self) -> float:
-        """Since the first online step, without the time between two starts."""
+        """Since the first online step, without the time between two starts, and without pauses."""
         return 0.0 if self._first is None else time.monotonic() - self._first
 
     # Weights, checkpoints, metrics
@@ -417,6 +438,8 @@ class Learner:
             self._heard.pop(name, None)
         elif name:
             self._heard[name] = time.monotonic()
+        if "contact_lost" in told:
+            (self._out_of_reach.add if told["contact_lost"] else self._out_of_reach.discard)(name)
         if "says_success" in told:
             self._says[name] = str(told["says_success"])
         if len(told) > 1:

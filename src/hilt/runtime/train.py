@@ -34,6 +34,7 @@ from hilt.observe.metrics import FILE as METRICS
 from hilt.replay import Log
 from hilt.replay.lock import writer_of
 from hilt.runtime.config import Hil, check
+from hilt.runtime.contact import CONTACT
 from hilt.runtime.idle import refuse_idle, settings
 from hilt.runtime.precision import described, settle
 from hilt.runtime.workplace import check_fit, task, task_options, trainer_config
@@ -47,7 +48,7 @@ CHANGEABLE = {
     *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "max_ahead", "steps_per_update", "log_period", "sinks"),
     *("checkpoint_period", "checkpoint_keep", "buffer_period"),
     *("goal.success", "goal.states", "goal.period", "goal.hold"),
-    *("actors", "operator", "operator_options", "control_hz"),
+    *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
     *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
 }
 """What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak. Everything else
@@ -332,13 +333,13 @@ class Child:
             self._process.wait(END_S)
 
     def news(self) -> list[str]:
-        """What it has said since the last time that a person must know now: where a page is to be opened."""
+        """What it has said since the last time that a person must know now: where a page is to be opened, and that contact is lost."""
         with storage_errors(self.log), self.log.open("rb") as file:
             file.seek(self._heard)
             lines = file.read().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._heard += sum(map(len, whole))
-        return [line.decode(errors="replace").strip() for line in whole if line.startswith(b"open http")]
+        return [line.decode(errors="replace").strip() for line in whole if line.startswith((b"open http", CONTACT.encode()))]
 
     def error(self) -> HiltError:
         """What it said last, as its own error."""

@@ -46,7 +46,8 @@ class TakeOver(gymnasium.Wrapper):
     - ``executed_action``: what the environment got: clipped to the action space, in its dtype.
     - ``intervene_action``: the same, only when a person acted.
     - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
-    - ``lost``: only when contact to the device is lost. Nothing moves then, and the step counts as the person's.
+    - ``lost``: only when contact to the device is lost. Nothing moves then; the source is the person, whose ``intervention_steps`` do not
+      count it. Whoever steps may wait until contact is back (`poll`), or let the policy go on without it (`release`).
 
     Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` is there, True
     or False, where a person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
@@ -76,6 +77,8 @@ class TakeOver(gymnasium.Wrapper):
         self._action_of = action_of or motion_action
         self._kept = None if action_indices is None else kept_dimensions(action_indices, env.action_space)
         self._episode = self._successes = 0
+        self._seen: Any = None  # what was shown last
+        self._released = self._still = False
         self._begin()
         device.attach(env)
 
@@ -85,6 +88,7 @@ class TakeOver(gymnasium.Wrapper):
         self._held = np.ones(7, bool)  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
         self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since
         self._count = self._steps = self._step = 0
+        self._polled: tuple[str, ...] = ()  # events of readings between two steps
         self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -97,12 +101,13 @@ class TakeOver(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self.device.watch(action)
-        reading = checked(self.device.read(), self.device)
+        reading = self._read()
+        reading, self._still = replace(reading, lost=reading.lost or self._still), False
         before = self._human
         human = self._decide(reading)
         if human:
             action = self._persons_action(reading)
-            self._steps += 1
+            self._steps += not reading.lost
             self._count += not before
         executed = executable(action, self.env.action_space)
         given = copy.deepcopy(executed)  # an environment may change it in place, and what is told is what was asked of it
@@ -131,6 +136,25 @@ class TakeOver(gymnasium.Wrapper):
         self._show(observation, "nobody" if reading.lost else "human" if human else "policy" if self.policy else "nobody")
         return observation, reward, terminated, truncated, info
 
+    def poll(self) -> Reading:
+        """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact was lost, nothing
+        moves in that one either: after a pause whoever acts decides from an observation that is new."""
+        reading = self._read()
+        self._polled, self._still = reading.events, self._still or reading.lost
+        self._show(self._seen, "nobody")
+        return reading
+
+    def release(self) -> None:
+        """The policy acts although contact is lost; when contact is back, the person has what they had."""
+        self._released = True
+
+    def _read(self) -> Reading:
+        reading = checked(self.device.read(), self.device)
+        self._released &= reading.lost
+        here = not self._released
+        events, self._polled = (*self._polled, *reading.events), ()
+        return replace(reading, lost=reading.lost and here, engaged=reading.engaged and here, events=events)
+
     def close(self) -> None:
         try:
             self.device.close()
@@ -140,7 +164,8 @@ class TakeOver(gymnasium.Wrapper):
     def _decide(self, reading: Reading) -> bool:
         """Whether the person acts now, and what of the device must be released first."""
         self._toggled ^= bool(reading.events.count("toggle") % 2)
-        human = (reading.engaged if self.mode == "hold" else self._toggled) or reading.lost
+        toggled = self._toggled and not self._released
+        human = (reading.engaged if self.mode == "hold" else toggled) or reading.lost
         held = np.append(np.abs(reading.motion) > DEFLECTED, reading.gripper != 0)
         self._muted &= held
         if self._lost or reading.arm != self._arm:
@@ -160,6 +185,7 @@ class TakeOver(gymnasium.Wrapper):
         return action if self._kept is None else np.where(self._kept, action, 0)
 
     def _show(self, observation: Any, who: str) -> None:
+        self._seen = observation
         status = Status(
             who=who,
             instruction=str(attribute(self.env, "instruction", "")),

@@ -140,7 +140,8 @@ export default {
     mayMark() { return this.online && (this.view.driving || !this.view.taken); },
     mood() {
       if (this.over) return "ended";
-      if (!this.online || this.view.lost) return this.online ? "lost" : "gone";
+      if (!this.online) return "gone";
+      if (this.view.lost && this.status.who !== "policy") return "lost";  // else the policy goes on, after a while
       if (this.view.taken) return this.view.driving ? "mine" : "other";
       return this.status.who === "policy" ? "policy" : "nobody";
     },
