@@ -59,7 +59,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def export_recording(folder: Path) -> int:
+    """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote, beside the others; returns their steps."""
+    record = ["record", "tabletop/reach", "--device", "script", "--episodes", "2", "--observations", "hil-serl", "--image-size", "32"]
+    for words in ([*record, "--out", "recorded", "--no-video"], ["data", "convert", "recorded/log", "exported", "--to", "hil-serl"]):
+        subprocess.run([sys.executable, "-m", "hilt", *words], cwd=folder, check=True, capture_output=True, timeout=600)
+    (made,) = (folder / "exported" / "demo_data").glob("*.pkl")
+    made.rename(folder / "demo_data" / made.name)
+    with Log.open(folder / "recorded" / "log", "r") as log:
+        return len(log)
+
+
 def test_the_script_runs_as_two_processes(folder: Path):
+    demonstrated_there = len(pickle.loads(next((folder / "demo_data").glob("*.pkl")).read_bytes()))
+    exported = export_recording(folder)
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"  # others may use the usual ones now
     (folder / "train.py").write_text((folder / "train.py").read_text().replace("make_trainer_config()", ports))
     one_thread = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}}
@@ -80,7 +93,7 @@ def test_the_script_runs_as_two_processes(folder: Path):
     acted = re.search(r"acted with version (\d+) interventions (\d+)", said["actor"])
     assert acted is not None and int(acted[1]) >= 1, f"the actor got no weights: {said['actor']}"
     demonstrated = int(re.search(r"demonstrated (\d+)", said["learner"])[1])  # type: ignore[index]
-    assert demonstrated > 0
+    assert demonstrated == exported + demonstrated_there > exported > 0
     assert f"online 120 demo {demonstrated + int(acted[2])}" in said["learner"], "a take-over is in both, and nothing is lost"
     assert "learned 60 steps, critic loss" in said["learner"] and said["learner"].count("stats {") >= 5
 

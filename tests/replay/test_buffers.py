@@ -354,6 +354,20 @@ def test_infos_are_passed_over():
     buffer.close()
 
 
+@BOTH
+def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warning(kind: str, caplog: pytest.LogCaptureFixture):
+    """Pickles that `hilt data convert --to hil-serl` writes have every column of the log as a key."""
+    buffer = make(kind)
+    more = {"times": {"observed": 0.5, "sent": 0.6}, "labels": 1, "terminated": False, "truncated": False, "source": 2, "policy_version": 3}
+    for number in range(3):
+        buffer.insert(transition(number, **more, infos={}))
+    check_right(buffer, [transition(number) for number in range(3)])
+    assert buffer.log.read(buffer.log.all().keys(), ["source"])["source"].tolist() == [2, 2, 2]
+    said = [record.getMessage() for record in caplog.records if record.name == "hilt.replay"]
+    assert len(said) == 1 and said[0].startswith("transitions have times, labels, which this buffer does not store; it stores observations, ")
+    buffer.close()
+
+
 # -- bad transitions -----------------------------------------------------------------------------------------------------------------
 
 
@@ -364,7 +378,6 @@ def test_infos_are_passed_over():
         ({"actions": np.zeros(1, np.float32)}, r"actions: expected float32 \(2,\), got float32 \(1,\)"),
         ({"rewards": "one"}, r"rewards: expected float32 \(\), got <U3 \(\)"),
         ({"observations": {"state": np.zeros((1, 3), np.float32)}}, r"observations/front: expected uint8 \(1, 8, 8, 3\), got nothing"),
-        ({"extra": 1}, "extra: not a field of this schema"),
         ({"dones": None}, "dones: expected bool"),
         ({"masks": np.ones(2)}, r"masks: expected float32 \(\), got float64 \(2,\)"),
     ],

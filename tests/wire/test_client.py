@@ -76,7 +76,7 @@ def test_waiting_for_the_server(pair: Pair, caplog: pytest.LogCaptureFixture, mo
     begun.start()
     client = pair.client(options={"wait_for_server": True, "timeout_ms": 100})
     assert client.stats()["connected"]
-    assert f"no learner answers at 127.0.0.1:{pair.ports[0]} yet; still trying" in said_in(caplog)
+    assert f"no learner answers at 127.0.0.1:{pair.ports[0]} yet; still trying for" in said_in(caplog)
     begun.join()
 
 

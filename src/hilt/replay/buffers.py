@@ -7,6 +7,7 @@ any order never pair an observation with another one's image.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -25,6 +26,8 @@ from hilt.replay.sample import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.view import View
 
+logger = logging.getLogger("hilt.replay")
+
 _NUMBERS = (bool, int, float, np.generic)
 OPEN_CHAINS = 8
 """How many running episodes of unnamed actors are told apart by their frames."""
@@ -34,8 +37,9 @@ class ReplayBufferDataStore:
     """A learner's buffer of transitions.
 
     A transition is a mapping with ``observations``, ``actions``, ``next_observations``, ``rewards``, ``masks`` and
-    ``dones``; ``source`` and ``policy_version`` may be added, and ``infos`` is passed over, as is ``grasp_penalty``
-    without `include_grasp_penalty`. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a
+    ``dones``; ``source`` and ``policy_version`` may be added. Other keys are not stored, as in HIL-SERL's buffer: ``infos``, and
+    ``grasp_penalty`` without `include_grasp_penalty`, without a word; all others with one warning that names them, such as
+    ``times``, which recordings have. Done with mask 0 is kept as terminated, done with mask 1 as truncated. A slash in a
     key, as two arms have them (``left/wrist``), is a level. With `path` the buffer is a log that outlives the process;
     without, it lives in a temporary folder. `settings` go to `Log.create`.
     """
@@ -58,7 +62,8 @@ class ReplayBufferDataStore:
     ):
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
-        self._passed_over = ("infos",) if include_grasp_penalty else ("infos", "grasp_penalty")  # scripts give it unasked
+        self._passed_over = {"infos", "grasp_penalty"}
+        """Keys of transitions that are not stored, and of which nothing is said (any more); scripts give these two unasked"""
         self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
         if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
             raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
@@ -80,6 +85,7 @@ class ReplayBufferDataStore:
         settings = {"capacity_steps": capacity, **settings}
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
+        self._stored = dict.fromkeys(path.partition("/")[0] for path in self.log.schema.columns)
         self._chains = Chains(self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4)))  # a running one cannot be evicted as a whole
         self._lock = threading.RLock()
         self.view: View = self.log.all()
@@ -182,7 +188,9 @@ class ReplayBufferDataStore:
         return batch
 
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
-        given = {key: value for key, value in transition.items() if key not in self._passed_over}
+        given = {key: value for key, value in transition.items() if key in self._stored}
+        if len(given) < len(transition):
+            self._pass_over(transition)
         if self._has_slashes:
             given |= {key: _levels(given[key]) for key in ("observations", "next_observations") if key in given}
         infos = transition.get("infos")
@@ -195,9 +203,17 @@ class ReplayBufferDataStore:
                 given["terminated"], given["truncated"] = ends_from_done_and_mask(bool(done), float(mask))
         return given
 
+    def _pass_over(self, keys: Iterable[str]) -> None:
+        """Says once of each key that is not stored that it is not."""
+        if new := [key for key in dict.fromkeys(keys) if key not in self._stored and key not in self._passed_over]:
+            logger.warning("transitions have %s, which this buffer does not store; it stores %s", ", ".join(new), ", ".join(self._stored))
+            self._passed_over.update(new)
+
     def _block_with_ends(self, block: Block) -> Block:
         """As `_with_ends`, for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
-        columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] not in self._passed_over}
+        columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] in self._stored}
+        if len(columns) < len(block.columns):
+            self._pass_over(path.partition("/")[0] for path in block.columns)
         if "grasp_penalty" in self.log.schema.columns and "infos/grasp_penalty" in block.columns:
             columns.setdefault("grasp_penalty", block.columns["infos/grasp_penalty"])
         ends = [columns[name] for name in ("dones", "masks") if name in columns]

@@ -30,6 +30,7 @@ MOST_TEXT = 256
 LONGEST_WAIT_S = 3_600.0
 """How long `wait_for_server=True` waits."""
 TELL_EVERY_S = 10.0
+_LOOK = "Look at what it printed last; Ctrl-C ends this."
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,8 @@ class TrainerClient:
         while not self._link.wait(lambda: self._link.is_open or bool(self._link.refusal), min(TELL_EVERY_S, deadline - time.monotonic())):
             if time.monotonic() >= deadline:
                 raise no_answer("connecting", seconds, self._link.address)
-            logger.warning("no learner answers at %s yet; still trying", self._link.address)
+            rest = deadline - time.monotonic()
+            logger.warning("no learner answers at %s yet; still trying for %.0f s. Is it running? %s", self._link.address, rest, _LOOK)
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
 
