@@ -71,7 +71,7 @@ def test_precision_and_recall_counted_by_hand():
     assert (low.precision, low.recall, low.false_successes) == (0.5, 1.0, 2)
     assert (middle.precision, middle.recall, middle.false_successes) == (0.5, 0.5, 1)
     assert (high.precision, high.recall, high.false_successes) == (1.0, 0.5, 0)
-    assert (top.precision, top.recall, top.score) == (1.0, 0.0, 0.0)
+    assert (top.precision, top.recall, top.score) == (None, 0.0, 0.0), "of nothing there is no share"
     assert high.score == pytest.approx(1.25 * 1.0 * 0.5 / (0.25 * 1.0 + 0.5))  # F0.5
     probability = torch.stack([1 - success, success], -1)
     assert accuracy(probability, truth.long()) == 0.5 and majority(torch.tensor([0, 0, 1, 0])) == 0.75

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
+from hilt.cli.classifier import is_useful
 from hilt.core.files import read_json
 from hilt.runtime.reward import reward_function
 from tests.lines import all_lines, no_line_twice
@@ -53,6 +54,22 @@ def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, m
     assert "episodes on both sides began alike" in run(alike, "--out", tmp_path / "alike-c", *QUICK).output
     few = write_log(tmp_path / "few", clips(4))
     assert "that proves little. Record 12 episodes or more" in run(few, "--out", tmp_path / "few-c", *QUICK).output
+
+
+def test_a_classifier_that_finds_no_success_is_not_suggested(tmp_path: Path):
+    """Recall 0% was shown beside "precision 100.0%", and its use suggested."""
+    log = write_log(tmp_path / "log", clips(12))
+    said = run(log, "--out", tmp_path / "c", *QUICK[1:], "steps=1", "threshold=0.99").output
+    held = read_json(tmp_path / "c" / "classifier.json")["held_out"]
+    assert held["recall"] == 0 and held["precision"] is None and held["successes"] > 0
+    assert "precision undefined (no frame is called a success), recall 0.0%" in said and "100.0%" not in said
+    assert "it does not tell success from failure" in said and "Do not use it as a reward" in said
+    assert "hilt record TASK --classifier" in said and "hilt train RECIPE classifier=" not in said
+
+
+@pytest.mark.parametrize(("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (1.0, 10, False), (0.1, 0, True)])
+def test_useful_is_better_than_chance(recall: float, false: int, useful: bool):
+    assert is_useful({"frames": 20, "successes": 10, "recall": recall, "false_successes": false}) == useful
 
 
 def test_settings_are_shown_and_wrong_ones_refused_in_a_line(tmp_path: Path):

@@ -74,8 +74,8 @@ class At:
     """What happens at one threshold: a frame is called a success when its probability is at least that."""
 
     threshold: float
-    precision: float
-    """Share of successes among what is called one; 1 when nothing is"""
+    precision: float | None
+    """Share of successes among the frames that are called one; None when no frame is"""
     recall: float
     """Share of the successes that are called one"""
     false_successes: int
@@ -84,8 +84,9 @@ class At:
     @property
     def score(self) -> float:
         """F-beta = (1 + b²) P R / (b² P + R)"""
-        below = BETA**2 * self.precision + self.recall
-        return (1 + BETA**2) * self.precision * self.recall / below if below else 0.0
+        if not self.precision or not self.recall:
+            return 0.0
+        return (1 + BETA**2) * self.precision * self.recall / (BETA**2 * self.precision + self.recall)
 
 
 def accuracy(probability: Tensor, labels: Tensor) -> float:
@@ -104,7 +105,7 @@ def curve(success: Tensor, truth: Tensor, thresholds: Sequence[float] = THRESHOL
     for threshold in thresholds:
         called = success >= threshold
         hits, wrong = int((called & truth).sum()), int((called & ~truth).sum())
-        out.append(At(threshold, hits / (hits + wrong) if hits + wrong else 1.0, hits / max(1, int(truth.sum())), wrong))
+        out.append(At(threshold, hits / (hits + wrong) if hits + wrong else None, hits / max(1, int(truth.sum())), wrong))
     return out
 
 

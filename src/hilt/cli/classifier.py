@@ -13,6 +13,11 @@ from hilt.core.threads import one_thread
 
 app = typer.Typer(add_completion=False)
 DATA = "Recordings of hilt record --classifier, logs, HIL-SERL's classifier_data or pickles of it; and settings, such as steps=150."
+USELESS = """Do not use it as a reward: on frames that it has not seen, it finds success no better than chance.
+Look at mistakes.png for wrong labels, record more frames of both kinds with: hilt record TASK --classifier
+and train again with: hilt train classifier DATA... --out {out}-2"""
+LOW_RECALL = 0.5
+"""Share of the successes that are found; below it a policy is rarely rewarded"""
 FEW = 3
 """Held-out initial states below which no figure means much"""
 
@@ -56,7 +61,14 @@ def classifier(
         trained = train(clips, config, watch)
     save(out, trained)
     show(trained.card)
-    typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both\nhilt train RECIPE classifier={out}")
+    typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both")
+    typer.echo(f"hilt train RECIPE classifier={out}" if is_useful(trained.card["held_out"]) else USELESS.format(out=out))
+
+
+def is_useful(held: dict[str, Any]) -> bool:
+    """Whether it calls a success one more often than it calls a failure one; by chance both are as frequent."""
+    failures = held["frames"] - held["successes"]
+    return bool(held["recall"] > held["false_successes"] / max(1, failures))
 
 
 def show(card: dict[str, Any]) -> None:
@@ -74,7 +86,7 @@ def show(card: dict[str, Any]) -> None:
         ["held out", f"{_size(held)}, by {held['by']}"],
         ["accuracy", f"{held['accuracy']:.1%} held out; always the most frequent class: {held['majority']:.1%}"],
         ["threshold", f"{card['threshold']:g}: {card['why']}"],
-        ["at it", f"{held['accuracy_at_threshold']:.1%} right, precision {held['precision']:.1%}, recall {held['recall']:.1%}"],
+        ["at it", f"{held['accuracy_at_threshold']:.1%} right, {_precision(held)}, recall {held['recall']:.1%}"],
         ["near misses called success", near],
     ]
     if held["by"] == "episode":
@@ -82,7 +94,15 @@ def show(card: dict[str, Any]) -> None:
     if held["initial_states"] < FEW or not held["failed_attempts"]["frames"]:
         lack = f"frames of {held['initial_states']} initial states, {held['failed_attempts']['frames']} of them of failed attempts"
         rows.append(["CAUTION", f"judged on {lack}: that proves little. Record {4 * FEW} episodes or more, failures among them"])
+    if not is_useful(held):
+        rows.append(["CAUTION", "it does not tell success from failure: a policy would learn nothing from it, or something wrong"])
+    elif held["recall"] < LOW_RECALL:
+        rows.append(["CAUTION", f"it misses {1 - held['recall']:.0%} of the successes: a policy is rarely rewarded"])
     Console().print(table("", "", rows=rows))
+
+
+def _precision(held: dict[str, Any]) -> str:
+    return "precision undefined (no frame is called a success)" if held["precision"] is None else f"precision {held['precision']:.1%}"
 
 
 def _size(side: dict[str, Any]) -> str:

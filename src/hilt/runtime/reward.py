@@ -312,6 +312,7 @@ def _at(threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips:
         "accuracy_at_threshold": float((torch.from_numpy(called) == truth).float().mean()),
         "precision": point.precision,
         "recall": point.recall,
+        "successes": int(truth.sum()),
         "false_successes": point.false_successes,
         "just_before_success": {"frames": int(before.sum()), "false_successes": int((called & before).sum())},
         "failed_attempts": {"frames": int(failed.sum()), "false_successes": int((called & failed).sum())},
@@ -319,6 +320,8 @@ def _at(threshold: float, probability: torch.Tensor, truth: torch.Tensor, clips:
 
 
 def _why(best: algo.At, successes: int, by: str) -> str:
+    if best.precision is None or not best.recall:
+        return f"the middle of those from {algo.LOWEST:g} up, none of which finds one of the {successes} held-out successes, split by {by}"
     return (
         f"the middle of the thresholds with the best held-out F{algo.BETA:g} ({best.score:.3f}: precision {best.precision:.1%}, recall "
         f"{best.recall:.1%} of {successes} successes, {best.false_successes} false ones). Precision counts twice: a policy learns to reach "
@@ -328,8 +331,9 @@ def _why(best: algo.At, successes: int, by: str) -> str:
 
 def _curve_picture(points: Sequence[algo.At], threshold: float) -> bytes:
     x = np.array([point.threshold for point in points])
+    defined = np.array([(point.threshold, point.precision) for point in points if point.precision is not None], np.float64)
     lines = [
-        Line("precision", x, np.array([point.precision for point in points]), 0),
+        *([Line("precision", defined[:, 0], defined[:, 1], 0)] if len(defined) else []),
         Line("recall", x, np.array([point.recall for point in points]), 1),
         Line(f"chosen: {threshold:g}", np.array([threshold, threshold]), np.array([0.0, 1.0]), 7, dash=1),
     ]
