@@ -67,7 +67,7 @@ def test_a_classifier_that_finds_no_success_is_not_suggested(tmp_path: Path):
     assert "hilt record TASK --classifier" in said and "hilt train RECIPE classifier=" not in said
 
 
-@pytest.mark.parametrize(("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (1.0, 10, False), (0.1, 0, True)])
+@pytest.mark.parametrize(("recall", "false", "useful"), [(0.0, 0, False), (0.5, 5, False), (0.6, 5, True), (0.1, 0, True)])
 def test_useful_is_better_than_chance(recall: float, false: int, useful: bool):
     assert is_useful({"frames": 20, "successes": 10, "recall": recall, "false_successes": false}) == useful
 

@@ -364,7 +364,8 @@ def test_what_a_recording_has_beside_a_transition_is_passed_over_with_one_warnin
     check_right(buffer, [transition(number) for number in range(3)])
     assert buffer.log.read(buffer.log.all().keys(), ["source"])["source"].tolist() == [2, 2, 2]
     said = [record.getMessage() for record in caplog.records if record.name == "hilt.replay"]
-    assert len(said) == 1 and said[0].startswith("transitions have times, labels, which this buffer does not store; it stores observations, ")
+    (warning,) = said
+    assert warning.startswith("transitions have times, labels, which this buffer does not store; it stores observations, ")
     buffer.close()
 
 
