@@ -97,6 +97,20 @@ def test_it_learns_validates_and_keeps_its_best(device: str, tmp_path: Path):
     assert len(list((run / "best").iterdir())) == 1 and checkpoint.numbers(run) == [10]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_environment_that_does_not_report_success_is_refused_with_its_first_episode(tmp_path: Path, before: bool):
+    tasks = {"tasks": ["tests.runtime.toy_vla:silent"], "validation": {"before": before}}
+    with pytest.raises(ConfigError, match=r"silent does not report success: .* none of succeed, is_success, success.*as_task\(env"):
+        started(tmp_path / "run", **tasks)
+
+
+def test_a_policy_that_never_succeeds_is_mentioned(tmp_path: Path):
+    settings, said = config(*SMALL, tasks=["tests.runtime.toy_vla:hopeless"]), list[str]()
+    begin_run(tmp_path / "run", "toy", settings)
+    train(settings, tmp_path / "run", say=said.append)
+    assert [line for line in said if "none of 24 episodes in training succeeded" in line and "after step 3" in line]
+
+
 SMALL = ["max_steps=3", "collect.data_batch_size=8", "algorithm.batch.trajectories_per_step=4", "validation.episodes=1"]
 WAYS = {
     "grpo with a surplus that the log has no room for, begun ahead, an adaptive KL": [

@@ -58,6 +58,30 @@ def down(**options: Any) -> Light:
     return Light(-1, **options)
 
 
+class Silent(Light):
+    """As many environments of gymnasium, it does not tell whether it succeeded."""
+
+    def step(self, action: Any) -> Any:
+        *seen, _ = super().step(action)
+        return (*seen, {})
+
+
+class Hopeless(Light):
+    """It says that nothing ever succeeds."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, _, truncated, _ = super().step(action)
+        return seen, reward, False, truncated, {"success": False}
+
+
+def silent(**options: Any) -> Light:
+    return Silent(1, **options)
+
+
+def hopeless(**options: Any) -> Light:
+    return Hopeless(1, **options)
+
+
 def config(*changes: Any, **more: Any) -> Vla:
     """Small in every way; changes as on a command line."""
     base = Vla(

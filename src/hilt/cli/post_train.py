@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from hilt.runtime.vla_config import Vla
 
 
+ENDS = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
+ENDS |= {"goal": "the goal is reached"}
+"""Why a run ended, in words"""
+
+
 def run(
     config: Vla | None,
     folder: Path,
@@ -50,7 +55,7 @@ def run(
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)
         done = train(config, folder, say=screen.say, stop=lambda: bool(stopped), report=screen.report)
-    why = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}[done.reason]
+    why = ENDS[done.reason]
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     typer.echo(f"{why}: {done.step} training steps, {done.seconds:.0f} s{kept}")
     end = f"\n{folder / 'policy'}" if done.reason != "stopped" else f"\nhilt train --run {folder} --resume"

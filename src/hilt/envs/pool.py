@@ -78,7 +78,8 @@ class Reply:
     """How many actions of the chunk were carried out: none after the one that ended the episode"""
     terminated: bool
     truncated: bool
-    success: bool
+    success: bool | None
+    """None: the environment does not say"""
     error: str = ""
     """When the episode is lost: the traceback of where it happened. The slot can be started again."""
 
@@ -298,7 +299,7 @@ class Pool:
         ends = bool(answer["terminated"]), bool(answer["truncated"])
         slot.running = not any(ends)
         seen = slot.frames.read(answer["layout"])
-        return Reply(slot.number, seen, answer["instruction"], rewards, len(rewards), *ends, bool(answer["success"]))
+        return Reply(slot.number, seen, answer["instruction"], rewards, len(rewards), *ends, answer["success"])
 
 
 @dataclass

@@ -122,7 +122,7 @@ class Simulators:
             "rewards": np.asarray(rewards, np.float32).tobytes(),
             "terminated": bool(terminated),
             "truncated": bool(truncated),
-            "success": bool(success_of(info)),
+            "success": success_of(info),
         }
 
     def _environment(self, task: str, slot: int) -> _Made:

@@ -47,6 +47,8 @@ CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.vide
 """What may be another when a run is resumed: a setting, or all of a section"""
 NAMES = {"collect": "collecting episodes", "update": "learning from the chunks", "validate": "validating"}
 """What a rank is asked for, in words"""
+FAILURE_STEPS = (3, 10, 30, 100)
+"""Training steps after which a run in which no episode succeeded is mentioned"""
 DRAWN = ("simulator", "model", "update")
 """Where a step's time should go; the rest of it is `other`"""
 
@@ -233,6 +235,7 @@ class Controller:
         self._elapsed, self._began = 0.0, time.monotonic()
         self._validated = self._best_step = -1
         self._best = -1.0
+        self._tally = [0, 0]  # episodes and successes in training, of this process
         self._successes: list[float] = []
         """Of the validations so far, in their order"""
         self._restore()
@@ -316,6 +319,18 @@ class Controller:
         steps = sum(card["length"] for part in parts for card in part["episodes"])
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": 1 / (now - began), "step_seconds": now - began}
         self._metrics.write("update", values, update=self.step, step=self._env_steps)
+        self._mind_failure([bool(card["success"]) for part in parts for card in part["episodes"]])
+
+    def _mind_failure(self, outcomes: Sequence[bool]) -> None:
+        """Where success is all that is rewarded, a policy that never succeeds learns nothing, and its loss does not show it."""
+        self._tally = [self._tally[0] + len(outcomes), self._tally[1] + sum(outcomes)]
+        rewards = self._config.rewards
+        if self.step in FAILURE_STEPS and not self._tally[1] and not (rewards.environment or rewards.learned):
+            self._say(
+                f"after step {self.step}: none of {self._tally[0]} episodes in training succeeded, and there is nothing to learn "
+                "from. Begin with a better policy (hilt train sft), look at videos (validation.videos=3), or reward more than success "
+                "(rewards.environment=1)."
+            )
 
     # Validation
 

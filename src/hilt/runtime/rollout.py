@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from hilt.core.errors import ConfigError, HiltError
+from hilt.envs.task import SUCCESS_KEYS
 from hilt.policies.base import Observation, Policy, Record, join
 from hilt.policies.suites import Suite
 from hilt.runtime.episode import Episode, Lost, Start, digest
@@ -126,7 +127,13 @@ class _Running:
         self.rewards.append(float(np.sum(reply.rewards[: reply.executed])))
         if not (reply.terminated or reply.truncated):
             return None
-        return self._ended(bool(reply.success), bool(reply.truncated and not reply.terminated), version)
+        if reply.success is None:
+            raise ConfigError(
+                f"{self.start.task} does not report success: at the end of an episode its info has none of {', '.join(SUCCESS_KEYS)}, and "
+                "every episode would count as a failure. Let the environment report it in info, or name a function of yours as the task, "
+                "package.module:function, that returns hilt.envs.task.as_task(env, success=...)."
+            )
+        return self._ended(reply.success, bool(reply.truncated and not reply.terminated), version)
 
     def answered(self, record: Record, fault: str, fatal: bool, version: int) -> Episode | None:
         """What the policy answered; an episode when that is its end."""
