@@ -34,6 +34,8 @@ SHOWN = {
     "checkpoint_path": "runtime/test_experience.py::test_both_buffers_of_a_hil_serl_folder",
     "operator": "runtime/test_workplace.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
     "operator_options": "runtime/test_workplace.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
+    "lost_contact": "runtime/test_contact.py::test_nobody_goes_on_where_that_is_set_and_stop_still_works",
+    "lost_contact_seconds": "runtime/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "runtime/test_train.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},

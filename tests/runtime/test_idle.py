@@ -16,6 +16,7 @@ from hilt.runtime.idle import NEEDS, refuse_idle, settings
 IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
+    **{f"lost_contact{change}": ({}, "operator=script") for change in ("=nobody", "_seconds=5")},
     "wire.key_name=arm": ({}, "wire.keys=keys"),
     **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
     "checkpoint_path=old": ({"store": "trajectories"}, "store=log"),
