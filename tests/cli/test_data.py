@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hilt import cli
 from hilt.cli import strip
+from hilt.cli.data import without_mates
 from hilt.cli.show import human_bytes
 from hilt.core.files import read_json, write_json
 from hilt.core.tree import ArraySpec
@@ -22,8 +23,8 @@ from hilt.replay import Log, Schema
 EPISODES, LENGTH = 5, 12
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.app, ["data", *map(str, arguments)], env={"COLUMNS": "250"})
+def run(*arguments: object, columns: int = 250) -> Result:
+    return CliRunner().invoke(cli.app, ["data", *map(str, arguments)], env={"COLUMNS": str(columns)})
 
 
 def picture(episode: int, t: int) -> Any:
@@ -92,14 +93,58 @@ def test_inspect_shows_what_there_is(log: Path):
         "quarantine 0 steps",
         "writer none at work",
         "actions float32 2 row 472 B",
-        "next_observations/wrist uint8 40×48×3 the frames of observations/wrist",
+        "observations/state float32 3 row 1.4 kB",
+        "next_observations has the same columns as observations, a step later; bytes are of both, and an image of both is stored once.",
         "3 12 1 unknown truncated 6 policy, 6 human",
-        "1 12 1 yes truncated 12 policy operator=ann",
+        "1 12 1 yes truncated 12 policy",
+        "operator ann · ann · ann · – · –",
         "4 11 0 unknown unfinished 11 policy",
     ):
         assert line in lines, f"{line!r} is not in\n" + "\n".join(lines)
     wrist = next(line for line in lines if line.startswith("observations/wrist"))
     assert "uint8 40×48×3" in wrist and " frames " in wrist and "zlib, " in wrist and wrist.endswith("×, 3 segments")
+
+
+def test_inspect_in_eighty_columns(tmp_path: Path):
+    """Names were broken in the middle, and all facts repeated for each episode."""
+    one = step(0, 0)
+    made = {**one, **{name: {"images": {"front_left": picture(0, 0)}} for name in ("observations", "next_observations")}}
+    facts = {"language_instruction": "put the carrot on the plate", "recorded_as": "demonstrations", "device": "spacemouse"}
+    with Log.create(tmp_path / "log", Schema.of(made)) as opened:
+        for state in (17, 23):
+            with opened.episode(actor="arm") as running:
+                running.append({**made, "terminated": True})
+            opened.annotate(running.trajectory, success=True, state=state, **facts)
+    text = run("inspect", tmp_path / "log", columns=80).stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert max(map(len, text.splitlines())) <= 80
+    for line in (
+        "column dtype shape stored in bytes",
+        "observations/images/front_left uint8 40×48×3 4 frames 23.0 kB",
+        "device spacemouse",
+        "language_instruction put the carrot on the plate",
+        "state 17 · 23",
+    ):
+        assert line in lines, f"{line!r} is not in\n{text}"
+    assert text.count("carrot") == text.count("recorded_as") == 1
+
+
+def test_columns_of_next_observations_that_differ_are_shown():
+    columns = [{"column": "observations/a", "dtype": "uint8", "shape": [2], "bytes": 2, "stored": "row"}]
+    other = {**columns[0], "column": "next_observations/a", "shape": [3]}
+    assert without_mates([*columns, other]) == ([*columns, other], {})
+    shown, follows = without_mates([*columns, {**other, "shape": [2], "bytes": 5}])
+    assert follows == {"observations": "next_observations"} and [(c["column"], c["bytes"]) for c in shown] == [("observations/a", 7)]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "repair"])
+def test_the_folder_of_a_recording_or_run_stands_for_its_log(log: Path, command: str):
+    result = run(command, log.parent)
+    assert (result.exit_code == 0 and "59 steps" in result.stdout) or "59: 53 policy" in result.stdout
+    assert run("merge", log.parent, "--into", log.parent / "copy").exit_code == 0
+    if command == "inspect":
+        (log.parent / "copy").rename(log.parent / "demos")
+        assert f"The run's demonstrations: hilt data inspect {log.parent / 'demos'}" in run("inspect", log.parent).stdout
 
 
 def test_inspect_as_json(log: Path):

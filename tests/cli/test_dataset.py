@@ -65,11 +65,16 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     said = run("inspect", tmp_path / "junk")
     assert said.exit_code == 1 and said.output.count("\n") == 1
     assert "none of the known formats (log, rlds, lerobot, " in said.output and "--from" in said.output
-    (tmp_path / "recorded" / "log").mkdir(parents=True)
-    (tmp_path / "recorded" / "log" / "log.json").write_text("{}")
-    said = run("inspect", tmp_path / "recorded")
-    assert f"a recording of `hilt record`, whose experience is in a folder of it. Give {tmp_path / 'recorded' / 'log'}." in said.output
     assert "no such file or folder" in run("inspect", tmp_path / "nowhere").output
+
+
+def test_the_folder_of_a_recording_is_converted(tmp_path: Path) -> None:
+    with new_log(tmp_path) as log:
+        write(log, [*numbers(0, 3), step(3, terminated=True)])
+    done = run("convert", tmp_path, tmp_path / "out", "--to", "rlds")
+    assert done.exit_code == 0 and f"{log.path} (log, " in done.output, done.output
+    assert len(open_dataset(tmp_path)) == len(open_dataset(tmp_path / "out")) == 1
+    assert "none of the known formats" in run("inspect", tmp_path.parent).output
 
 
 def test_formats_lists_all_with_their_options() -> None:

@@ -17,15 +17,17 @@ from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
-from hilt.formats import detect
+from hilt.formats import detect, located
 from hilt.replay.findings import Finding, Report
 from hilt.replay.log import Log
 from hilt.replay.merge import Copied, merge, split
 from hilt.replay.repair import repair, verify
+from hilt.replay.schema import mate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="The folder of a log.", show_default=False)]
+LOG_HELP = "The folder of a log, or of a recording or run, which has one."
+LogPath = Annotated[Path, typer.Argument(metavar="LOG", help=LOG_HELP, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 MOST_FINDINGS = 30
 
@@ -41,7 +43,7 @@ app.command("formats")(dataset.list_formats)
 
 @app.command("inspect")
 def inspect_data(
-    path: Annotated[Path, typer.Argument(metavar="DATA", help="A log, or a dataset of any known format.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="DATA", help="A log, recording, run or dataset of a known format.", show_default=False)],
     as_json: AsJson = False,
     frames: Annotated[bool, typer.Option("--frames", help="Write a picture strip of one episode instead, as a PNG.")] = False,
     trajectory: Annotated[
@@ -59,6 +61,7 @@ def inspect_data(
         raise typer.BadParameter("--trajectory and --out are for the picture strip: add --frames.")
     if frames and as_json:
         raise typer.BadParameter("--frames writes a picture; leave out --json.")
+    given, path = path, located(path, format)
     name = detect(path) if format == "auto" else format
     if name != "log":
         dataset.inspect_dataset(path, name, split, options, as_json, quick, frames, trajectory, out)
@@ -76,13 +79,15 @@ def inspect_data(
         typer.echo(json.dumps(summary, indent=1))
     else:
         show_summary(summary)
+        if path != given and (given / "demos" / "log.json").is_file():
+            typer.echo(f"\nThe run's demonstrations: hilt data inspect {given / 'demos'}")
 
 
 @app.command("verify")
 def verify_log(log: LogPath, as_json: AsJson = False) -> None:
     """Read every byte of a log and name whatever is damaged; exit code 1 if anything is."""
     with progress_bar("reading", "bytes") as progress:
-        report = verify(log, progress)
+        report = verify(located(log), progress)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -95,7 +100,7 @@ def verify_log(log: LogPath, as_json: AsJson = False) -> None:
 def repair_log(log: LogPath) -> None:
     """Put damaged steps into quarantine, rebuild what can be rebuilt, cut torn tails, remove leftovers."""
     with progress_bar("mending", "bytes") as progress:
-        report = repair(log, progress)
+        report = repair(log := located(log), progress)
     for line in report.mended:
         typer.echo(line)
     lost = sum(span.steps for finding in report.of("damage") for span in finding.steps)
@@ -112,7 +117,7 @@ def merge_logs(
 ) -> None:
     """Copy the trajectories of several logs into a new one, log after log, oldest first."""
     with progress_bar("copying", "trajectories") as progress:
-        made = merge(logs, into, progress)
+        made = merge([located(log) for log in logs], into, progress)
     show_copied([made])
 
 
@@ -130,7 +135,7 @@ def split_log(
     targets = into or [log.with_name(f"{log.name}-{i + 1}") for i in range(parts or 0)]
     shares = parse_ratios(ratios, len(targets))
     with progress_bar("copying", "trajectories") as progress:
-        made = split(log, targets, shares, seed, progress)
+        made = split(located(log), targets, shares, seed, progress)
     show_copied(made)
 
 
@@ -155,15 +160,45 @@ def show_summary(summary: dict[str, Any]) -> None:
     console = Console()
     console.print(table("", "", rows=list(overview(summary).items())))
     console.print()
-    columns = [(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1", *_storage(c)) for c in summary["columns"]]
-    console.print(table("column", "dtype", "shape", "stored in", "bytes", "compression", rows=columns, right=[4]))
+    shown, follows = without_mates(summary["columns"])
+    columns: list[tuple[Any, ...]] = [(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1", *_storage(c)) for c in shown]
+    headers = ["column", "dtype", "shape", "stored in", "bytes", "compression"]
+    if all(column[-1] in ("", "none") for column in columns):
+        headers, columns = headers[:-1], [column[:-1] for column in columns]
+    console.print(table(*headers, rows=columns, right=[4]))
+    for name, next_name in follows.items():
+        console.print(f"{next_name} has the same columns as {name}, a step later; bytes are of both, and an image of both is stored once.")
     if summary["newest"]:
         console.print()
         newest = [_trajectory_row(t) for t in summary["newest"]]
-        console.print(table("trajectory", "steps", "return", "success", "end", "acted by", "facts", rows=newest, right=[0, 1, 2]))
+        console.print(table("trajectory", "steps", "return", "success", "end", "acted by", rows=newest, right=[0, 1, 2]))
+        if facts := fact_rows([t["facts"] for t in summary["newest"]]):
+            console.print()
+            console.print(table("fact", "of these trajectories: one value, or one for each of them", rows=facts))
     if summary["quarantine"]["findings"]:
         console.print()
         console.print(table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MOST_FINDINGS]]))
+
+
+def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Columns without those of next observations that are like those of the observations, and which of these there are."""
+    by_name = {column["column"]: column for column in columns}
+    pairs = {name: mate(name) for name in by_name if mate(name) in by_name}
+    alike = {a: b for a, b in pairs.items() if all(by_name[a][key] == by_name[b][key] for key in ("dtype", "shape"))}
+    if len(alike) < len(pairs):
+        return columns, {}
+    both = {a: by_name[a]["bytes"] + by_name[b].get("bytes", 0) for a, b in alike.items()}
+    shown = [{**column, "bytes": both.get(name, column.get("bytes"))} for name, column in by_name.items() if name not in alike.values()]
+    return shown, {a.partition("/")[0]: b.partition("/")[0] for a, b in alike.items()}
+
+
+def fact_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
+    """Each fact once: its value if all trajectories have the same, else the value of each."""
+    rows = []
+    for name in dict.fromkeys(name for known in facts for name in known if name != "success"):  # which has a column of its own
+        values = [dataset.short(known[name], 60) if name in known else "–" for known in facts]
+        rows.append([name, values[0] if len(set(values)) == 1 else " · ".join(values)])
+    return rows
 
 
 def overview(s: dict[str, Any]) -> dict[str, str]:
@@ -212,8 +247,7 @@ def _trajectory_row(t: dict[str, Any]) -> list[object]:
     success = {True: "yes", False: "no", None: "unknown"}[t["success"]]
     steps = f"{t['steps']:,}" if t["width"] == 1 else f"{t['steps'] // t['width']:,} × {t['width']}"
     acted = ", ".join(f"{count} {name}" for name, count in t["sources"].items())
-    facts = ", ".join(f"{name}={dataset.short(value, 40)}" for name, value in t["facts"].items() if name != "success")
-    return [t["trajectory"], steps, "" if t["return"] is None else f"{t['return']:.3g}", success, t["end"], acted, facts]
+    return [t["trajectory"], steps, "" if t["return"] is None else f"{t['return']:.3g}", success, t["end"], acted]
 
 
 def show_report(report: Report) -> None:

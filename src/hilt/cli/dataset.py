@@ -19,7 +19,7 @@ from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.formats import FORMATS, detect, meaning_of, open_dataset, options_of
+from hilt.formats import FORMATS, detect, located, meaning_of, open_dataset, options_of
 from hilt.formats.convert import Progress, Summary, convert, success_of, survey
 from hilt.formats.episodes import Dataset, Episode
 
@@ -34,7 +34,7 @@ Split = Annotated[str | None, typer.Option("--split", help="Of RLDS: such as tra
 
 
 def convert_dataset(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="A dataset of any known format.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A dataset of any known format, a recording or a run.", show_default=False)],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)],
     format: Format = "auto",
     to: Annotated[str, typer.Option("--to", help="The format to write.")] = "log",
@@ -55,6 +55,7 @@ def convert_dataset(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn a dataset into a log, or into another format. Stopped with Ctrl-C, the same command goes on where it was."""
+    source = located(source, format)
     name = detect(source) if format == "auto" else format
     given = read_options(options, split, {**options_of(name, "open_dataset"), **options_of(to, "create")}, f"from {name} to {to}:")
     size = parse_size(image_size)

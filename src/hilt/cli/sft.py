@@ -120,8 +120,7 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
         typer.echo(line)
     if config.demonstrations:
         typer.echo(f"{config.demonstrations} demonstrations of each of {', '.join(config.tasks)}, recorded by its script")
-    from hilt.formats import detect
+    from hilt.formats import detect, located
 
-    for path in map(Path, config.data):
-        inner = path / "log" if (path / "log" / "log.json").is_file() else path
-        typer.echo(f"{path}: {detect(inner)}")
+    for path in config.data:
+        typer.echo(f"{path}: {detect(located(path))}")

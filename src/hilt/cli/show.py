@@ -24,17 +24,36 @@ def human_bytes(size: float) -> str:
     raise AssertionError
 
 
+WRAPPED_WIDTH = 16
+"""Characters that a column needs at least to be wrapped at words"""
+
+
 def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", right: Sequence[int] = ()) -> Table:
-    """A plain table. Cells are texts: nothing in them is taken for a style."""
+    """A plain table. Cells are texts: nothing in them is taken for a style. Where a terminal is too narrow, long sentences are wrapped
+    rather than names and numbers."""
     from rich.table import Table
     from rich.text import Text
 
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    whole = _unwrapped([max([len(header), *(len(row[number]) for row in cells)]) for number, header in enumerate(headers)])
     made = Table(title=Text(title, "bold") if title else None, title_justify="left", box=None, pad_edge=False)
     for number, header in enumerate(headers):
-        made.add_column(header, justify="right" if number in right else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        made.add_column(header, justify="right" if number in right else "left", overflow="fold", no_wrap=number in whole)
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def _unwrapped(widths: Sequence[int]) -> set[int]:
+    """The columns that keep their whole width: the narrowest ones, as long as the others have room to be wrapped at words."""
+    from rich.console import Console
+
+    left, narrowest = Console().width, sorted(range(len(widths)), key=lambda number: widths[number])
+    for place, number in enumerate(narrowest):
+        left -= widths[number] + 2
+        if left < WRAPPED_WIDTH * (len(widths) - place - 1):
+            return set(narrowest[:place])
+    return set(narrowest)
 
 
 PROGRESS = Progress()

@@ -34,7 +34,7 @@ FORMATS = {
 
 def open_dataset(path: str | os.PathLike[str], format: str = "auto", **options: Any) -> Dataset:
     """A dataset of any known format. `options` are those of the format's own ``open_dataset``, such as ``split=`` of RLDS."""
-    place = Path(path)
+    place = located(path, format)
     name = detect(place) if format == "auto" else format
     require(place)
     check_options(options, options_of(name, "open_dataset"), name)
@@ -49,14 +49,19 @@ def create(path: str | os.PathLike[str], format: str, **options: Any) -> Writer:
     return writer
 
 
+def located(path: str | os.PathLike[str], format: str = "auto") -> Path:
+    """Where the data of a folder is: of a recording or a run in its ``log``, of everything else in the folder itself."""
+    place = Path(path)
+    inside = format in ("auto", "log") and not (place / "log.json").is_file() and (place / "log" / "log.json").is_file()
+    return place / "log" if inside else place
+
+
 def detect(path: Path) -> str:
     """The format of a file or folder, by its names and first bytes."""
     require(path)
     for name in FORMATS:
         if _module(name).matches(path):
             return name
-    if (path / "log" / "log.json").is_file():
-        raise FormatError(f"{path}: a recording of `hilt record`, whose experience is in a folder of it. Give {path / 'log'}.")
     raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS)}). If it is one of them, say which with --from.")
 
 
@@ -94,4 +99,4 @@ def _module(name: str) -> Any:
     return importlib.import_module(FORMATS[name])
 
 
-__all__ = ["FORMATS", "Dataset", "Episode", "Writer", "open_dataset", "create", "detect"]
+__all__ = ["FORMATS", "Dataset", "Episode", "Writer", "open_dataset", "create", "detect", "located"]

@@ -36,7 +36,7 @@ from hilt.core.errors import (
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats import check_options, create, detect, open_dataset, options_of
+from hilt.formats import check_options, create, detect, located, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
 from hilt.replay.journal import Journal
 from hilt.replay.lock import WriterLock
@@ -105,7 +105,7 @@ def convert(
     damaged episodes and counts them. `drop` leaves out columns, and with ``observations/x`` also ``next_observations/x``.
     `image_size` makes all images (height, width). `progress` gets episodes done and episodes in all.
     """
-    began, place, goal = time.monotonic(), Path(source), Path(target)
+    began, place, goal = time.monotonic(), located(source, format), Path(target)
     _check_new(goal)
     name = detect(place) if format == "auto" else format
     reads, writes = options_of(name, "open_dataset"), options_of(to, "create")

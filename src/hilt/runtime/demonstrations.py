@@ -23,7 +23,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
-from hilt.formats import detect
+from hilt.formats import detect, located
 from hilt.formats.convert import convert
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
@@ -168,7 +168,7 @@ def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array
 
 
 def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None], report: Report) -> LogDataset:
-    path = path / "log" if (path / "log" / "log.json").is_file() else path
+    path = located(path)
     if detect(path) != "log":
         made = folder / f"{number}-{path.name}"
         if not made.exists():

@@ -463,8 +463,7 @@ def _expanded(paths: Sequence[str]) -> list[str]:
 
 def _import(log: Log, path: str, say: Callable[[str], None]) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`."""
-    place = Path(path)
-    dataset = open_dataset(place / "log" if (place / "log" / "log.json").is_file() else place)
+    dataset = open_dataset(path)
     report, count = paced(say), 0
     for number, done in enumerate(decode(dataset, 0, Change())):
         report(f"importing {path}, episodes", number, len(dataset))
