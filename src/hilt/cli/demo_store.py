@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import typer
 
 from hilt.cli.recorder import episode
 from hilt.cli.show import human_bytes, progress_bar, table
+from hilt.core.children import run_module
 from hilt.core.errors import DeadlineError, DiskFullError, HiltError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
@@ -212,7 +212,7 @@ class Recorder:
     """The recording process, and what it reports."""
 
     def __init__(self, folder: Path, first: int, steps: int):
-        command = [sys.executable, "-m", "hilt.cli.recorder", str(folder), str(first), str(steps)]
+        command = run_module("hilt.cli.recorder", str(folder), str(first), str(steps))
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         self._rest = b""
 

@@ -24,6 +24,7 @@ import typer
 
 from hilt.cli.recorder import LENGTH, episode
 from hilt.cli.show import PROGRESS
+from hilt.core.children import run_module
 from hilt.core.files import temporary_folder
 from hilt.core.progress import Report, silent
 from hilt.core.tree import flatten
@@ -143,7 +144,7 @@ class Story:
 
     def _start(self, name: str, *more: str) -> None:
         role = ["learner"] if name == "learner" else ["actor"]
-        command = [sys.executable, "-m", "hilt.cli.demo_wire", *role, str(self._folder), *map(str, self._ports)]
+        command = run_module("hilt.cli.demo_wire", *role, str(self._folder), *map(str, self._ports))
         command += [] if name == "learner" else [name, *more]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._running[name] = process

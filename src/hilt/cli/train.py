@@ -250,7 +250,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     if config.demonstrations and not resume:
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
     for name, command in commands(config, folder).items():
-        typer.echo(f"{name}: {' '.join(['hilt', *command[3:]])}")
+        typer.echo(f"{name}: {' '.join(command[command.index('hilt') :])}")
 
 
 def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:

@@ -34,6 +34,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from hilt.core import errors, platform
+from hilt.core.children import run_code
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 from hilt.core.tree import Array
 from hilt.envs.simulators import SAID_BYTES, Frames, Simulators
@@ -347,7 +348,7 @@ class _Worker:
         frames = {slot.number: slot.frames.descriptor for slot in self.slots}
         told = {**self._told, "pipe": theirs.fileno(), "alive": alive, "frames": frames, "path": sys.path}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", BEGIN, json.dumps(told)],
+            run_code(BEGIN, json.dumps(told)),
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._said,

@@ -18,7 +18,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.backends import Box, backend_class
 from hilt.envs.control import START_S, STOP_S, Board, Limits, News, receive_line, send_line
@@ -237,7 +237,7 @@ class Control:
         self._line, theirs = socket.socketpair()
         file = Board.create()
         self._board = Board(file)
-        command = [sys.executable, "-m", "hilt.envs.control", str(theirs.fileno()), str(file), str(os.getpid())]
+        command = run_module("hilt.envs.control", str(theirs.fileno()), str(file), str(os.getpid()))
         self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
         theirs.close()
         os.close(file)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hilt.core.children import process_context
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
 from hilt.core.files import DISK, read_json, write_json
@@ -314,7 +314,7 @@ def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 def _together(plan: Plan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int) -> Generator[tuple[Outcome, Steps]]:
     """In processes of their own, each every so-manieth episode; they come out in order."""
-    context = multiprocessing.get_context("spawn")
+    context = process_context("spawn")
     running: dict[Any, Any] = {}
     ready: dict[int, tuple[Outcome, Steps]] = {}
     try:

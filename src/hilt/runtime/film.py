@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError
 from hilt.core.files import DISK, leftovers
 from hilt.core.trajectory import Source
@@ -51,7 +52,7 @@ class Filmer:
         self.notes: list[str] = []
         self.made = 0
         """Videos that were there when it was closed"""
-        command = [sys.executable, "-m", "hilt.runtime.film", str(log.path), str(folder), str(hz)]
+        command = run_module("hilt.runtime.film", str(log.path), str(folder), str(hz))
         # A session of its own: Ctrl-C in the terminal is for whoever records.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         for trajectory in log.trajectories():  # those that an earlier session did not get

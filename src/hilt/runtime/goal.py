@@ -16,12 +16,12 @@ A process of its own evaluates, so that the learner never waits for a simulator.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hilt.core.children import process_context
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import read_json, write_json
 from hilt.core.threads import one_thread
@@ -100,7 +100,7 @@ class GoalWatch:
             self._process, self.busy = None, False
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = process_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_evaluate, args=(theirs, self._config, self._run), daemon=True, name="hilt-goal")
         self._process.start()

@@ -14,7 +14,6 @@ import atexit
 import contextlib
 import copyreg
 import io
-import multiprocessing
 import os
 import signal
 import threading
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hilt.core import names, platform
+from hilt.core.children import process_context
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
 from hilt.core.threads import set_threads
 
@@ -412,7 +412,7 @@ class Processes(Remote):
 
         factory, arguments, wait_seconds, device = self._made_from
         self._meeting, address = host_meeting()
-        context: Any = multiprocessing.get_context(platform.START_METHOD)
+        context: Any = process_context(platform.START_METHOD)
         context.set_forkserver_preload([self._preload])  # where there is one, torch is imported once for all of them
         for rank in range(self.size):
             (pipe, theirs), (life, watched) = context.Pipe(), context.Pipe()

@@ -18,7 +18,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hilt.core.children import run_module
 from hilt.core.config import freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
@@ -195,7 +195,7 @@ class Outcome:
 
 def commands(config: Hil, run: Path, debug: bool = False) -> dict[str, list[str]]:
     """Name to command of each process of a run."""
-    hilt = [sys.executable, "-m", "hilt", *(["--debug"] if debug else [])]
+    hilt = run_module("hilt", *(["--debug"] if debug else []))
     learner = [*hilt, "learner", "--run", str(run), "--resume"]
     names = [f"actor-{number + 1}" for number in range(config.actors)]
     own = ["--learner", config.wire.host]

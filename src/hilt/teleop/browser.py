@@ -16,7 +16,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import zmq
 
+from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
 from hilt.envs.door import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
@@ -80,11 +80,9 @@ class Browser(Device):
 
     def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
         """The page gets the socket on which we listen: whoever opens the address early waits there."""
-        safe = ["-P"] if sys.version_info >= (3, 11) else []  # no module of the folder we are in
-        command = [sys.executable, *safe, "-m", "hilt.teleop.page"]
         with open(self._folder / "output", "wb") as output:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
-            page = subprocess.Popen(command, **pipes, start_new_session=True)  # Ctrl-C is ours to handle
+            page = subprocess.Popen(run_module("hilt.teleop.page"), **pipes, start_new_session=True)  # Ctrl-C is ours to handle
         settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: what it said is reported below
