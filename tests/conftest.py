@@ -72,6 +72,14 @@ def _same_number_of_threads() -> Iterator[None]:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _memory_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests trust is not remembered for whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def counted(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Prints a line in the summary of the run."""

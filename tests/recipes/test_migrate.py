@@ -160,7 +160,7 @@ def test_an_experiment_by_its_name(module: ModuleType, monkeypatch: pytest.Monke
     mappings.CONFIG_MAPPING = {"usb_pickup": module.TrainConfig}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "experiments", ModuleType("experiments"))
     monkeypatch.setitem(sys.modules, "experiments.mappings", mappings)
-    assert from_hil_serl("usb_pickup").task_options == {"config": "usb_pickup"}
+    assert from_hil_serl("usb_pickup").task_options == {"config": "usb_task:TrainConfig"}
     with pytest.raises(UnknownNameError, match=r"no experiment in experiments\.mappings named 'usb_pikup'; did you mean 'usb_pickup'"):
         from_hil_serl("usb_pikup")
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from hilt import __version__
 from hilt.core.errors import HiltError
+from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
@@ -39,6 +40,10 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """The commands above, imported on use; their errors as one line."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["hilt.words"] = list(args)
+        return super().parse_args(ctx, args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if " ".join(args[:2]) in COMMANDS:  # `train classifier` is a command, and `train hil_debug` one with an argument
             args = [" ".join(args[:2]), *args[2:]]
@@ -53,7 +58,8 @@ class LazyGroup(TyperGroup):
 
         PROGRESS.restart()
         try:
-            return super().invoke(ctx)
+            with command_line(ctx.meta["hilt.words"]):
+                return super().invoke(ctx)
         except HiltError as error:
             if ctx.params["debug"]:
                 traceback.print_exc()

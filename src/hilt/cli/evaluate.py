@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hilt.cli.show import PROGRESS, heavy_module, table
+from hilt.cli.train import Trust
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.files import DISK
 from hilt.core.threads import one_thread
@@ -41,6 +42,7 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
     ] = None,
+    trusted: Trust = None,
 ) -> None:
     """Try a policy on all evaluation states, each episode counted. Nobody can take over. A run of several tasks is tried on each of them;
     of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""

@@ -10,7 +10,7 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
-from hilt.cli.train import leave
+from hilt.cli.train import check_names, leave
 from hilt.core.errors import optional_module
 from hilt.core.threads import one_thread
 
@@ -85,6 +85,7 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from hilt.runtime.train import check_new
 
     config.check()
+    check_names(config)
     if not resume:
         check_new(folder)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))

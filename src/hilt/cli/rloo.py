@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import heavy_module
-from hilt.cli.train import Overrides, Resume, Run, plain
+from hilt.cli.train import Overrides, Resume, Run, Trust, plain
 from hilt.core.errors import ConfigError, optional_module
 
 app = typer.Typer(add_completion=False)
@@ -21,6 +21,7 @@ def rloo_command(
     run: Run = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    trusted: Trust = None,
 ) -> None:
     """RLOO over the tasks of a file, such as libero_spatial, one task at each rank at a time. Settings follow as KEY=VALUE: policy=FOLDER,
     placement.kind=processes placement.ranks=2. Stopped in any way, --resume goes on, bit for bit."""

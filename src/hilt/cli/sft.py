@@ -10,7 +10,7 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
-from hilt.cli.train import Resume, Run, leave, plain
+from hilt.cli.train import Resume, Run, Trust, check_names, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.threads import one_thread
 
@@ -30,6 +30,7 @@ def sft(
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be read; start nothing.")] = False,
     settings: Annotated[bool, typer.Option("--settings", help="Show all settings and what they mean; train nothing.")] = False,
+    trusted: Trust = None,
 ) -> None:
     """Fine-tune a policy on demonstrations. Stopped in any way, --resume goes on, bit for bit."""
     one_thread()
@@ -113,6 +114,7 @@ def _show(config: Sft, folder: Path, meanings: bool) -> None:
         Console(soft_wrap=not sys.stdout.isatty()).print(table("setting", "default", "meaning", rows=rows))
         return
     config.check()
+    check_names(config)
     check_new(folder)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"would begin in {folder}, with {config.policy}")

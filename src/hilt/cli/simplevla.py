@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import heavy_module
-from hilt.cli.train import Resume, Run
+from hilt.cli.train import Resume, Run, Trust
 from hilt.core.errors import ConfigError, optional_module
 
 app = typer.Typer(add_completion=False)
@@ -22,6 +22,7 @@ def simplevla_command(
     run: Run = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    trusted: Trust = None,
 ) -> None:
     """What stands behind `python -m verl.trainer.main_ppo` there stands behind `hilt train simplevla` here: docs/simplevla.md has every
     key. Stopped in any way, --resume goes on, bit for bit."""

@@ -25,6 +25,7 @@ from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
 from hilt.core.errors import optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
+from hilt.core.trust import is_from_file, named_in, permit, permit_folder, trust
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live
@@ -40,6 +41,16 @@ Recipe = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, such as batch_size=128.", show_default=False)]
 Run = Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where the run is kept.", show_default="runs/RECIPE")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust",
+        metavar="MODULE",
+        help="Code of this module may run although only a file names it; remembered for that file.",
+        callback=lambda words: trust(*words or ()),
+        show_default=False,
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder, with its settings.")]
 
 
@@ -51,6 +62,7 @@ def train_command(
     run: Run = None,
     resume: Resume = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the settings and what would be started; start nothing.")] = False,
+    trusted: Trust = None,
 ) -> None:
     """Train: a learner and actors on this machine; or, of a recipe of post-training, a vision-language-action policy on its own rollouts.
     Stopped in any way, --resume goes on; no step is lost.
@@ -80,7 +92,9 @@ def train_command(
 
 
 @learner.command("learner")
-def learner_command(recipe: Recipe = None, overrides: Overrides = None, run: Run = None, resume: Resume = False) -> None:
+def learner_command(
+    recipe: Recipe = None, overrides: Overrides = None, run: Run = None, resume: Resume = False, trusted: Trust = None
+) -> None:
     """The learner alone. Beyond this machine it needs keys: see hilt keys."""
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
@@ -116,6 +130,7 @@ def actor_command(
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME")
     ] = None,
+    trusted: Trust = None,
 ) -> None:
     """An actor alone, for a learner here or elsewhere. Whatever happens to either, no step is lost."""
     recipe, words = _words(recipe, overrides)
@@ -241,7 +256,9 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         check_new(folder)
     config = resumed_settings(folder, recipe, overrides)[0] if resume else _config(recipe, overrides)
     check_run(config)
-    check_fit(config)
+    unseen = check_names(config)
+    if not unseen:
+        check_fit(config)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     ready_to_measure(config)
@@ -249,8 +266,18 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         typer.echo(line)
     if config.demonstrations and not resume:
         typer.echo(f"{config.demonstrations} demonstrations of {config.task}, recorded by its script")
+    if unseen:
+        typer.echo(f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows and takes was not checked")
     for name, command in commands(config, folder).items():
         typer.echo(f"{name}: {' '.join(command[command.index('hilt') :])}")
+
+
+def check_names(config: object) -> list[str]:
+    """Refuses code that a file names and for which nobody gave their word; gives what a dry run does not import nevertheless."""
+    names = sorted(named_in(config))
+    for name in names:
+        permit_folder(Path(name), "root") if os.sep in name.partition(":")[0] else permit(name)
+    return [name for name in names if is_from_file(name)]
 
 
 def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:

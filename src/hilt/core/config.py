@@ -27,10 +27,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from hilt.core import trust
 from hilt.core.errors import ConfigError, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
+_CALLS = re.compile(r"\$\{[^}]*?:")  # ${name:...} calls a resolver; ${a.b} is another setting
 _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.proprio_floor.state/tcp_pose
 
 
@@ -61,8 +63,10 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
 
 
 def freeze(config: Any, path: str | Path) -> None:
-    """Writes a config as YAML, whole or not at all."""
-    DISK.replace(Path(path), OmegaConf.to_yaml(_structured(config)).encode())
+    """Writes a config as YAML, whole or not at all. The user's word for code that it names is remembered: see `hilt.core.trust`."""
+    data = OmegaConf.to_yaml(_structured(config)).encode()
+    DISK.replace(Path(path), data)
+    trust.remember(Path(path), data, trust.named_in(config))
 
 
 def thaw(kind: type[T], path: str | Path) -> T:
@@ -97,13 +101,38 @@ def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
         return "", OmegaConf.from_dotlist([layer])
     if not text.endswith((".yaml", ".yml")):
         raise ConfigError(f"{text!r}: expected an override such as key=value, or the path of a .yaml file.")
+    return f"{text}: ", read_yaml(Path(layer))
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """The settings in a file, by name. Nothing in it reaches beyond it: see `hilt.core.trust`, and `_refuse_references`."""
+    data = read(path)
     try:
-        values = OmegaConf.create(read(Path(layer)).decode())
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{text}: not readable as YAML ({_first_line(error)}).") from None
+        values = OmegaConf.create(data.decode())
+    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({_first_line(error)}).") from None
     if not isinstance(values, DictConfig):
-        raise ConfigError(f"{text}: expected settings by name, got a list.")
-    return f"{text}: ", values
+        raise ConfigError(f"{path}: expected settings by name, got a list.")
+    plain = OmegaConf.to_container(values, resolve=False)
+    _refuse_references(plain, path)
+    trust.came_from(path, data, plain)
+    return values
+
+
+def _refuse_references(values: Any, path: Path, key: str = "") -> None:
+    """Refuses ``${oc.env:HOME}`` and everything else in a file that OmegaConf would call; ``${a.b}``, another setting, is fine."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            _refuse_references(name, path, f"{key}{name}")
+            _refuse_references(value, path, f"{key}{name}.")
+    elif isinstance(values, list):
+        for number, value in enumerate(values):
+            _refuse_references(value, path, f"{key}{number}.")
+    elif isinstance(values, str) and (found := _CALLS.search(values)):
+        raise ConfigError(
+            f"{path}: {key.rstrip('.')} is {values!r}: a file of settings calls nothing ({found[0]}...) and reads no variables of the "
+            "environment. Write the value itself, or give it on the command line."
+        )
 
 
 def _rename(base: Any, values: Any) -> None:

@@ -1,17 +1,37 @@
-"""Code that a user names: ``package.module:attribute``, for tasks, devices and backends of their own."""
+"""Code that is named as ``package.module:attribute``: tasks, devices and backends of one's own. `hilt.core.trust` says what may run."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
+import typing
 from typing import Any
 
-from hilt.core.errors import ConfigError, suggest
+from hilt.core import trust
+from hilt.core.errors import ConfigError, UnsafeError, suggest
 
 
-def load(name: str) -> Any:
-    """What a user names by ``package.module:attribute``; see `import_named` for where it may be."""
+def load(name: str, *kinds: type) -> Any:
+    """What ``package.module:attribute`` names, if it may be run; see `import_named` for where it may be.
+
+    `kinds`: what a file asks to have called must be a subclass of one of these, or a function that is annotated to return one. What the
+    user typed, or a program of theirs gives, is checked by whoever uses it.
+    """
+    trust.permit(name)
+    found = load_own(name)
+    if kinds and trust.needs_type(name) and not _makes(found, kinds):
+        wanted = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
+        raise UnsafeError(
+            f"{trust.origin(name)} names {name!r}, which was not called: expected a subclass of {wanted}, or a function that is annotated "
+            f"to return one. If it makes one, add --trust {name} to the command."
+        )
+    return found
+
+
+def load_own(name: str) -> Any:
+    """The same for a name that Hilt's own code gives, or that a program of the user's has registered: nobody is asked."""
     module, _, attribute = name.partition(":")
     found = import_named(module)
     if not hasattr(found, attribute):
@@ -31,3 +51,17 @@ def import_named(module: str) -> Any:
         raise ConfigError(
             f"there is no module {error.name!r}, installed or in this folder ({folder}); correct the name {module!r}, or go to its folder."
         ) from error
+
+
+def _makes(found: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether calling it makes one of these, as far as that can be known without calling it."""
+    if isinstance(found, type):
+        return issubclass(found, kinds)
+    if not inspect.isfunction(found):
+        return False
+    try:
+        returned = typing.get_type_hints(found).get("return")
+    except (NameError, TypeError):
+        return False
+    returned = typing.get_origin(returned) or returned
+    return isinstance(returned, type) and issubclass(returned, kinds)

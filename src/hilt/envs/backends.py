@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError
-from hilt.core.names import load
+from hilt.core.names import load, load_own
+from hilt.core.trust import registered
 from hilt.envs.rotations import Array, from_rotation_vector, inverse, multiply, normalized, to_rotation_vector
 
 Box = tuple[Array, Array]
@@ -157,9 +158,10 @@ def backend_class(name: str) -> type[Backend]:
     """``tabletop``, or ``package.module:Class`` for one of your own."""
     if name == "tabletop":
         return TabletopBackend
-    if ":" not in name:
-        raise UnknownNameError("backend", name, ["tabletop", "package.module:Class"])
-    found = load(name)
+    known = registered("hilt.backends")
+    if name not in known and ":" not in name:
+        raise UnknownNameError("backend", name, ["tabletop", *known, "package.module:Class"])
+    found = load_own(known[name]) if name in known else load(name)
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise ConfigError(f"backend {name!r}: expected a subclass of hilt.envs.backends.Backend, got {found!r}.")
     return found

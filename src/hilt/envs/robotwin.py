@@ -30,6 +30,7 @@ import yaml  # type: ignore[import-untyped]
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, DeadlineError, StorageError, UnknownNameError
+from hilt.core.trust import permit_folder
 from hilt.envs.task import choose_state
 
 TASKS = {
@@ -251,6 +252,8 @@ def folder(version: str, task: str, root: str | os.PathLike[str] | None = None) 
     if not given:
         raise StorageError(f"{version}/{task} needs RoboTwin, which is not a package: {_WHERE}.")
     path = Path(given).expanduser().resolve()
+    if root:
+        permit_folder(path, "root")
     if not (path / "envs" / f"{task}.py").exists():
         raise StorageError(f"{version}/{task}: there is no envs/{task}.py in {path}; {_WHERE}.")
     return path

@@ -28,8 +28,9 @@ import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.names import import_named, load
+from hilt.core.names import import_named, load, load_own
 from hilt.core.platform import choose_renderer
+from hilt.core.trust import NAME, permit, registered
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
@@ -64,23 +65,25 @@ def make(name: str, **options: Any) -> Any:
     - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``, ``robotwin2/lift_pot``:
       of those simulators; options are those of each;
     - ``CartPole-v1``, ``gym_hil:gym_hil/PandaPickCube-v0`` (a module to import, and an id): what gymnasium knows;
-    - ``package.module:factory``: a function or class of yours, installed or in the current folder.
+    - ``package.module:factory``: a function or class of yours, installed or in the current folder;
+    - ``prefix/REST``, where an installed package has registered the prefix (`register`, or an entry point of the group ``hilt.tasks``).
 
-    For the last two, the options of `as_task` may be given too.
+    For gymnasium's and yours, the options of `as_task` may be given too. What a file names is run only if it may: see `hilt.core.trust`.
     """
     prefix, _, rest = name.partition("/")
-    if prefix in _FACTORIES and rest:
-        factory = _FACTORIES[prefix]
-        return as_task((load(factory) if isinstance(factory, str) else factory)(rest, **options))
-    if prefix in _FACTORIES:
+    factory = _FACTORIES.get(prefix) or registered("hilt.tasks").get(prefix)
+    if factory and rest:
+        return as_task((load_own(factory) if isinstance(factory, str) else factory)(rest, **options))
+    if factory:
         raise UnknownNameError("task", name, [known for known in _known_names() if known.startswith(f"{prefix}/")])
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         choose_renderer()  # on Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none
     ours: dict[str, Any] = {key: options.pop(key) for key in ("instruction", "states", "success", "step_limit") if key in options}
     module, colon, rest = name.partition(":")
     if rest.isidentifier():
-        return as_task(load(name)(**options), **ours)
+        return as_task(load(name, gymnasium.Env, gymnasium.vector.VectorEnv)(**options), **ours)
     if colon:
+        permit(name)
         import_named(module)
     if (gym_id := rest or name) not in gymnasium.registry:
         raise UnknownNameError("task", name, _known_names())
@@ -95,7 +98,9 @@ def ready(names: Sequence[str], **options: Any) -> None:
     modules: dict[str, list[str]] = {}
     for name in names:
         factory = _FACTORIES.get(name.partition("/")[0])
-        if isinstance(factory, str):
+        if factory is None and NAME.fullmatch(name):
+            permit(name)
+        if isinstance(factory, str) and factory.startswith("hilt."):
             modules.setdefault(factory.partition(":")[0], []).append(name)
     for module, theirs in modules.items():
         if (check := getattr(importlib.import_module(module), "ready", None)) is not None:

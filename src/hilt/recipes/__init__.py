@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from hilt.core import trust
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
@@ -92,4 +93,6 @@ def recipe(name: str) -> Hil:
 
 def _made(place: str) -> Any:
     made = load(place)
-    return made() if callable(made) else made
+    made = made() if callable(made) else made
+    trust.given(*trust.named_in(made))
+    return made

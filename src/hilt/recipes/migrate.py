@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium
 
+from hilt.core import trust
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
 from hilt.envs.task import success_of
@@ -56,6 +57,8 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
 
     name = config if isinstance(config, str) else _name_of(config)
     told = _config(name)
+    name = name if ":" in name else _name_of(told)
+    trust.given(name)
     for key, (passing, cure) in NEUTRAL.items():
         if (value := getattr(told, key, passing[0])) not in passing:
             raise ConfigError(f"{name}: {key}={value!r} has no meaning here: {cure}.")
@@ -81,6 +84,8 @@ class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]
     at the first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
 
     def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
+        if ":" not in config:
+            raise ConfigError(f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, as from_hil_serl writes it.")
         told = _config(config)
         self._make, self._options = told.get_environment, {"classifier": classifier, "save_video": save_video}
         self._env: Any = None
@@ -126,14 +131,13 @@ def _config(name: str) -> Any:
     if ":" in name:
         found = load(name)
     else:
-        experiments = load("experiments.mappings:CONFIG_MAPPING")
+        experiments = load(trust.EXPERIMENTS)
         if name not in experiments:
             raise UnknownNameError("experiment in experiments.mappings", name, experiments)
         found = experiments[name]
-    made = found() if isinstance(found, type) else found
-    if not callable(getattr(made, "get_environment", None)):
+    if not callable(getattr(found, "get_environment", None)):  # looked at before it is called
         raise ConfigError(f"{name} has no get_environment(fake_env, save_video, classifier); expected a config of a HIL-SERL task.")
-    return made
+    return found() if isinstance(found, type) else found
 
 
 def _name_of(config: Any) -> str:

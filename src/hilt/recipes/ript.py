@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped]
+from omegaconf.errors import OmegaConfBaseException
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
+from hilt.core.config import read_yaml
 from hilt.core.errors import ConfigError, UnknownNameError, suggest
-from hilt.core.files import read
 from hilt.runtime.collect import Collecting
 from hilt.runtime.tasks import chosen
 from hilt.runtime.vla_config import Simulators, Validation, Vla
@@ -127,11 +127,10 @@ def _tasks(given: Mapping[str, Any], path: str | Path) -> list[str]:
 def _read(path: Path, sections: Mapping[str, str]) -> dict[str, Any]:
     """The keys of a file, dotted; a list is a value. One that stands outside its section is found too: ``task_name: 9``."""
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(read(path).decode()), resolve=True)
-    except (YAMLError, UnicodeDecodeError, ValueError) as error:
+        tree = OmegaConf.to_container(read_yaml(path), resolve=True)
+    except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: not readable as YAML ({str(error).strip().splitlines()[0]}).") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected settings by name.")
+    assert isinstance(tree, dict)
     found: dict[str, Any] = {}
     for name, value in tree.items():
         section = {f"{name!s}.{inner!s}": one for inner, one in value.items()} if isinstance(value, dict) else {}

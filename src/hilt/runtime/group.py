@@ -236,7 +236,7 @@ class Here:
             self._joined = ranks = join(address, 0, 1, device=device)
         self._stopped = False
         try:
-            self.worker = names.load(factory)(*arguments, ranks=ranks, stop=lambda: self._stopped)
+            self.worker = names.load_own(factory)(*arguments, ranks=ranks, stop=lambda: self._stopped)
         except BaseException:
             self.close()
             raise
@@ -273,7 +273,8 @@ class Seat:
                 torch.cuda.set_device(self._rank % torch.cuda.device_count())
             if address:
                 self._ranks = join(address, self._rank, self._size, timeout_seconds=wait_seconds, device=device)
-            self.worker = names.load(factory)(*arguments, ranks=self._ranks or Unjoined(self._rank, self._size), stop=self._stop, **further)
+            ranks = self._ranks or Unjoined(self._rank, self._size)
+            self.worker = names.load_own(factory)(*arguments, ranks=ranks, stop=self._stop, **further)
             if hasattr(self.worker, "report"):
                 self.worker.report = self._report
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError
-from hilt.core.names import load
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError
+from hilt.core.names import load, load_own
 from hilt.core.trajectory import Source
+from hilt.core.trust import registered
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 
@@ -159,9 +160,10 @@ DEVICES: dict[str, str | Callable[..., Device]] = {
 
 def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     """The device of that name, or of a class of yours as "module:Class", ready to be read. `action_of`: see `Device`."""
-    if name not in DEVICES and ":" not in name:
-        raise UnknownNameError("device", name, DEVICES)
-    factory = function(DEVICES.get(name, name), "the device")
+    known = {**registered("hilt.devices"), **DEVICES}
+    if name not in known and ":" not in name:
+        raise UnknownNameError("device", name, known)
+    factory = function(known[name], "the device", ours=True) if name in known else function(name, "the device", Device)
     try:
         device: Device = factory(**options)
     except (TypeError, ValueError) as error:
@@ -170,16 +172,19 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
         raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
     if not isinstance(device, Device):
         raise ConfigError(f"the device {name!r} is {device!r}: expected a hilt.teleop.devices.Device, see docs/bring-your-own-device.md")
-    device.action_of = None if action_of is None else function(action_of, "action_of")
+    device.action_of = None if action_of is None else function(action_of, "action_of", np.ndarray)
     return device
 
 
-def function(given: Any, what: str) -> Callable[..., Any]:
-    """A function or class: itself, or "module:name" of it, which is what a command line can give."""
+def function(given: Any, what: str, *kinds: type, ours: bool = False) -> Callable[..., Any]:
+    """A function or class: itself, or "module:name" of it, which is what a command line can give. `kinds`: see `hilt.core.names.load`;
+    `ours`: it is in a table of ours."""
     found = given
     if isinstance(given, str):
         try:
-            found = load(given)
+            found = load_own(given) if ours else load(given, *kinds)
+        except UnsafeError:
+            raise
         except (ImportError, ValueError) as error:
             raise ConfigError(f"{what} {given!r} cannot be imported: {error}") from error
     if not callable(found):

@@ -1,0 +1,218 @@
+"""Whose code may be run, when it is named as ``package.module:attribute`` or as a folder.
+
+A name that a user typed, or that a program or a recipe of theirs gives, is their word. A name that was read from a file, such as the
+settings of a run that somebody else made, is not: Hilt's own and what an installed package has registered (see `registered`) is free;
+anything else needs the user's word for its module, ``--trust module``, and is refused otherwise before it is imported. That word is
+remembered outside of the file's folder, under a hash of the file's place and contents.
+
+The command line, and every process that it starts, refuses whatever nobody has vouched for (`command_line`). A program that uses Hilt as a
+library is refused only what was read from a file; it gives its word with `trust`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import ConfigError, CorruptError, StorageError, UnsafeError
+from hilt.core.files import DISK, read_json, write_json
+
+_MODULE = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+NAME = re.compile(rf"{_MODULE}:(?!\d+$)\w[^\s:]*")
+"""``package.module:attribute`` or ``package:gym/Id-v0``, and not ``cuda:0``"""
+_TYPED = re.compile(rf"(?:^|[=\[{{,\s'\"])(?:hil-serl:)?({_MODULE}:(?!\d+\b)\w[\w./-]*)")
+EXPERIMENTS = "experiments.mappings:CONFIG_MAPPING"
+"""What ``hil-serl:NAME`` without a module stands for"""
+FOLDER_SETTING = "root"
+"""The setting that names a folder of code: RoboTwin's"""
+GROUPS = ("hilt.tasks", "hilt.devices", "hilt.backends")
+"""Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``"""
+VARIABLE = "HILT_NAMES"
+"""In its environment a process finds what its parent trusts"""
+
+
+@dataclass
+class _Word:
+    """What is known of the user's will."""
+
+    strict: bool = False
+    """Whether all that nobody has vouched for is refused, wherever its name came from"""
+    trusted: set[str] = field(default_factory=set)
+    """Modules with all that is in them, single names, and folders"""
+    typed: set[str] = field(default_factory=set)
+    """Names that this command, or a recipe that it names, gives"""
+    from_files: dict[str, str] = field(default_factory=dict)
+    """Names that were read from a file, and the file"""
+
+
+def _inherited() -> _Word:
+    given = json.loads(os.environ.get(VARIABLE, "{}"))
+    return _Word(given.get("strict", False), set(given.get("trusted", ())), set(given.get("typed", ())), given.get("from_files", {}))
+
+
+_word = _inherited()
+
+
+def _export() -> None:
+    """For the processes that this one starts."""
+    told = {"strict": _word.strict, "trusted": sorted(_word.trusted), "typed": sorted(_word.typed), "from_files": _word.from_files}
+    os.environ[VARIABLE] = json.dumps(told)
+
+
+# --- questions -----------------------------------------------------------------------------------------------------------------------
+
+
+def permit(name: str) -> None:
+    """Refuses a name of code for which nobody has given their word; nothing is imported."""
+    if not _is_free(name) and _voucher(name) is None:
+        module = name.partition(":")[0]
+        raise UnsafeError(
+            f"{origin(name)} names {name!r}, code that is not Hilt's; nothing of it was run. If you know that code, add --trust {module} "
+            "to the command: that is remembered for this file."
+        )
+
+
+def permit_folder(folder: Path, setting: str) -> None:
+    """Refuses a folder of code that a file names, in the same way."""
+    if _voucher(place := str(folder.resolve())) is None:
+        raise UnsafeError(
+            f"{origin(place)} names {setting}={folder}, a folder of code; nothing of it was run. If you know that code, add "
+            f"--trust {place} to the command: that is remembered for this file."
+        )
+
+
+def needs_type(name: str) -> bool:
+    """Whether what is called must first be found to be of the right type: unless the user gave their word for that very name."""
+    return name not in _word.trusted and _is_suspect(name)
+
+
+def is_from_file(name: str) -> bool:
+    """Whether a file names it, and neither this command nor Hilt's own code: then a dry run does not import it."""
+    return not _is_free(name) and name not in _word.typed and _is_suspect(name)
+
+
+def origin(name: str) -> str:
+    return _word.from_files.get(name, "a file")
+
+
+@functools.cache
+def registered(group: str) -> Mapping[str, str]:
+    """Name to ``module:attribute``: what installed packages have registered as entry points of one of `GROUPS`."""
+    from importlib.metadata import entry_points  # late: takes a while to import
+
+    return {point.name: point.value.replace(" ", "") for point in entry_points(group=group)}
+
+
+def _is_suspect(name: str) -> bool:
+    return _word.strict or name in _word.from_files
+
+
+def _is_free(name: str) -> bool:
+    return name.partition(":")[0].partition(".")[0] == "hilt" or any(name in registered(group).values() for group in GROUPS)
+
+
+def _voucher(name: str) -> str | None:
+    """The word of the user's that lets a name pass: for itself, for its module or a package around that, or, in a program, its own."""
+    parts = [] if os.sep in name.partition(":")[0] else name.partition(":")[0].split(".")
+    words = [name, *(".".join(parts[:end]) for end in range(len(parts), 0, -1))]
+    return next((word for word in words if word in _word.trusted), None if _is_suspect(name) else name)
+
+
+# --- answers -------------------------------------------------------------------------------------------------------------------------
+
+
+def trust(*words: str) -> None:
+    """The user's word for modules, single names ``module:attribute``, or folders of code, in this process and those that it starts."""
+    for word in words:
+        is_folder = os.sep in word.partition(":")[0] or word.startswith(".")
+        if not is_folder and not re.fullmatch(_MODULE, word) and not NAME.fullmatch(word):
+            raise ConfigError(f"--trust {word!r}: expected the name of a module, such as my_tasks, or the path of a folder of code.")
+        _word.trusted.add(str(Path(word).resolve()) if is_folder else word)
+    _export()
+
+
+def given(*names: str) -> None:
+    """Names that this command gives, or a program or recipe of the user's: their own word."""
+    _word.trusted.update(names)
+    _word.typed.update(names)
+    _export()
+
+
+@contextlib.contextmanager
+def command_line(words: Sequence[str]) -> Iterator[None]:
+    """While a command runs, what its words name and what its parent trusts may be run, and nothing else but what is free."""
+    global _word
+    before, told = _word, os.environ.get(VARIABLE)
+    _word = _inherited()
+    _word.strict = True
+    given(*_typed(words))
+    try:
+        yield
+    finally:
+        _word = before
+        os.environ.pop(VARIABLE) if told is None else os.environ.update({VARIABLE: told})
+
+
+def _typed(words: Iterable[str]) -> Iterator[str]:
+    """The names in the words of a command. What exists as a file or folder is data, whatever it is called."""
+    for word in words:
+        key, _, value = word.rpartition("=")
+        if key.rpartition(".")[2] == FOLDER_SETTING and Path(value).is_dir():
+            yield str(Path(value).resolve())
+        if re.fullmatch(r"hil-serl:\w+", word):
+            yield EXPERIMENTS
+        if not Path(word).exists() and not Path(value).exists():
+            yield from _TYPED.findall(word)
+
+
+# --- names in files ------------------------------------------------------------------------------------------------------------------
+
+
+def named_in(settings: Any) -> set[str]:
+    """Every name of code in settings, wherever in them it stands, and every folder of code; but for what is free."""
+    if is_dataclass(settings):
+        settings = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    if isinstance(settings, Mapping):
+        folders = {str(Path(value).resolve()) for key, value in settings.items() if key == FOLDER_SETTING and isinstance(value, str)}
+        return folders.union(*map(named_in, settings.values()))
+    if isinstance(settings, (list, tuple)):
+        return set().union(*map(named_in, settings))
+    is_name = isinstance(settings, str) and NAME.fullmatch(settings) and not _is_free(settings)
+    return {settings} if is_name else set()
+
+
+def came_from(path: Path, data: bytes, settings: Any) -> None:
+    """These settings were read from a file: what they name is not the user's word, unless it is remembered to be."""
+    if not (names := named_in(settings)):
+        return
+    memory = _memory(path, data)
+    known: set[str] = set()
+    with contextlib.suppress(StorageError, CorruptError):
+        known = set(read_json(memory)["trusted"])
+    _word.from_files.update({name: str(path) for name in names - _word.typed})
+    _word.trusted |= known
+    _export()
+    remember(path, data, names, known)
+
+
+def remember(path: Path, data: bytes, names: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Keeps the user's word for what a settings file names, for this file, at this place, as it is now; `known` is kept already."""
+    words = {word for name in names if (word := _voucher(name)) is not None}
+    if words - set(known):
+        memory = _memory(path, data)
+        with contextlib.suppress(StorageError):  # where there is no home to keep it in, the user is asked again
+            DISK.make_folders(memory.parent)
+            write_json(memory, {"settings": str(path.resolve()), "trusted": sorted(words)})
+
+
+def _memory(path: Path, data: bytes) -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "hilt" / "trusted" / f"{hashlib.sha256(os.fsencode(path.resolve()) + bytes(1) + data).hexdigest()}.json"

@@ -1,0 +1,225 @@
+"""Code that a file names is run only at the user's word, and never before it is known to be of the right type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hilt import cli
+from hilt.core import trust
+from hilt.core.children import run_code
+from hilt.core.config import build, freeze, thaw
+from hilt.core.errors import ConfigError, UnsafeError
+from hilt.core.files import write_json
+from hilt.core.names import load
+from hilt.runtime.config import Hil
+
+pytest.importorskip("gymnasium")
+MODULE = """
+import gymnasium
+open("was_imported", "a").close()
+def untold():
+    open("was_called", "a").close()
+    return gymnasium.make("Pendulum-v1")
+def told() -> gymnasium.Env:
+    return untold()
+class Config:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with somebody's module and settings in it; nothing is trusted before, nor after."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
+    monkeypatch.setattr(trust, "_word", trust._Word())
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("somebodys.py").write_text(MODULE)
+    yield tmp_path / "here"
+    sys.modules.pop("somebodys", None)
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
+
+
+def settings(path: str, **values: Any) -> None:
+    freeze(build(Hil(), values), path)
+    for remembered in (Path.cwd().parent / "state").rglob("*.json"):  # somebody else wrote it
+        remembered.unlink()
+    trust._word = trust._Word()
+
+
+def hilt(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "200"})
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def run_of_somebody(**values: Any) -> None:
+    Path("run").mkdir()
+    settings("run/config.yaml", **values)
+    write_json(Path("run/run.json"), {"id": "0", "recipe": "hil_debug", "changed": []})
+
+
+POPEN = {"task": "subprocess:check_output", "task_options": {"args": ["touch", "was_called"]}}
+
+
+@pytest.mark.parametrize("values", [POPEN, {"task": "somebodys:told"}, {"task": "somebodys:Id-v0"}])
+@pytest.mark.parametrize("words", ["train --run run --resume --dry-run", "train run/config.yaml --dry-run", "learner run/config.yaml"])
+def test_names_in_a_file_are_refused_before_anything_is_imported(words: str, values: dict[str, Any]):
+    run_of_somebody(**values)
+    module = values["task"].partition(":")[0]
+    said = hilt(*words.split(), code=1)
+    assert f"config.yaml names {values['task']!r}, code that is not Hilt's; nothing of it was run." in said
+    assert f"add --trust {module} to the command" in said
+    assert not Path("was_called").exists() and not Path("was_imported").exists()
+
+
+def test_so_are_those_of_a_run_that_is_evaluated(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("torch")
+    from hilt.runtime import evaluate
+
+    run_of_somebody(**POPEN)
+    monkeypatch.setattr(evaluate, "find_checkpoint", lambda run, which: None)
+    assert "names 'subprocess:check_output', code that is not Hilt's" in hilt("eval", "run", code=1)
+    assert not Path("was_called").exists()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"task": "hilt.recipes.migrate:HilSerlTask", "task_options": {"config": "somebodys:Config"}},
+        {"task": "robotwin2/lift_pot", "task_options": {"root": "."}},
+    ],
+)
+def test_options_that_name_code_are_names_too(values: dict[str, Any]):
+    (Path("envs")).mkdir()
+    Path("envs/lift_pot.py").write_text("open('was_imported', 'a').close()\n")
+    run_of_somebody(**values)
+    assert "nothing of it was run" in hilt("learner", "run/config.yaml", code=1)
+    assert not Path("was_imported").exists()
+
+
+def test_what_is_called_is_of_the_right_type_even_where_its_module_is_trusted():
+    settings("bad.yaml", **POPEN)
+    for words in (["--trust", "subprocess"], []):  # remembered, and still refused
+        said = hilt("learner", "bad.yaml", *words, code=1)
+        assert "'subprocess:check_output', which was not called: expected a subclass of gymnasium" in said
+    settings("untold.yaml", task="somebodys:untold")
+    said = hilt("learner", "untold.yaml", "--trust", "somebodys", code=1)
+    assert "annotated to return one. If it makes one, add --trust somebodys:untold" in said
+    assert not Path("was_called").exists()
+    settings("ours.yaml", task="hilt.core.files:read_json", task_options={"path": "x"})
+    assert "which was not called: expected a subclass of gymnasium" in hilt("learner", "ours.yaml", code=1)
+
+
+def test_a_dry_run_imports_nothing_that_a_file_names():
+    settings("told.yaml", task="somebodys:told", agent={"encoder": {"kind": "none"}})
+    said = hilt("train", "told.yaml", "--dry-run", "--trust", "somebodys")
+    assert "somebodys:told: code that a file names, which a dry run does not import" in said
+    assert not Path("was_imported").exists()
+
+
+def test_the_users_word_is_remembered_for_the_file_as_it_is_where_it_is():
+    settings("told.yaml", task="somebodys:told")
+    with trust.command_line(["told.yaml"]):
+        trust.trust("somebodys")
+        load(thaw(Hil, "told.yaml").task)
+    with trust.command_line(["told.yaml"]):
+        trust.permit(thaw(Hil, "told.yaml").task)
+    Path("moved").mkdir()
+    Path("moved/told.yaml").write_bytes(Path("told.yaml").read_bytes())
+    for path, more in (("moved/told.yaml", ""), ("told.yaml", "seed: 7\n")):
+        Path(path).write_text(Path(path).read_text().replace("seed: 42\n", more or "seed: 42\n"))
+        with trust.command_line([path]), pytest.raises(UnsafeError, match="nothing of it was run"):
+            trust.permit(thaw(Hil, path).task)
+
+
+def test_a_name_that_was_typed_is_the_users_word_and_the_run_keeps_it():
+    with trust.command_line(["train", "hil_debug", "task=somebodys:untold"]):
+        load("somebodys:untold", int)
+        freeze(Hil(task="somebodys:untold"), "config.yaml")
+    with trust.command_line(["eval", "."]):
+        load(thaw(Hil, "config.yaml").task, int)
+    with trust.command_line(["eval", "."]), pytest.raises(UnsafeError):
+        trust.permit("somebodys:told")  # that one, and not the module
+
+
+@pytest.mark.parametrize(
+    "word, found",
+    [
+        ("task=a.b:make", {"a.b:make"}),
+        ("mine:recipe", {"mine:recipe"}),
+        ("hil-serl:a.config:TrainConfig", {"a.config:TrainConfig"}),
+        ("hil-serl:usb_pickup", {trust.EXPERIMENTS}),
+        ("tasks=[a:b,c:d]", {"a:b", "c:d"}),
+        ("operator_options={action_of: mine:steer}", {"mine:steer"}),
+        ("task=gym_hil:gym_hil/PandaPickCube-v0", {"gym_hil:gym_hil/PandaPickCube-v0"}),
+        ("agent.device=cuda:0", set()),
+        ("task=robot/127.0.0.1:5000", set()),
+        ("subprocess:run", set()),  # it is a folder here
+        ("demo_path=subprocess:run", set()),
+    ],
+)
+def test_names_among_the_words_of_a_command(word: str, found: set[str]):
+    Path("subprocess:run").mkdir()
+    assert set(trust._typed([word])) == found
+
+
+def test_a_program_is_free_in_what_it_names_and_not_in_what_a_file_names():
+    assert load("somebodys:untold", int).__name__ == "untold"
+    settings("run.yaml", task="somebodys:told", task_options={"config": "json:loads"})
+    config = build(Hil(), "run.yaml")
+    with pytest.raises(UnsafeError, match=r"run\.yaml names 'somebodys:told'"):
+        load(config.task)
+    with pytest.raises(UnsafeError, match="'json:loads'"):
+        load(config.task_options["config"])
+    trust.trust("somebodys")
+    assert load(config.task).__name__ == "told"
+
+
+def test_processes_inherit_it(folder: Path):
+    settings("run.yaml", task="somebodys:told")
+    code = "from hilt.core.names import load; load('somebodys:told')"
+    with trust.command_line([]):
+        refused = subprocess.run(run_code(code), capture_output=True, text=True, timeout=120)
+        assert "nothing of it was run" in refused.stderr
+        trust.trust("somebodys")
+        assert subprocess.run(run_code(code), timeout=120).returncode == 0
+    assert trust.VARIABLE not in __import__("os").environ
+
+
+def test_what_installed_packages_register_is_free(monkeypatch: pytest.MonkeyPatch):
+    from hilt.envs.task import make
+
+    monkeypatch.setattr(trust, "registered", lambda group: {"theirs": "somebodys:told"} if group == "hilt.tasks" else {})
+    with trust.command_line([]):
+        assert load("somebodys:told").__name__ == "told"
+        with pytest.raises(UnsafeError):
+            make("somebodys:untold")
+
+
+def test_trust_takes_modules_names_and_folders():
+    with pytest.raises(ConfigError, match="--trust 'my tasks': expected the name of a module"):
+        trust.trust("my tasks")
+    trust.trust("a.b", "c:d", "./e")
+    assert trust._word.trusted == {"a.b", "c:d", str(Path("e").resolve())}
+    with pytest.raises(UnsafeError, match="a folder of code"), trust.command_line([]):
+        trust._word.trusted.clear()
+        trust.permit_folder(Path("f"), "root")
+
+
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "x${oc.env:HOME,none}y", "${oc.decode:'1'}", "${a.${oc.env:HOME}}"])
+def test_a_file_of_settings_calls_no_resolver(value: str):
+    Path("run.yaml").write_text(f'checkpoint_path: "{value}"\n')
+    with pytest.raises(ConfigError, match="a file of settings calls nothing"):
+        build(Hil(), "run.yaml")
+    Path("run.yaml").write_text("seed: 7\nbatch_size: ${seed}\n")
+    assert build(Hil(), "run.yaml").batch_size == 7
