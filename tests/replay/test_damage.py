@@ -92,6 +92,8 @@ KINDS = {
     "log.json": "log.json",
     "facts": "annotations.jsonl",
     "quarantine": "quarantine.json",
+    "what it held when it was closed": "closed.json",
+    "what an open segment held": "{open}/extents.held",
     "header of a sealed segment": "{sealed}/header.json",
     "header of an open segment": "{open}/header.json",
     "seal": "{sealed}/seal.json",

@@ -336,9 +336,76 @@ def test_bytes_behind_the_end_are_cut(plain: Path):
     found = verify(plain)
     assert found.ok and found.kinds() == {"leftover": 1, "torn": 1}
     assert found.of("torn")[0].what == "50 bytes, 1 steps behind the last commit, which nobody was promised"
-    assert repair(plain).mended == ["segments/000000/rows: 100 bytes behind its end were cut"]
+    cut = "segments/000003/rows: 50 bytes, 1 steps behind the last commit, which nobody was promised: cut"
+    assert repair(plain).mended == ["segments/000000/rows: 100 bytes behind its end were cut", cut]
     assert verify(plain).findings == []
     require_whole_but(plain, set())
+
+
+def cut(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize("left", [0, 37, -37, -200])
+@pytest.mark.parametrize("file", ["rows", IMAGE])
+def test_a_closed_log_proves_what_it_holds(plain: Path, file: str, left: int):
+    """The last segment is not sealed. Bytes that are gone from its end are damage, named by step, and no torn tail."""
+    path = plain / "segments/000003" / file
+    cut(path, left if left >= 0 else path.stat().st_size + left)
+    found = mend(plain)
+    lost = steps_named(found)
+    assert lost and len(lost) == found.lost_steps and found.of("torn") == []
+    assert f"segments/000003/{file}" in {finding.file for finding in found.of("damage")}
+    require_whole_but(plain, lost)
+
+
+@pytest.mark.parametrize("file", ["segments/000003", "annotations.jsonl"])
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_is_gone_as_a_whole_is_named(plain: Path, file: str, opened: bool):
+    """Also after a writer opened and closed the log, which knows nothing of what was lost before."""
+    if file == "annotations.jsonl":
+        cut(plain / file, (plain / file).read_bytes().rindex(b"\n", 0, -1) + 1)
+    else:
+        shutil.rmtree(plain / file)
+    if opened:
+        Log.open(plain).close()
+    found = mend(plain)
+    (finding,) = [f for f in found.of("damage") if f.file == file]
+    assert ("ends too early" if file == "annotations.jsonl" else "the segment is missing") in finding.what
+    assert [f.file for f in verify(plain).of("quarantined")] == [file]
+
+
+def test_a_merged_log_proves_what_it_holds(plain: Path, tmp_path: Path):
+    merge([plain], tmp_path / "merged")
+    last = sorted((tmp_path / "merged/segments").iterdir())[-1]
+    cut(last / "rows", (last / "rows").stat().st_size - 37)
+    assert not verify(tmp_path / "merged").ok
+
+
+def test_what_a_killed_writer_appended_is_no_part_of_the_promise(plain: Path):
+    """It goes on with a log that was closed: what it was not done with is torn, what was there before is proven."""
+    closed = (plain / "closed.json").read_bytes()
+    size = (plain / "segments/000003/rows").stat().st_size
+    with Log.open(plain) as log:
+        record(log, range(1), length=3)
+    (plain / "closed.json").write_bytes(closed)
+    for left, kinds in [(size + 37, {"torn": 2}), (size - 37, {"damage": 2})]:
+        cut(plain / "segments/000003/rows", left)
+        assert verify(plain).kinds() == kinds
+
+
+def test_a_log_of_an_older_hilt_has_no_seal(plain: Path):
+    """What it held is not known: a cut tail is a torn one, and the report says that nothing proves otherwise."""
+    assert verify(plain).closed
+    (plain / "closed.json").unlink()
+    (plain / "segments/000003/extents.held").unlink()
+    rows = plain / "segments/000003/rows"
+    cut(rows, rows.stat().st_size - 37)
+    found = verify(plain)
+    assert (found.ok, found.closed, found.of("torn")[0].file) == (True, False, "segments/000003/rows")
+    assert any(line.endswith(": cut") for line in repair(plain).mended)
+    assert verify(plain).closed
 
 
 # --- late facts -------------------------------------------------------------------------------------------------------------------
@@ -391,7 +458,12 @@ def test_torn_facts_are_not_damage(plain: Path):
 def test_a_missing_segment_is_named_and_then_known(plain: Path):
     """It held the end of one trajectory, a whole one, and the beginning of one that goes on: that one tells."""
     shutil.rmtree(plain / "segments/000001")
-    (finding,) = verify(plain).findings
+    whole, finding = verify(plain).findings
+    held = read_json(plain / "closed.json")["segments"]["1"]["rows"]
+    assert (whole.file, whole.what) == (
+        "segments/000001",
+        f"the segment is missing, with {held} steps, and the log held it when it was closed",
+    )
     assert (finding.what, finding.steps) == ("a segment is missing", (Span(3, 0, 5),))
     mend(plain)
     with Log.open(plain, "r") as log:

@@ -103,9 +103,8 @@ def repair_log(log: LogPath) -> None:
         report = repair(log := located(log), progress)
     for line in report.mended:
         typer.echo(line)
-    lost = sum(span.steps for finding in report.of("damage") for span in finding.steps)
     if report.mended:
-        typer.echo(f"mended: {report.steps:,} steps are whole, {lost:,} were lost. Check with: hilt data verify {log}")
+        typer.echo(f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}")
     else:
         typer.echo(f"nothing to mend: {describe_size(report)}")
 
@@ -260,6 +259,9 @@ def show_report(report: Report) -> None:
         Console().print(table("", "file", "what", "steps", "what repair does", rows=rows))
     if len(report.findings) > MOST_FINDINGS:
         typer.echo(f"and {len(report.findings) - MOST_FINDINGS} more; --json lists all")
+    if not report.closed and not report.writing:
+        how = "the process that wrote it was killed, or it was written before logs were sealed"
+        typer.echo(f"not closed: {how}. Whether steps are missing at its end cannot be told.")
     if report.ok:
         typer.echo(f"ok: {describe_size(report)}")
     else:

@@ -7,7 +7,7 @@ beside the log, with its checksum before it. The steps themselves never change; 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class Facts:
     @property
     def nbytes(self) -> int:
         return self._journal.nbytes
+
+    @property
+    def crc(self) -> int:
+        return self._journal.crc
 
     @property
     def lines(self) -> int:
@@ -115,13 +119,14 @@ class Facts:
         """All pieces of a trajectory were written."""
         self._write({"trajectory": trajectory, "whole": True})
 
-    def compact(self, live: set[int], on_disk: set[int]) -> None:
+    def compact(self, live: set[int], on_disk: set[int], before: Callable[[], None] = lambda: None) -> None:
         """Rewrites the file without what is about trajectories that are gone, once that is most of it.
 
-        Of one that is deleted while its rows still lie in a segment, the deletion is kept.
+        Of one that is deleted while its rows still lie in a segment, the deletion is kept. `before` is called before the file changes.
         """
         dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabelled)
         if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
+            before()
             facts = [fact for fact in self._journal.read_all() if "origin" in fact or _is_kept(fact, live, on_disk)]
             self._journal.rewrite([{"used": dict(self.used), "seen": self._unnoted({})}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}

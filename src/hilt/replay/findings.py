@@ -67,6 +67,8 @@ class Report:
     seconds: float = 0.0
     writing: bool = False
     """Whether a writer was at work: then only what was committed has been looked at."""
+    closed: bool = False
+    """Whether the log says what it held when it was closed. Without that, nothing shows that a growing file was cut at its end."""
     findings: list[Finding] = field(default_factory=list)
     mended: list[str] = field(default_factory=list)
     """Of a repair: what was done."""
@@ -75,6 +77,17 @@ class Report:
     def ok(self) -> bool:
         """Whether everything that can be sampled is as it was written."""
         return not self.of("damage")
+
+    @property
+    def lost_steps(self) -> int:
+        """How many steps cannot be used because of the damage; one that two findings name counts once."""
+        named = [(s.trajectory, s.first, s.first + s.steps) for finding in self.of("damage") for s in finding.steps]
+        lost, end = 0, (-1, 0)
+        for trajectory, first, stop in sorted(named):
+            seen = end[1] if end[0] == trajectory else 0
+            lost += max(0, stop - max(first, seen))
+            end = (trajectory, max(stop, seen))
+        return lost
 
     def of(self, kind: Kind) -> list[Finding]:
         return [finding for finding in self.findings if finding.kind == kind]

@@ -12,6 +12,7 @@ import numpy as np
 
 from hilt.core.tree import Array
 from hilt.replay.runs import OFFSET_BITS
+from hilt.replay.segment import EXTENT
 
 ENTRY = np.dtype(
     [
@@ -119,6 +120,16 @@ class Index:
         """The places of a trajectory's extents."""
         first, stop = np.searchsorted(self.keys, [trajectory << OFFSET_BITS, (trajectory + 1) << OFFSET_BITS])
         return range(int(first), int(stop))
+
+    def extents_of(self, segment: int, first: int) -> Array:
+        """The extents of one segment, whose first row has the address `first`, as its file lists them."""
+        mine = self.entries[self.entries["segment"] == segment]
+        extents = np.zeros(len(mine), EXTENT)
+        for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
+            extents[name] = mine[name]
+        extents["trajectory"], extents["offset"] = mine["key"] >> OFFSET_BITS, mine["key"] & 0xFFFFFFFF
+        extents["row"] = mine["at"] - first
+        return extents
 
     def _use(self, data: Array, keys: Array) -> None:
         self._data = data

@@ -21,7 +21,7 @@ class Journal:
         self.torn_bytes = 0
         self.corrupt_lines: list[int] = []
         self.lines = 0
-        self._size = 0
+        self._size = self._crc = 0
         self._inode = -1  # of the file that was read last; a rewritten journal is another one
         self._fd = -1
         self.unsynced = write  # what the writer before left may not be on the disk, nor the name of a new file
@@ -37,11 +37,11 @@ class Journal:
         with storage_errors(self.path), self.path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             if inode != self._inode:
-                self._inode, self._size, self.lines, self.corrupt_lines = inode, 0, 0, []
+                self._inode, self._size, self._crc, self.lines, self.corrupt_lines = inode, 0, 0, 0, []
             file.seek(self._size)
             *whole, tail = file.read().split(b"\n")
         for line in whole:
-            self._size += len(line) + 1
+            self._size, self._crc = self._size + len(line) + 1, checksum(line + b"\n", self._crc)
             self.lines += 1
             fact = parse_line(line)
             if fact is not None:
@@ -53,6 +53,11 @@ class Journal:
     @property
     def nbytes(self) -> int:
         return self._size
+
+    @property
+    def crc(self) -> int:
+        """Checksum of these bytes."""
+        return self._crc
 
     def read_all(self) -> list[dict[str, Any]]:
         """Every fact, from the beginning."""
@@ -72,7 +77,7 @@ class Journal:
         except StorageError:
             self._files.truncate(self._fd, self._size)
             raise
-        self._size += len(line)
+        self._size, self._crc = self._size + len(line), checksum(line, self._crc)
         self.lines += 1
         self.unsynced = True
 
@@ -83,7 +88,8 @@ class Journal:
             self._files.replace(self.path, raw)
             self._files.close(self._fd)
             self._fd = self._files.open(self.path, write=True)
-            self._inode, self._size, self.lines, self.corrupt_lines = os.fstat(self._fd).st_ino, len(raw), len(facts), []
+            self._inode, self.lines, self.corrupt_lines = os.fstat(self._fd).st_ino, len(facts), []
+            self._size, self._crc = len(raw), checksum(raw)
             self.unsynced = False
 
     def sync(self) -> None:

@@ -25,9 +25,12 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Condition, Event
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
+
+if TYPE_CHECKING:
+    from hilt.replay.view import Selection
 
 DEFAULT_TIMEOUT_S = 600.0
 """How long a wait lasts when no timeout is given, in seconds. There is no way to wait for ever."""
@@ -354,3 +357,20 @@ def _count(n: SupportsIndex, least: int = 1, name: str = "n") -> int:
     if number < least:
         raise ConfigError(f"{name} ({n}) must be {least} or more items")
     return number
+
+
+@dataclass
+class Limited:
+    """A rate limiter that the writers of a log obey, and what it was told of its view."""
+
+    limiter: RateLimiter
+    selection: Selection
+    entered: int
+    left: int
+
+    def tell(self) -> None:
+        entered, left = self.selection.entered, self.selection.left
+        if (entered, left) != (self.entered, self.left):
+            self.limiter.inserted(max(0, entered - self.entered))
+            self.limiter.deleted(max(0, left - self.left))
+            self.entered, self.left = entered, left

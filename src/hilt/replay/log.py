@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
 from hilt.replay.assemble import Steps, check_out
 from hilt.replay.durability import Durability, Syncer
-from hilt.replay.limiter import RateLimiter
+from hilt.replay.limiter import Limited, RateLimiter
 from hilt.replay.lock import WriterLock
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
@@ -50,7 +49,7 @@ class Log(Store):
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, cache_bytes: int | None):
         super().__init__(path, settings, files, lock is not None, cache_bytes)
         self.durability = Durability.parse(settings["durability"])
-        self._limited: list[_Limited] = []
+        self._limited: list[Limited] = []
         self.synced = 0
         """How many of the steps appended since opening are power-safe."""
         self._writer_lock = lock
@@ -405,6 +404,8 @@ class Log(Store):
         try:
             if self._write and self.durability.words != "never":
                 self.sync()
+            if self._write and not self.temporary:
+                self.write_seal()
         finally:
             self._let_go()
 
@@ -441,7 +442,7 @@ class Log(Store):
             if any(limited.limiter is limiter or limited.selection is selection for limited in self._limited):
                 raise ConfigError("this limiter, or this view, is another sampler's already; make a new limiter and a new view for each.")
             limiter.inserted(len(selection.current()))
-            self._limited.append(_Limited(limiter, selection, selection.entered, selection.left))
+            self._limited.append(Limited(limiter, selection, selection.entered, selection.left))
 
     def tell_limiters(self) -> None:
         """Tells every limiter how many steps entered and left its view since it was told last."""
@@ -576,23 +577,6 @@ class Log(Store):
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-@dataclass
-class _Limited:
-    """A rate limiter that the writers of a log obey, and what it was told of its view."""
-
-    limiter: RateLimiter
-    selection: Selection
-    entered: int
-    left: int
-
-    def tell(self) -> None:
-        entered, left = self.selection.entered, self.selection.left
-        if (entered, left) != (self.entered, self.left):
-            self.limiter.inserted(max(0, entered - self.entered))
-            self.limiter.deleted(max(0, left - self.left))
-            self.entered, self.left = entered, left
 
 
 def _segment_bytes(capacity_bytes: int | None) -> int:

@@ -22,6 +22,7 @@ from hilt.replay.quarantine import Quarantine
 from hilt.replay.salvage import Salvage
 from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, scan_rows, without_rows
 from hilt.replay.schema import Schema
+from hilt.replay.seal import LogSeal
 from hilt.replay.segment import CODECS, EXTENT, Segment
 
 _TRIES = 4
@@ -41,6 +42,8 @@ class Recovery:
     """Steps in quarantine or in segments that were set aside: their bytes are not those that were written."""
     corrupt_facts: int = 0
     """Late facts whose bytes are not those that were written."""
+    lost: list[str] = field(default_factory=list)
+    """What the log held when it was closed and is not there any more: whole segments, late facts."""
     mended: list[str] = field(default_factory=list)
     """What was found damaged and got round: files rebuilt from others, on disk by a writer and in memory by a reader."""
     set_aside: list[str] = field(default_factory=list)
@@ -55,6 +58,7 @@ class Recovery:
             (self.torn_bytes, f"{self.torn_bytes} torn bytes of a late fact were cut"),
             (self.corrupt_steps, f"{self.corrupt_steps} damaged steps are in quarantine or set aside"),
             (self.corrupt_facts, f"{self.corrupt_facts} late facts are damaged"),
+            (self.lost, f"lost since the log was closed: {'; '.join(self.lost)}"),
             (self.set_aside, f"segments set aside: {', '.join(self.set_aside)}"),
             (self.mended, f"mended: {'; '.join(self.mended)}"),
         ]
@@ -64,7 +68,8 @@ class Recovery:
 class Opener:
     """Opens the segments of one log."""
 
-    def __init__(self, log: Path, schemas: Sequence[Schema], files: Files, write: bool, quarantine: Quarantine):
+    def __init__(self, log: Path, schemas: Sequence[Schema], files: Files, write: bool, quarantine: Quarantine, seal: LogSeal):
+        self._seal = seal
         self._log, self._schemas, self._files, self._write, self._quarantine = log, schemas, files, write, quarantine
         self.recovery = Recovery()
         self.aside_steps = 0
@@ -107,10 +112,20 @@ class Opener:
         self.recovery.set_aside = sorted([folder.name for folder in folders] + [f"{number:06d}" for number in self._hidden])
         return max((int(folder.name.partition(".")[0]) + 1 for folder in folders), default=0)
 
+    def find_losses(self, facts_damaged: bool) -> None:
+        """What the log held when it was closed and is gone as a whole. A writer writes it down, as its own close would hide it."""
+        if self._seal.damaged:
+            self.recovery.mended.append("closed.json: does not have its checksum; what the log held when it was closed is not known")
+        found = [loss for loss in self._seal.find_losses() if not (facts_damaged and loss.file == "annotations.jsonl")]
+        self.recovery.lost = [f"{loss.file}: {loss.what}" for loss in [*self._seal.losses, *found] if not loss.known]
+        if found and self._write:
+            self._seal.accept(found)
+
     # Inside
 
     def _open_whole(self, folder: Path) -> tuple[Segment, Array]:
         segment = Segment.open(folder, self._files, self._write)
+        segment.promise = self._seal.promise(segment.number)
         if segment.sealed is None:
             return segment, self._scan(segment)
         bad = self._quarantine.rows(segment.number)
@@ -147,7 +162,8 @@ class Opener:
             segment.set_counts(scan.rows, frames)
             segment.cut_tail()
         else:
-            segment.set_counts(scan.rows, {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
+            stored = os.fstat(segment.fd("rows")).st_size // segment.layout.row.itemsize
+            segment.set_counts(min(scan.rows, stored), {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
         return build_extents(rows, np.union1d(self._quarantine.rows(segment.number), self._take_damage(scan)))
 
     def _take_damage(self, scan: Scan) -> Array:
@@ -160,7 +176,7 @@ class Opener:
 
     def _save(self, folder: Path) -> tuple[Segment, Array] | None:
         number = int(folder.name)
-        saved = Salvage(folder, self._schemas, self._files)
+        saved = Salvage(folder, self._schemas, self._files, self._seal.promise(number))
         checked = saved.check(self._quarantine.rows(number), live=not self._write)
         if saved.hopeless or (not self._write and not len(checked.extents)):
             saved.close()

@@ -33,6 +33,8 @@ from hilt.replay.quarantine import Quarantine
 from hilt.replay.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
 from hilt.replay.scan import Damage
 from hilt.replay.schema import Schema
+from hilt.replay.seal import NAME as SEAL
+from hilt.replay.seal import LogSeal, Loss
 from hilt.replay.segment import FORMAT, check_format
 
 __all__ = ["Progress", "merge", "repair", "split", "verify"]
@@ -40,7 +42,9 @@ __all__ = ["Progress", "merge", "repair", "split", "verify"]
 Progress = Callable[[int, int], None]
 """Called with how many bytes are done, and how many there are."""
 
-_OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "segments", "damaged"}
+_OURS = {"log.json", "writer.lock", "annotations.jsonl", "quarantine.json", "segments", "damaged", SEAL}
+LOST = "is noted as lost: restore it from a copy instead, if there is one"
+KNOWN_LOST = "nothing more: it is lost, and noted"
 _AGAIN_SECONDS = 0.05
 """While a writer is at work, damage counts when it is still there after so long."""
 _LOOKS = 8
@@ -86,6 +90,11 @@ class Examination:
         if not self.quarantine_lost:
             self.quarantine.load()
         self.annotations = Annotations(folder / "annotations.jsonl")
+        self.seal = LogSeal(folder, files)
+        self.seal.load()
+        if self.seal.damaged:
+            self.add("damage", SEAL, "does not have its checksum: what the log held when it was closed is not known", REBUILT)
+        self.losses: list[Loss] = []
         self.schemas = self._schemas()
         self.duplicates: list[Damage] = []
         self.gaps: dict[int, list[list[int]]] = {}
@@ -118,9 +127,11 @@ class Examination:
         """What is known only when all segments were seen."""
         report = self.report
         self._check_annotations()
+        self._check_losses()
         self._check_overlaps()
         self._check_gaps()
         self._check_names()
+        report.closed = self.seal.is_there and not self.seal.damaged
         report.trajectories = len(np.unique(np.concatenate([e["trajectory"] for _, e in self._extents]))) if self._extents else 0
         report.seconds = time.perf_counter() - self._started
         if self._progress is not None:
@@ -155,7 +166,7 @@ class Examination:
         raise DeadlineError(f"{folder}: its writer changed it faster than it could be read, {_LOOKS} times; verify it again.")
 
     def _open(self, folder: Path) -> tuple[Salvage, Checked]:
-        segment = Salvage(folder, self.schemas, self.files)
+        segment = Salvage(folder, self.schemas, self.files, self.seal.promise(int(folder.name)))
         return segment, segment.check(self.quarantine.rows(segment.number), self.report.writing)
 
     def _read_small(self, name: str, cure: str) -> dict[str, Any] | None:
@@ -201,6 +212,16 @@ class Examination:
         if self.lost_origins:
             senders = ", ".join(map(str, self.lost_origins))
             self.add("damage", "annotations.jsonl", f"the names of the senders {senders} are lost", "they get names made up")
+
+    def _check_losses(self) -> None:
+        """What the log held when it was closed, and is gone as a whole. Single rows and frames are found in their segments."""
+        named = {finding.file for finding in self.report.of("damage")}
+        self.losses = [loss for loss in self.seal.find_losses() if loss.file not in named]
+        for loss in self.losses:
+            self.add("damage", loss.file, f"{loss.what}, and the log held it when it was closed", LOST)
+        for loss in self.seal.losses:
+            kind: Kind = "quarantined" if loss.known else "damage"
+            self.add(kind, loss.file, f"{loss.what}, found when the log was opened later", KNOWN_LOST if loss.known else LOST)
 
     def _check_overlaps(self) -> None:
         """Two rows that claim to be the same step: the later segment is a copy that somebody put there."""
@@ -321,6 +342,7 @@ class Mending:
             segment.close()
         look.finish()
         self._mend_quarantine(found + look.duplicates)
+        self._mend_seal()
         if look.annotations.damaged or look.annotations.missing or look.lost_origins:
             self._mend_annotations()
         for path in [*self.folder.iterdir(), *(self.folder / "segments").iterdir()]:
@@ -347,6 +369,19 @@ class Mending:
         if quarantine.steps() < before:
             self.report.mended.append(f"quarantine.json: {before - quarantine.steps()} steps are whole again and were set free")
 
+    def _mend_seal(self) -> None:
+        """Writes down what is lost for good. The log is sealed anew, with what it holds now, when it is closed after the repair."""
+        look = self.examination
+        unknown = [loss for loss in look.seal.losses if not loss.known] + look.losses
+        if look.seal.damaged:
+            self._set_aside(self.folder / SEAL)
+            look.seal.remove()
+        elif unknown:
+            look.seal.accept(look.losses, known=True)
+        self.report.mended += [f"{loss.file}: {loss.what}: noted as lost" for loss in unknown]
+        for finding in self.report.of("torn"):
+            self.report.mended.append(f"{finding}: cut")
+
     def _mend_settings(self) -> None:
         """A new log.json: the schemas are known from the segments, the other settings are the defaults."""
         look = self.examination
@@ -369,6 +404,7 @@ class Mending:
 
     def _mend_annotations(self) -> None:
         path, notes = self.folder / "annotations.jsonl", self.examination.annotations
+        self.examination.seal.forget_facts()
         self._set_aside(path)
         lines = [line + b"\n" for line in notes.lines]
         for origin in self.examination.lost_origins:

@@ -21,7 +21,8 @@ from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Span, spans
 from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, frames_in_use, scan_file, scan_frames, scan_rows
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.segment import CODECS, EXTENT, FORMAT, Segment, check_format, frame_end
+from hilt.replay.seal import NOTHING, Promise
+from hilt.replay.segment import CODECS, EXTENT, FORMAT, HELD, Segment, check_format, frame_end
 
 REBUILT = "is rebuilt"
 QUARANTINED = "its steps go into quarantine"
@@ -49,7 +50,7 @@ class Checked:
 class Salvage(Segment):
     """Open it, `check` it, and `mend` what can be mended. Nothing on disk changes before `mend`."""
 
-    def __init__(self, folder: Path, schemas: Sequence[Schema], files: Files = DISK):
+    def __init__(self, folder: Path, schemas: Sequence[Schema], files: Files = DISK, promise: Promise = NOTHING):
         self.findings: list[Finding] = []
         self.number = int(folder.name)
         self.header_lost = self.seal_lost = self.extents_lost = self.hopeless = False
@@ -60,6 +61,7 @@ class Salvage(Segment):
         self._rows: Array = np.zeros(0, np.uint8)
         schema, room = self._find_schema(folder, schemas)
         super().__init__(folder, schema, room, files, write=False)
+        self.promise = promise
         self._find_seal()
         self._find_extents()
         self._open_files()
@@ -184,6 +186,11 @@ class Salvage(Segment):
 
     def _find_extents(self) -> None:
         if self.sealed is None or self.seal_lost:
+            try:
+                self._listed = self.held()  # of the last close: it still names the steps from before
+            except CorruptError:
+                self._add("damage", HELD, "does not have its checksum", REMOVED)
+                self._leftovers.append(self.folder / HELD)
             return
         try:
             self._listed = self.extents() if (self.folder / "extents").exists() else None
@@ -198,9 +205,9 @@ class Salvage(Segment):
         files = {c.name: [c.file, *(f"{c.file}.{codec}" for codec in CODECS)] for c in self.layout.frames}
         used = {c.file + (f".{self.codecs[c.name]['codec']}" if c.name in self.codecs else "") for c in self.layout.frames}
         for path in sorted(self.folder.iterdir()):
-            if path.name in {"header.json", "rows", "seal.json", "extents"} | used:
+            if path.name in {"header.json", "rows", "seal.json", "extents"} | used or (path.name == HELD and self.sealed is None):
                 continue
-            ours = path.name.startswith(".") or any(path.name in names for names in files.values())
+            ours = path.name.startswith(".") or path.name == HELD or any(path.name in names for names in files.values())
             if ours:
                 self._leftovers.append(path)
             self._add("leftover", path.name, f"{path.stat().st_size:,} bytes that nothing refers to", REMOVED if ours else LEFT)
@@ -217,8 +224,8 @@ class Salvage(Segment):
             trajectory[at], offset[at] = _vote(rows, damage)
         if scan.damage and self._listed is not None:
             for extent in self._listed:
-                at = slice(int(extent["row"]), int(extent["row"]) + int(extent["steps"]))
-                trajectory[at], offset[at] = extent["trajectory"], extent["offset"] + np.arange(extent["steps"])
+                at = slice(int(extent["row"]), min(total, int(extent["row"]) + int(extent["steps"])))  # the list may know of later rows
+                trajectory[at], offset[at] = extent["trajectory"], extent["offset"] + np.arange(max(0, at.stop - at.start))
         return trajectory, offset
 
     def _name(self, damage: list[Damage], trajectory: Array, offset: Array, known: Array) -> None:

@@ -81,12 +81,24 @@ def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
     whole, partial = divmod(size, segment.layout.row.itemsize)
     rows = segment.read_rows(0, whole)
     if segment.sealed is None:
-        return scan_rows(segment, rows, partial, growing), rows
+        return _expect_promised(segment, scan_rows(segment, rows, partial, growing), rows)
     scan = scan_rows(segment, rows[: segment.rows])
     missing = segment.rows - scan.rows
     if missing:
         scan.damage.append(Damage(segment.number, f"rows: row {scan.rows} does not have its checksum or is missing", scan.rows, missing))
     scan.rows, scan.torn_rows = segment.rows, 0
+    return scan, rows
+
+
+def _expect_promised(segment: Segment, scan: Scan, rows: Array) -> tuple[Scan, Array]:
+    """What a growing segment held when the log was closed is no torn tail: rows of it that are gone are damaged, and read as zeros."""
+    missing = segment.promise.rows - scan.rows
+    if missing > 0:
+        what = f"rows: row {scan.rows} is missing: the log held {segment.promise.rows:,} rows here when it was closed"
+        scan.damage.append(Damage(segment.number, what, scan.rows, missing))
+        scan.torn_rows, scan.rows = max(0, len(rows) - segment.promise.rows), segment.promise.rows
+        if len(rows) < scan.rows:
+            rows = np.concatenate([rows, np.zeros(scan.rows - len(rows), rows.dtype)])
     return scan, rows
 
 

@@ -6,6 +6,7 @@
       NAME.frames       raw frames of one column, one after the other
       seal.json         once nothing more is appended: counts, checksums, how columns were compressed
       extents           which rows belong to which trajectory, so that opening reads no rows
+      extents.held      the same of a segment that is not sealed, as it was when the log was last closed
 
 Frames are written before the row that refers to them, and a row is valid when its checksum is. So a process killed at
 any moment leaves whole steps and perhaps a torn tail, which the next writer cuts. `docs/format.md` reads a segment in
@@ -32,11 +33,14 @@ from hilt.core.files import DISK, Files, checksum, read, read_json, storage_erro
 from hilt.core.platform import boot_id, read_into, start_writing
 from hilt.core.tree import Array
 from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.seal import NOTHING
 
 FORMAT = 1
 """Version of the segment format. A reader refuses a newer one."""
 
 _COUNT = Struct("<I")
+HELD = "extents.held"
+"""In a segment that is not sealed: its extents when the log was last closed, and their checksum."""
 
 EXTENT = np.dtype(
     [
@@ -86,6 +90,8 @@ class Segment:
         self._loose = False  # whether files and names, too, may not be on the disk yet
         self._syncing = threading.Lock()
         self._sync_error: StorageError | None = None
+        self.promise = NOTHING
+        """What it held when the log was last closed: less than that is damage, not a torn tail."""
         self.deleted = False
         """Its files are going away: a sync that is under way has nothing left to promise."""
 
@@ -199,7 +205,7 @@ class Segment:
                 raise
 
     def _sync_names(self) -> None:
-        for name in ("header.json", "extents", "seal.json"):
+        for name in ("header.json", "extents", "seal.json", HELD):
             if (self.folder / name).exists():
                 fd = self.files.open(self.folder / name)
                 try:
@@ -218,9 +224,25 @@ class Segment:
         data = {"rows": self.rows, "frames": self.frames, "codecs": {}, "extents_crc": checksum(raw)}
         data |= {"durable": durable, "boot": "" if durable else boot_id()}
         write_json(self.folder / "seal.json", data, self.files, durable)
+        self.files.remove(self.folder / HELD)
         self._load_seal(data)
         if not durable:
             self.unsynced = self._loose = True
+
+    def list_held(self, extents: Array, durable: bool) -> None:
+        """Writes down which rows of a growing segment belong to which trajectory, when the log is closed: names for what goes missing."""
+        raw = extents.tobytes()
+        self.files.replace(self.folder / HELD, raw + _COUNT.pack(checksum(raw)), durable)
+
+    def held(self) -> Array | None:
+        """What `list_held` listed; None when there is no such list."""
+        path = self.folder / HELD
+        if not path.exists():
+            return None
+        raw = read(path)
+        if len(raw) % EXTENT.itemsize != _COUNT.size or _COUNT.pack(checksum(raw[: -_COUNT.size])) != raw[-_COUNT.size :]:
+            raise CorruptError(f"{path}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
+        return np.frombuffer(raw[: -_COUNT.size], EXTENT)
 
     def compress(self, codecs: Mapping[str, str]) -> list[Path]:
         """Writes frame columns of a sealed segment once more with a lossless codec, beside the raw files.
@@ -317,7 +339,7 @@ class Segment:
     def nbytes(self) -> int:
         """Bytes of all files, as they lie on disk."""
         size = sum(os.fstat(fd).st_size for fd in self._fds.values())
-        for name in ("header.json", "seal.json", "extents"):
+        for name in ("header.json", "seal.json", "extents", HELD):
             with contextlib.suppress(OSError):  # not sealed yet; or, for a reader, deleted by the writer
                 size += os.stat(self.folder / name).st_size
         return size
@@ -381,6 +403,8 @@ class Segment:
         checks: dict[str, Callable[[], object]] = {"header.json": lambda: read_json(self.folder / "header.json")}
         if self.sealed is not None:
             checks |= {"seal.json": lambda: read_json(self.folder / "seal.json"), "extents": self.extents}
+        else:
+            checks[HELD] = self.held
         damaged = []
         for name, check in checks.items():
             try:

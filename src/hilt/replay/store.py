@@ -28,10 +28,12 @@ from hilt.replay.lock import after_fork
 from hilt.replay.opening import Opener
 from hilt.replay.pool import BufferPool
 from hilt.replay.quarantine import Quarantine
+from hilt.replay.readers import Readers
 from hilt.replay.runs import OFFSET_BITS, key_of
 from hilt.replay.scan import Damage, scan_file, scan_frames
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.segment import EXTENT, Segment
+from hilt.replay.seal import LogSeal
+from hilt.replay.segment import Segment
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.table import Table
 
@@ -63,7 +65,9 @@ class Store:
         self.facts = Facts(path / "annotations.jsonl", files, write)
         self.quarantine = Quarantine(path / "quarantine.json", files)
         self._selections: list[weakref.ref[Selection]] = []
-        self._opener = Opener(path, [Schema.from_json(schema) for schema in settings["schemas"]], files, write, self.quarantine)
+        self.seal = LogSeal(path, files)
+        schemas = [Schema.from_json(schema) for schema in settings["schemas"]]
+        self._opener = Opener(path, schemas, files, write, self.quarantine, self.seal)
         self.recovery = self._opener.recovery
         self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "rejected", "corrupt", "segments_deleted"), 0)
         self.live_steps = self.live_bytes = 0
@@ -85,9 +89,8 @@ class Store:
         self._settings_bytes = len(json.dumps(settings, indent=1)) + 512  # with its checksum, and the lock beside it
         self._idle: list[Lane] = []
         self._busy: set[int] = set()  # segments of lanes in use
-        self._next_trajectory = self._next_segment = self._epoch = 0
-        self._readers: dict[int, int] = {}
-        self._retired: list[tuple[int, Callable[[], None]]] = []
+        self._next_trajectory = self._next_segment = 0
+        self._readers = Readers()
 
     # Opening
 
@@ -99,10 +102,12 @@ class Store:
                 for leftover in leftovers(folder):
                     self._files.remove(leftover)
         self.quarantine.load()
+        self.seal.load()
         self.load_new()
+        self._opener.find_losses(self.facts.corrupt > 0)
         if self._write:
             self.facts.recover()
-            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk)
+            self.facts.compact({int(key) >> OFFSET_BITS for key in self.index.keys}, self._on_disk, self.seal.forget_facts)
             self.recovery.torn_bytes = self.facts.torn_bytes
         if self.quarantine.lost:
             self.recovery.mended.append("quarantine.json: does not have its checksum; every byte of the log was read instead")
@@ -213,7 +218,7 @@ class Store:
         wanted = (segment.room, segment.schema.to_json())
         number = next((n for n, t in enumerate(self._tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self._tables))
         if number == len(self._tables):
-            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes, self._later))
+            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes, self._readers.later))
         table = self._tables[number]
         slot = table.add(segment)
         allow_open_files(len(self._segments) * (2 + len(segment.layout.frames)))
@@ -304,17 +309,11 @@ class Store:
 
     def _seal(self, lane: Lane) -> None:
         segment = lane.segment
-        entries = self.index.entries
-        mine = entries[entries["segment"] == segment.number]
-        if not segment.rows or not len(mine):
+        extents = self.index.extents_of(segment.number, lane.slot * lane.table.rows_per_slot)
+        if not segment.rows or not len(extents):
             self._extents_in.pop(segment.number, None)
             self._delete_segment(segment.number)
             return
-        extents = np.zeros(len(mine), EXTENT)
-        for name in ("sequence", "steps", "width", "origin", "sources", "ended"):
-            extents[name] = mine[name]
-        extents["trajectory"], extents["offset"] = mine["key"] >> OFFSET_BITS, mine["key"] & 0xFFFFFFFF
-        extents["row"] = mine["at"] - lane.slot * lane.table.rows_per_slot
         self.live_bytes -= segment.nbytes()
         try:
             segment.seal(extents, durable=self.settings["durability"] != "never")
@@ -327,6 +326,20 @@ class Store:
 
     def sealed(self, segment: Segment) -> None:
         """Called when a segment is complete; `Log` compresses it in the background."""
+
+    def write_seal(self) -> None:
+        """Writes down what the log holds, as the last thing before it is closed: from then on missing bytes are known as such."""
+        durable = self.settings["durability"] != "never"
+        with self.lock:
+            try:
+                for number, segment in self._segments.items():
+                    if segment.sealed is None and segment.rows:
+                        table, slot = self._slots[number]
+                        listed = self.index.extents_of(number, slot * self._tables[table].rows_per_slot)
+                        segment.list_held(listed, durable)
+                self.seal.write(self.segments, (self.facts.nbytes, self.facts.crc), durable)
+            except DiskFullError as error:
+                logger.warning("%s: what it holds was not written down: %s", self.path, error)
 
     def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
         """Appends rows of one trajectory, consecutive steps, to its extent at `place`, or to a new one. Returns the place."""
@@ -477,6 +490,7 @@ class Store:
         if self._write:
             with contextlib.suppress(DiskFullError):
                 self.facts.segment_gone(number)
+            self.seal.forget(number)
             trash = folder.with_name(f".{folder.name}.trash")
             self._files.rename(folder, trash)
             if self.settings["durability"] != "never":  # else a power cut may leave a folder without its files
@@ -495,7 +509,8 @@ class Store:
         live = set(np.unique(self.index.keys >> OFFSET_BITS).tolist())
         oldest = min(self._oldest.values(), default=self._next_trajectory)
         with contextlib.suppress(DiskFullError):
-            self.facts.compact(live, live | {trajectory for trajectory in self.facts.deleted if trajectory >= oldest})
+            on_disk = live | {trajectory for trajectory in self.facts.deleted if trajectory >= oldest}
+            self.facts.compact(live, on_disk, self.seal.forget_facts)
         self._tidy_above = 2 * self.facts.lines + 4096
 
     def _forget_segment(self, number: int) -> None:
@@ -527,24 +542,11 @@ class Store:
     def _retire(self, number: int) -> None:
         table, slot = self._slots.pop(number)
         del self._segments[number]
-        self._later(lambda: self._tables[table].remove(slot))
-
-    def _later(self, action: Callable[[], None]) -> None:
-        """Calls an action when nobody reads any more who reads now."""
-        self._retired.append((self._epoch, action))
-        self._epoch += 1
-        self._free_retired()
+        self._readers.later(lambda: self._tables[table].remove(slot))
 
     def close_tables(self) -> None:
         """Lets go of all files and maps, as soon as nobody reads from them."""
-        self._retired += [(self._epoch, table.close) for table in self._tables]
-        self._epoch += 1
-        self._free_retired()
-
-    def _free_retired(self) -> None:
-        oldest = min(self._readers, default=self._epoch)
-        while self._retired and self._retired[0][0] < oldest:
-            self._retired.pop(0)[1]()
+        self._readers.later(*(table.close for table in self._tables))
 
     # Reading
 
@@ -553,16 +555,12 @@ class Store:
         with self.lock:
             if self.closed:
                 raise ClosedError(f"{self.path}: this log is closed; open it again.")
-            epoch = self._epoch
-            self._readers[epoch] = self._readers.get(epoch, 0) + 1
+            epoch = self._readers.enter()
             return Snapshot(self.schema, self.index, self._tables, self.facts, self.pool, partial(self._done_reading, epoch))
 
     def _done_reading(self, epoch: int) -> None:
         with self.lock:
-            self._readers[epoch] -= 1
-            if not self._readers[epoch]:
-                del self._readers[epoch]
-            self._free_retired()
+            self._readers.leave(epoch)
 
     def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
         """The bytes of one frame of a segment that is being written."""
