@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.cli.classifier import is_useful
-from hilt.core.files import read_json
+from hilt.cli.classifier import _recipe, is_useful
+from hilt.core.files import read_json, write_json
 from hilt.runtime.reward import reward_function
 from tests.lines import all_lines, no_line_twice
 from tests.runtime.labelled import clips, write_log
@@ -48,6 +48,8 @@ def test_frames_become_a_classifier_and_it_says_how_good_it_is(tmp_path: Path, m
         f"hilt train RECIPE classifier={tmp_path / 'c'}",
     ):
         assert words in said
+    write_json(tmp_path / "recording.json", {"task": "tabletop/pick"})
+    assert _recipe([str(tmp_path)]) == "tabletop_pick" and _recipe([str(log)]) == "RECIPE"
     assert "CAUTION" not in said and reward_function(tmp_path / "c").threshold == card["threshold"]
     assert "error: " in run(log, "--out", tmp_path / "c", *QUICK, code=1).output  # exists already
     alike = write_log(tmp_path / "alike", clips(12, states=1))

@@ -48,9 +48,17 @@ def test_help_names_every_command_and_imports_none():
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help(name: str):
-    result = run(name, "--help")
+    result = run(name, "-h")
     assert result.exit_code == 0
-    assert "Usage:" in result.stdout
+    assert "Usage:" in result.stdout and "--help" in result.stdout
+    assert "<bool>" not in result.stdout and "`" not in result.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["data", "convert", "-h"], ["data", "convert", "--help"], ["keys", "new", "-h"]])
+def test_help_of_commands_below(words: list[str]):
+    result = run(*words)
+    assert result.exit_code == 0 and "Usage:" in result.stdout
+    assert "<bool>" not in result.stdout and "`" not in result.stdout
 
 
 def test_unknown_command_is_a_usage_error_with_the_nearest_name():

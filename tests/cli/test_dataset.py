@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
+from hilt.core.tree import flatten
 from hilt.formats import FORMATS, open_dataset
 from hilt.replay import Log
 from tests.replay.toy_steps import new_log, numbers, step, write
@@ -39,6 +40,7 @@ def test_convert_says_what_it_did(tmp_path: Path) -> None:
 def test_notes_are_shown(tmp_path: Path) -> None:
     done = run("convert", BRIDGE, tmp_path / "log")
     assert "not carried over as it was:" in done.output and "last step" in done.output
+    assert f"hilt data inspect {tmp_path / 'log'}\n  hilt train RECIPE demonstrations=0 'demo_path=[{tmp_path / 'log'}]'" in done.output
 
 
 def test_as_json(tmp_path: Path) -> None:
@@ -81,6 +83,7 @@ def test_formats_lists_all_with_their_options() -> None:
     said = run("formats").output
     assert all(name in said for name in FORMATS)
     assert "split=" in said and "fps=" in said and "view=all" in said and "av1, h264 or lossless" in said
+    assert "`" not in said, "a terminal renders no backticks"
 
 
 def test_inspect_counts_and_lists_columns(tmp_path: Path) -> None:
@@ -109,6 +112,18 @@ def test_inspect_draws_an_episode(tmp_path: Path) -> None:
     refused = run("inspect", BRIDGE, "--frames", "--out", tmp_path)
     assert refused.exit_code == 1 and not list(tmp_path.parent.glob(".*.new"))
     assert "no episode 9" in run("inspect", BRIDGE, "--frames", "--trajectory", 9, "--out", out).output
+
+
+def test_a_colon_in_the_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg takes what stands before it in a relative path for a protocol."""
+    monkeypatch.chdir(tmp_path)
+    with new_log(tmp_path) as log:
+        write(log, [*numbers(0, 3), step(3, terminated=True)])
+    assert run("convert", log.path, "as:videos", "--to", "lerobot", "-o", "codec=lossless", "-o", "fps=10").exit_code == 0
+    assert run("convert", "as:videos", "back:again").exit_code == 0
+    for one, other in zip(open_dataset(log.path), open_dataset("back:again"), strict=True):
+        (images,) = [column for path, column in flatten(other.columns).items() if path.startswith("observations") and column.ndim == 4]
+        np.testing.assert_array_equal(one.columns["observations"]["image"], images)
 
 
 def test_options_of_datasets_are_refused_for_logs(tmp_path: Path) -> None:

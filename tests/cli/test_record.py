@@ -135,7 +135,7 @@ def test_interrupted_in_an_episode(tmp_path: Path, number: signal.Signals, code:
     with Log.open(out / "log", "r") as log:
         have = len(log.trajectories())  # one, where the machine is not so busy that the signal comes late
     assert have and f"dropped: stopped; have {have} of 20" in said and f"There are {have} of 20. The same command goes on." in said
-    assert "Traceback" not in said and f"hilt data inspect {out / 'log'}" in said
+    assert "Traceback" not in said and f"hilt data inspect {out}" in said
     assert len(list((out / "videos").glob("*.mp4"))) == have and not others_of(out)
 
 
@@ -272,3 +272,31 @@ def test_frames_for_a_classifier(tmp_path: Path):
 def test_what_cannot_work_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], code: int, words: str):
     given = ["record", TOY, "--out", str(tmp_path / "a"), *([] if "--device" in arguments else ["--device", "script"]), *arguments]
     assert words in " ".join(run(*given, code=code).output.split())
+
+
+def test_what_is_done_next_with_a_recording():
+    from hilt.cli.record import next_commands
+    from hilt.runtime.record import Settings
+
+    made = Path("recordings/my pick")
+    assert next_commands(made, Settings("tabletop/pick", {"image_size": 32}), "browser") == [
+        "hilt data inspect 'recordings/my pick'",
+        "hilt train tabletop_pick task_options.image_size=32 demonstrations=0 'demo_path=[recordings/my pick]' operator=browser",
+        "hilt data convert 'recordings/my pick' 'recordings/my pick/lerobot' --to lerobot",
+    ]
+    assert "hilt train RECIPE task=robot/arm.yaml demonstrations=0" in next_commands(made, Settings("robot/arm.yaml"), "spacemouse")[1]
+    assert next_commands(made, Settings("tabletop/pick", successes_needed=5), "browser")[1] == (
+        "hilt train classifier 'recordings/my pick' --out classifier"
+    )
+    assert next_commands(made, Settings("tabletop/pick", observations="hil-serl"), "script")[2].endswith("--to hil-serl")
+
+
+def test_what_is_done_next_with_a_served_arm():
+    from hilt.cli.serve_robot import next_commands
+
+    assert next_commands(["http://127.0.0.1:5000/"], True, False) == [
+        "hilt record robot/127.0.0.1:5000 --device browser -o 'cameras=[\"front\", \"wrist\"]'"
+    ]
+    assert next_commands(["http://10.0.0.2:5000/", "http://10.0.0.2:5001/"], False, True) == [
+        "hilt record robot/10.0.0.2:5000,10.0.0.2:5001 --device browser -o token_file=FILE"
+    ]

@@ -322,5 +322,5 @@ def test_a_chunk_ends_with_its_episode_and_success_is_that_of_steps() -> None:
 def test_the_cameras_of_an_observation_are_chosen() -> None:
     env = TabletopEnv("pick", image_size=16, cameras=["wrist"])
     assert list(env.reset()[0]["images"]) == list(env.observation_space["images"]) == ["wrist"]
-    with pytest.raises(UnknownNameError, match="no camera named 'back'"):
+    with pytest.raises(UnknownNameError, match="cameras: no camera named 'back'"):
         TabletopEnv("pick", cameras=["back"])

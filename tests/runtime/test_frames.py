@@ -139,7 +139,7 @@ def test_what_cannot_be_trained_from_is_refused_with_a_cure(tmp_path: Path):
         read_frames([log, tmp_path / "x" / ".." / "log"])
     with pytest.raises(ConfigError, match="no data: give at least one recording"):
         read_frames([])
-    with pytest.raises(UnknownNameError, match=r"no camera named 'images/side'.*Known: images/front, images/wrist"):
+    with pytest.raises(UnknownNameError, match=r"image_keys: no camera named 'images/side'.*Known: images/front, images/wrist"):
         with_cameras(read_frames([log]), ["images/side"])
     with pytest.raises(FormatError, match=r"no labels\. Record some with: hilt record TASK --classifier"):
         read_frames([write_log(tmp_path / "demos", clips(2), labels=False)])

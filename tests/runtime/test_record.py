@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,7 @@ def test_an_arm_that_keeps_its_own_rate_waits_too(tmp_path: Path):
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("", 4)] and Paced.looks == 9
     assert set(range(1, 9)) <= pictures
     assert summary.rate() == "period 100.0 ms: p50 100.0, p99 110.0, at most 200.0 ms; 0 periods lost"
+    assert replace(summary, timing={**(summary.timing or {}), "missed": 1.0}).rate().endswith("; 1 period lost")
     with opened(tmp_path / "a") as log:
         assert (log.read(log.trajectory_keys(0)[:1], ["observations"])["observations"]["images"]["front"] == 9).all()
     summary = record(Paced(), Person(*[None] * 9, "stop"), tmp_path / "b", Settings(TOY), videos=False)

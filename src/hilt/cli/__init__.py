@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from hilt import __version__
+from hilt.cli.help import tidy, tidy_params
 from hilt.core.errors import HiltError
 from hilt.core.trust import command_line
 
@@ -50,8 +51,11 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
             module, _, app = COMMANDS[name][0].partition(":")
-            command = typer.main.get_command(getattr(importlib.import_module(module), app or "app"))
+            command = tidy(typer.main.get_command(getattr(importlib.import_module(module), app or "app")))
         return name, command, rest
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return tidy_params(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         from hilt.cli.show import PROGRESS
@@ -70,7 +74,9 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(130) from None  # what a shell expects of a program that ended by Ctrl-C
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+"""Inherited by every command"""
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, context_settings=HELP)
 
 
 def _print_version(wanted: bool) -> None:

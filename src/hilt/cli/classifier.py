@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hilt.cli.record import stop_signals
-from hilt.cli.show import PROGRESS, heavy_module, table
+from hilt.cli.show import PROGRESS, heavy_module, shell, show_next, table
 from hilt.core.threads import one_thread
 
 app = typer.Typer(add_completion=False)
@@ -62,7 +62,19 @@ def classifier(
     save(out, trained)
     show(trained.card)
     typer.echo(f"\n{out / 'thresholds.png'}, {out / 'mistakes.png'}: look at both")
-    typer.echo(f"hilt train RECIPE classifier={out}" if is_useful(trained.card["held_out"]) else USELESS.format(out=out))
+    if is_useful(trained.card["held_out"]):
+        show_next(shell("hilt", "train", _recipe([word for word in words if word not in changes]), f"classifier={out}"))
+    else:
+        typer.echo(USELESS.format(out=out))
+
+
+def _recipe(data: list[str]) -> str:
+    """Our recipe of the task that the recordings are of, or a placeholder for one of the user's."""
+    from hilt.core.files import read_json
+    from hilt.recipes import recipe_of
+
+    tasks = {str(read_json(file).get("task", "")) for path in data if (file := Path(path) / "recording.json").is_file()}
+    return (recipe_of(min(tasks)) if len(tasks) == 1 else "") or "RECIPE"
 
 
 def is_useful(held: dict[str, Any]) -> bool:

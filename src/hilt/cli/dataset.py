@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 from hilt.cli import strip
-from hilt.cli.show import human_bytes, progress_bar, table
+from hilt.cli.show import human_bytes, progress_bar, shell, show_next, table
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
@@ -80,6 +80,14 @@ def convert_dataset(
         typer.echo(json.dumps(summary.to_json(), indent=1))
     else:
         show_summary(summary)
+        show_next(shell("hilt", "data", "inspect", target), *learn_from(target, to))
+
+
+def learn_from(path: Path, format: str) -> list[str]:
+    """The commands that train from a log; other formats are written for other programs."""
+    if format != "log":
+        return []
+    return [shell("hilt", "train", "RECIPE", "demonstrations=0", f"demo_path=[{path}]"), shell("hilt", "train", "sft", path)]
 
 
 @contextlib.contextmanager
@@ -115,7 +123,7 @@ def list_formats() -> None:
             except ConfigError:
                 continue
             given = [f"{option.name}={'' if option.default is None else option.default}" for option in options.values()]
-            rows.append([name, deed, ", ".join(given) or "none", meaning_of(name, function)])
+            rows.append([name, deed, ", ".join(given) or "none", meaning_of(name, function).replace("`", "")])
     Console().print(table("format", "", "options (-o NAME=VALUE)", "", rows=rows))
 
 
@@ -164,7 +172,7 @@ def inspect_dataset(
         table("column", "dtype", "shape", rows=[(c["column"], c["dtype"], "×".join(map(str, c["shape"])) or "1") for c in columns])
     )
     show_notes(counted)
-    typer.echo(f"\nTurn it into a log with: hilt data convert {path} LOG")
+    show_next(shell("hilt", "data", "convert", path, "LOG"))
 
 
 def read_options(given: list[str] | None, split: str | None, known: dict[str, inspect.Parameter], where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hilt.cli.show import PROGRESS, table
+from hilt.cli.show import PROGRESS, shell, show_next, table
 from hilt.core.errors import ConfigError, optional_module
 from hilt.core.trajectory import Source
 
@@ -82,7 +82,7 @@ def record(
                 summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
     finally:
         env.close()
-    show_summary(summary, settings, watch.told)
+    show_summary(summary, settings, device, watch.told)
     if stopped:
         raise typer.Exit(128 + stopped[0])
 
@@ -180,7 +180,7 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def show_summary(s: Summary, settings: Settings, told: int = 0) -> None:
+def show_summary(s: Summary, settings: Settings, device: str, told: int = 0) -> None:
     from rich.console import Console
 
     dropped = ", ".join(f"{count} {reason}" for reason, count in s.discarded.items())
@@ -196,8 +196,28 @@ def show_summary(s: Summary, settings: Settings, told: int = 0) -> None:
     if not s.complete:
         typer.echo(f"\nThere are {s.have} of {s.wanted}. The same command goes on.")
     if s.episodes:
-        format = "hil-serl" if settings.observations == "hil-serl" else "lerobot"  # HIL-SERL itself cannot use nested observations
-        typer.echo(f"\nhilt data inspect {s.path / 'log'}\nhilt data convert {s.path / 'log'} {s.path / format} --to {format}")
+        show_next(*next_commands(s.path, settings, device))
+
+
+def next_commands(folder: Path, settings: Settings, device: str) -> list[str]:
+    """What is done with a recording."""
+    look = shell("hilt", "data", "inspect", folder)
+    if settings.successes_needed:
+        return [look, shell("hilt", "train", "classifier", folder, "--out", "classifier")]
+    from hilt.recipes import recipe_of
+
+    if settings.observations == "hil-serl":  # HIL-SERL itself cannot use nested observations
+        train, format = ["hil-serl:MODULE:CONFIG"], "hil-serl"
+    else:
+        recipe, format = recipe_of(settings.task), "lerobot"
+        train = [recipe] if recipe else ["RECIPE", f"task={settings.task}"]
+        train += [f"task_options.{name}={json.dumps(value)}" for name, value in settings.options.items()]
+    operator = [f"operator={device}"] if device != "script" else []
+    return [
+        look,
+        shell("hilt", "train", *train, "demonstrations=0", f"demo_path=[{folder}]", *operator),
+        shell("hilt", "data", "convert", folder, folder / format, "--to", format),
+    ]
 
 
 def _made(maker: Callable[..., Any], name: str, options: dict[str, Any], flag: str) -> Any:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from hilt.cli.show import shell, show_next
 from hilt.core.errors import ConfigError, RequestError
 
 app = typer.Typer(add_completion=False)
@@ -49,7 +52,15 @@ def serve_robot(
             typer.echo(f"arm {arm} ({backend}) at {url}")
         priority = "with real-time priority" if server.control.hello["realtime"] else "without real-time priority (root may have it)"
         typer.echo(f"control at {rate:g} Hz {priority}; holds after {heartbeat:g} s of silence. Ctrl-C ends.")
+        show_next(*next_commands(server.urls, backend == "tabletop", bool(tokens)))
 
     asyncio.run(server.serve(show, (signal.SIGINT, signal.SIGTERM)))
     if server.control.failure is not None:
         raise RequestError(f"the control process had ended: {server.control.failure.strip().splitlines()[-1]}")
+
+
+def next_commands(urls: Sequence[str], simulated: bool, tokens: bool) -> list[str]:
+    """What drives these arms, from another terminal."""
+    arms = ",".join(urlsplit(url).netloc for url in urls)
+    options = ["-o", 'cameras=["front", "wrist"]'] * simulated + ["-o", "token_file=FILE"] * tokens
+    return [shell("hilt", "record", f"robot/{arms}", "--device", "browser", *options)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 from hilt.core.errors import optional_module
 from hilt.core.progress import Move, Progress
@@ -76,6 +79,16 @@ def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
         if then:
             importlib.import_module(then)
     return found
+
+
+def show_next(*commands: str) -> None:
+    """Says what is usually done next: commands as they can be pasted."""
+    typer.echo("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
+
+
+def shell(*words: object) -> str:
+    """Words as a shell needs them quoted."""
+    return shlex.join(map(str, words))
 
 
 CHECKING = "checking the settings and opening the task"

@@ -39,14 +39,14 @@ class UnknownNameError(HiltError, KeyError):
 
     __str__ = Exception.__str__
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], all_listed: bool = False):
-        """`all_listed`: also beside a near name, however many they are."""
+    def __init__(self, kind: str, name: str, known: Iterable[str], all_listed: bool = False, setting: str = ""):
+        """`all_listed`: also beside a near name, however many they are. `setting`: where the name was given, such as ``image_keys``."""
         known = sorted(known)
-        self._made_from = (kind, name, known, all_listed)
+        self._made_from = (kind, name, known, all_listed, setting)
         near = suggest(name, known)
         cut = near != "." and len(known) > MOST_LISTED and not all_listed
         listed = "" if cut else f" Known: {', '.join(known) or 'none'}."
-        super().__init__(f"no {kind} named {name!r}{near}{listed}")
+        super().__init__(f"{setting}: " * bool(setting) + f"no {kind} named {name!r}{near}{listed}")
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that it passes from one process to another
         return type(self), self._made_from

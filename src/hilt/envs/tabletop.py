@@ -77,7 +77,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self.world = World(task.objects, arms=task.arms)
         self._cameras = self.world.cameras if cameras is None else tuple(cameras)
         if unknown := set(self._cameras) - set(self.world.cameras):
-            raise UnknownNameError("camera", min(unknown), self.world.cameras)
+            raise UnknownNameError("camera", min(unknown), self.world.cameras, setting="cameras")
         self._render_size, self._steps = render_size, 0
         prefixes = self.world.prefixes
         self.action_space = spaces.Box(-1.0, 1.0, (7 * task.arms,), np.float32)

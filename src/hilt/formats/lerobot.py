@@ -203,7 +203,7 @@ class LeRobotDataset(Dataset):
             rows = np.flatnonzero(self._listing(file, ("episode_index",))["episode_index"] == episode)
             if len(rows) != length or rows[-1] - rows[0] != length - 1:
                 raise CorruptError(f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta says {length}. Restore it.")
-            groups, first, parts = pq.read_metadata(file), 0, []
+            groups, first, parts = pq.read_metadata(file.absolute()), 0, []
             for group in range(groups.num_row_groups):
                 low, high = max(int(rows[0]) - first, 0), min(int(rows[-1]) + 1 - first, groups.row_group(group).num_rows)
                 if low < high:
@@ -213,7 +213,7 @@ class LeRobotDataset(Dataset):
 
     def _read_group(self, file: Path, group: int, names: tuple[str, ...] | None) -> Any:
         with _parquet(file) as pq:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(file.absolute())
             rows, there = parquet.metadata.row_group(group), parquet.schema_arrow.names
             size = max(rows.num_rows * sum(f.spec.nbytes for f in self.features.values() if f.kind == "array"), rows.total_byte_size)
             if size > BYTE_LIMIT:
@@ -314,7 +314,7 @@ def _read_texts(path: Path, kind: str) -> dict[int, str]:
     file, index, text = path / f"meta/{kind}s.parquet", f"{kind}_index", kind
     if file.is_file():
         with _parquet(file) as pq:
-            text = next((name for name in pq.read_schema(file).names if name in (kind, "__index_level_0__")), kind)
+            text = next((name for name in pq.read_schema(file.absolute()).names if name in (kind, "__index_level_0__")), kind)
     elif not (file := file.with_suffix(".jsonl")).is_file():
         return {}
     listed = _listing(file, [index], text)
@@ -329,7 +329,7 @@ def _listing(file: Path, names: Sequence[str], text: str = "") -> dict[str, Arra
             lines = [_json(line, file) for line in file.read_bytes().splitlines() if line.strip()]
             found = {name: np.array([line[name] for line in lines] or np.empty(0, np.int64)) for name in wanted}
         else:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(file.absolute())
             if parquet.metadata.num_rows > ROW_LIMIT:
                 raise CorruptError(f"{file}: {parquet.metadata.num_rows} rows; at most {ROW_LIMIT} are read.")
             table = parquet.read(columns=wanted)

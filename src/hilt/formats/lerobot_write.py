@@ -203,7 +203,7 @@ class LeRobotWriter(FolderWriter):
             return
         import pyarrow.parquet as pq
 
-        for row in pq.read_table(self._path / _place(EPISODES_PATH, self._units)).to_pylist():
+        for row in pq.read_table((self._path / _place(EPISODES_PATH, self._units)).absolute()).to_pylist():
             self._count(row)
         self._units += 1
 
@@ -294,7 +294,7 @@ class _Unit:
             import pyarrow.parquet as pq
 
             table = pyarrow().table(columns)
-            self._writer = self._writer or pq.ParquetWriter(self._file, table.schema)
+            self._writer = self._writer or pq.ParquetWriter(self._file.absolute(), table.schema)
             self._writer.write_table(table)
         for name, video in self._videos.items():
             video.add(values[name])

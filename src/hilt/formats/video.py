@@ -23,6 +23,11 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
 """By name: the encoder, how it stores pixels, and its settings. AV1 has those of LeRobot; the last one is H.264 that keeps every bit."""
 
 
+def file_name(path: Path) -> str:
+    """A file as FFmpeg is to be given it: absolute, since it takes what stands before a colon in a relative path for a protocol."""
+    return str(path.absolute())
+
+
 def read_frames(path: Path, times: Array, height: int, width: int, tolerance: float) -> Array:
     """``[len(times), height, width, 3]``: the frames that are shown at these times in seconds, which never fall.
 
@@ -30,7 +35,7 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
     """
     av, needed = _av(), len(np.unique(times))
     try:
-        with av.open(str(path), metadata_errors="replace") as container:
+        with av.open(file_name(path), metadata_errors="replace") as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise CorruptError(f"{path}: there is no video in it. Restore the file from a copy.")
@@ -65,7 +70,7 @@ class VideoWriter:
         os.environ.setdefault("SVT_LOG", "1")  # of the AV1 encoder: errors only, where it would print its settings
         encoder, pixels, options = CODECS[codec]
         try:
-            self._container = self._av.open(str(path), "w", format="mp4")
+            self._container = self._av.open(file_name(path), "w", format="mp4")
             self._stream = self._container.add_stream(encoder, self._rate, options={"g": "2", **options})
             self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, pixels
             with scheduling_kept():  # run by root, the AV1 encoder makes its threads, this one and all processes to come real-time ones

@@ -48,7 +48,8 @@ def fit(
         cure = "Rescale them in the environment: gymnasium.wrappers.RescaleAction(env, -1, 1)."
         raise ConfigError(f"expected actions from -1 to 1, got {np.min(low)} to {np.max(high)}. {cure}")
     ActionLayout(config.setup_mode, actions.shape[0], config.action_indices)
-    seen = Seen(shapes, _chosen("image", image_keys, images), _chosen("proprioception", proprio_keys, others), actions.shape[0])
+    looks, feels = _chosen("image_keys", "image", image_keys, images), _chosen("proprio_keys", "proprioception", proprio_keys, others)
+    seen = Seen(shapes, looks, feels, actions.shape[0])
     _check_paths(seen, config)
     return seen
 
@@ -71,10 +72,10 @@ def _check_paths(seen: Seen, config: AgentConfig) -> None:
             raise ConfigError(f"pose_keys: {path} is {seen.shapes[path]}; a pose has 7 numbers, position and quaternion.")
 
 
-def _chosen(what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
+def _chosen(setting: str, what: str, keys: Sequence[str], known: Sequence[str]) -> list[str]:
     for key in keys:
         if key not in known:
-            raise UnknownNameError(f"{what} among the observations", key, known)
+            raise UnknownNameError(f"{what} among the observations", key, known, setting=setting)
     return sorted(keys or known)
 
 

@@ -31,7 +31,7 @@ from hilt.core.tree import Array
 from hilt.envs.task import success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
-from hilt.formats.video import VideoWriter
+from hilt.formats.video import VideoWriter, file_name
 from hilt.observe.metrics import wilson as wilson
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
@@ -436,7 +436,7 @@ def before_after(
         optional_module(f"PIL.{part}", "A video with titles", "images", "pillow") for part in ("Image", "ImageDraw", "ImageFont")
     )
     with contextlib.ExitStack() as opened:
-        sides = [[opened.enter_context(av.open(str(path))) for path in side] for side in (before, after)]
+        sides = [[opened.enter_context(av.open(file_name(path))) for path in side] for side in (before, after)]
         rates = {float(one.streams.video[0].average_rate) for side in sides for one in side}
         if len(rates) != 1 or not all(sides):
             raise ConfigError(

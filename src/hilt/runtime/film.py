@@ -83,7 +83,7 @@ class Filmer:
             self._process.wait(DEADLINE_S)
         self.made = self._count(trajectories)
         if missing := len(trajectories) - self.made:
-            self.notes.append(f"{missing} videos are missing; the same command makes them")
+            self.notes.append(f"{missing} video{'s are' if missing != 1 else ' is'} missing; the same command makes what is missing")
 
     def _count(self, trajectories: list[int]) -> int:
         return sum(video_of(self._folder, trajectory).exists() for trajectory in trajectories)

@@ -76,7 +76,7 @@ def with_cameras(clips: Sequence[Clip], names: Sequence[str]) -> list[Clip]:
     """The same with these cameras only (none named: all of the first), which all episodes must have in one size."""
     first, names = clips[0], sorted(names or clips[0].images)
     if missing := [name for name in names if name not in first.images]:
-        raise UnknownNameError("camera", missing[0], first.images)
+        raise UnknownNameError("camera", missing[0], first.images, setting="image_keys")
     for clip in clips:
         for name in names:
             shape, found = first.images[name].shape[1:], clip.images[name].shape[1:] if name in clip.images else None

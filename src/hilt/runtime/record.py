@@ -123,8 +123,9 @@ class Summary:
         if self.timing is None:
             return f"{self.steps / self.seconds:.0f} steps/s, as fast as it went" if self.steps else "no step"
         p50, p99, most = (1000 * self.timing[name] for name in ("p50", "p99", "max"))
-        nominal = 1000 * self.timing["nominal"]
-        return f"period {nominal:.1f} ms: p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms; {self.timing['missed']:.0f} periods lost"
+        nominal, missed = 1000 * self.timing["nominal"], round(self.timing["missed"])
+        lost = f"{missed} period{'s' * (missed != 1)} lost"
+        return f"period {nominal:.1f} ms: p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms; {lost}"
 
 
 @dataclass(frozen=True)
