@@ -228,3 +228,14 @@ def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as
         records = read_metrics(tmp_path / store, ["update"])
         curves.append([(r["critic_loss"], r["actor_loss"], r["q/online"], r["q/demo"], r["human_steps"]) for r in records])
     assert curves[0] == curves[1] and len(curves[0]) == 6
+
+
+def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):
+    words = ["bath_size=3", "operator=spacemose", "demo_path=[nowhere]", "demonstrations=0"]
+    for command in (["train", "hil_debug", *words, "--dry-run"], ["train", "hil_debug", *words]):
+        said = run(*command, code=1).stderr
+        assert said.startswith("error: 3 things cannot work as they are:\n  - no setting named 'bath_size'; did you mean 'batch_size'?")
+        assert "operator=spacemose: no device named" in said and "demo_path has nowhere" in said
+    said = run("train", "vla_debug", "sed=1", "collect.group_size=1", "--dry-run", code=1).stderr
+    assert "no setting named 'sed'" in said and "group_size=1" in said and said.startswith("error: 2 things")
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hilt.core.config import build
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.core.errors import ConfigError, HiltError, SeveralErrors, UnknownNameError
 from hilt.recipes.vla import vla_debug
 from hilt.runtime import vla_config
 from hilt.runtime.vla_config import Vla
@@ -61,7 +61,8 @@ def test_it_is_refused_in_a_sentence(what: str):
     changes, expected = REFUSED[what]
     with pytest.raises(HiltError, match=expected) as error:
         config(*changes).check()
-    assert "\n" not in str(error.value)
+    found = error.value.errors if isinstance(error.value, SeveralErrors) else [error.value]
+    assert all("\n" not in str(one) for one in found)
 
 
 def test_an_unknown_key_is_told_with_the_nearest():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import typer
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
 from hilt.cli.train import check_names, leave
-from hilt.core.errors import optional_module
+from hilt.core.errors import Problems, optional_module
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def run(
     heavy_module("torch", "hilt train", "torch", then="hilt.runtime.post_train")
     from hilt.runtime import precision
     from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
+    from hilt.runtime.train import undone_if_nothing_is_kept
 
     if dry_run:
         shown = resumed_settings(folder, recipe, overrides)[0] if resume else config
@@ -51,7 +53,8 @@ def run(
         else:
             assert config is not None
             config = begin_run(folder, recipe, config)
-    with stop_signals() as stopped, live(folder, config) as screen:
+    undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
+    with undone, stop_signals() as stopped, live(folder, config) as screen:
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)
         done = train(config, folder, say=screen.say, stop=lambda: bool(stopped), report=screen.report)
@@ -84,10 +87,12 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from hilt.runtime.footprint import footprint
     from hilt.runtime.train import check_new
 
-    config.check()
-    check_names(config)
+    problems = Problems()
+    problems.check(config.check)
+    problems.check(check_names, config)
     if not resume:
-        check_new(folder)
+        problems.check(check_new, folder)
+    problems.report()
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
     for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume), *footprint(config)):

@@ -22,7 +22,7 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
-from hilt.core.errors import optional_module
+from hilt.core.errors import Problems, optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
 from hilt.core.trust import is_from_file, named_in, permit, permit_folder, trust
@@ -79,10 +79,12 @@ def train_command(
         _show(recipe, words, folder, resume)
         return
     with progress_bar(CHECKING):
-        config = _opened(recipe, words, folder, resume)
+        config = _opened(recipe, words, folder, resume, whole=True)
     from hilt.runtime.train import train as run_all
+    from hilt.runtime.train import undone_if_nothing_is_kept
 
-    with stop_signals() as stopped, _live(folder, config) as screen:
+    undone = contextlib.nullcontext() if resume else undone_if_nothing_is_kept(folder)
+    with undone, stop_signals() as stopped, _live(folder, config) as screen:
         stop, debug = (lambda: bool(stopped)), bool(context.find_root().params.get("debug"))
         outcome = run_all(config, folder, say=screen.say, stop=stop, report=screen.report, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
@@ -139,7 +141,7 @@ def actor_command(
     heavy_module("torch", "hilt actor", "torch", then="hilt.runtime.actor")
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
-    from hilt.runtime.train import check_run
+    from hilt.runtime.preflight import check_run
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
     check_run(config)
@@ -171,7 +173,14 @@ def _post_train(recipe: str, words: list[str], folder: Path, resume: bool, dry_r
     from hilt.recipes import vla_recipe
 
     heavy_module("torch", "hilt train", "torch")
-    run(None if resume else build(vla_recipe(recipe), *words), folder, recipe, words, resume, dry_run)
+    config = None
+    if not resume:
+        base, problems = vla_recipe(recipe), Problems()
+        config = build(base, *(word for word in words if problems.check(build, base, word)))
+        if problems.errors:  # beside what else cannot work
+            problems.check(config.check)
+            problems.report()
+    run(config, folder, recipe, words, resume, dry_run)
 
 
 def _live(folder: Path, config: Hil) -> Live:
@@ -209,27 +218,38 @@ def _folder(recipe: str, run: Path | None) -> Path:
 def _config(recipe: str, overrides: list[str]) -> Hil:
     if not recipe:
         raise typer.BadParameter("give a RECIPE, such as hil_debug.")
+    from hilt.core.config import build
     from hilt.recipes import recipe as named
     from hilt.runtime.idle import settings
+    from hilt.runtime.preflight import check_begin
 
-    return settings(named(recipe), *overrides)
+    base, problems = named(recipe), Problems()
+    known = [word for word in overrides if problems.check(build, base, word)]
+    config = settings(base, *known)
+    if problems.errors:  # beside what else cannot work
+        with problems.collected():
+            check_begin(config, make_task=not check_names(config))
+        problems.report()
+    return config
 
 
-def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool) -> Hil:
-    """The settings of a run that begins or goes on; its folder has them from now on."""
+def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole: bool = False) -> Hil:
+    """The settings of a run that begins or goes on; its folder has them from now on. `whole`: both sides are started here."""
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.replay.lock import writer_of
     from hilt.runtime import precision
-    from hilt.runtime.train import begin_run, check_wire, resume_run
+    from hilt.runtime.train import begin_run, check_wire, own_ports, resume_run
 
     if not resume:
         config = _config(recipe, overrides)
-        check_wire(config)
+        config = own_ports(config, typer.echo) if whole else config
         ready_to_measure(config)
-        config = begin_run(folder, recipe, config)
+        config = begin_run(folder, recipe, config, lambda: check_wire(config), whole=whole)
     else:
         config = resume_run(folder, recipe, overrides)
         if not writer_of(folder):  # else its own former learner has them, which is awaited
+            if whole and (wire := own_ports(config, typer.echo).wire) != config.wire:
+                config = resume_run(folder, recipe, [f"wire.port={wire.port}", f"wire.broadcast_port={wire.broadcast_port}"])
             check_wire(config)
         ready_to_measure(config)
     for line in [] if _parent() else precision.lines(config, folder, resume):  # a parent has said it
@@ -249,16 +269,13 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     from omegaconf import OmegaConf
 
     from hilt.runtime import precision
-    from hilt.runtime.train import check_new, check_run, commands, resumed_settings
-    from hilt.runtime.workplace import check_fit
+    from hilt.runtime.preflight import check_begin
+    from hilt.runtime.train import check_new, check_wire, commands, own_ports, resumed_settings
 
-    if not resume:
-        check_new(folder)
-    config = resumed_settings(folder, recipe, overrides)[0] if resume else _config(recipe, overrides)
-    check_run(config)
+    config = resumed_settings(folder, recipe, overrides)[0] if resume else own_ports(_config(recipe, overrides), typer.echo)
     unseen = check_names(config)
-    if not unseen:
-        check_fit(config)
+    new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
+    check_begin(config, *new, whole=True, make_task=not unseen)
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     ready_to_measure(config)

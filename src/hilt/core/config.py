@@ -28,7 +28,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from hilt.core import trust
-from hilt.core.errors import ConfigError, suggest
+from hilt.core.errors import ConfigError, Problems, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
@@ -45,21 +45,51 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
     config: Any = _structured(base)
+    problems = Problems()
     for layer in layers:
-        where, values = _read_layer(layer)
-        _rename(base, values)
-        try:
-            config = OmegaConf.merge(config, values)
-            _clear(config, values)
-        except ConfigKeyError as error:
-            raise ConfigError(_unknown_key(error, config, where)) from None
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{where}{error.full_key}: {_wrong_value(error, config, values)}") from None
+        with problems.collected():
+            where, values = _read_layer(layer)
+            _rename(base, values)
+            config = _merged(config, values, where)
+    problems.report()
     try:
         built: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
     return cast(T, built)
+
+
+def _merged(config: Any, values: Any, where: str) -> Any:
+    """The config with these values. Where one does not fit, each is tried alone, so that all that do not are named."""
+    try:
+        return _merged_whole(config, values, where)
+    except ConfigError:
+        problems = Problems()
+        for path, node in _leaves(values).items():
+            alone = OmegaConf.create()
+            OmegaConf.update(alone, path, node, force_add=True)
+            problems.check(_merged_whole, config, alone, where)
+        problems.report()
+        raise
+
+
+def _merged_whole(config: Any, values: Any, where: str) -> Any:
+    try:
+        merged = OmegaConf.merge(config, values)
+        _clear(merged, values)  # type: ignore[arg-type]
+    except ConfigKeyError as error:
+        raise ConfigError(_unknown_key(error, config, where)) from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}{error.full_key}: {_wrong_value(error, config, values)}") from None
+    return merged
+
+
+def _leaves(values: Any, prefix: str = "") -> dict[str, Any]:
+    """All values by their dotted keys, unresolved: what is no mapping, an empty one, or one of whose keys has a dot of its own."""
+    if not isinstance(values, DictConfig) or values._is_none() or not values or any("." in str(name) for name in values):
+        return {prefix: values} if prefix else {}
+    below = {str(name): values._get_node(name) for name in values}
+    return {path: leaf for name, node in below.items() for path, leaf in _leaves(node, f"{prefix}.{name}" if prefix else name).items()}
 
 
 def freeze(config: Any, path: str | Path) -> None:

@@ -6,10 +6,11 @@ the command line prints that line, and the traceback only with ``--debug``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 MOST_LISTED = 20
@@ -22,6 +23,54 @@ class HiltError(Exception):
 
 class ConfigError(HiltError, ValueError):
     """Raised when a setting or an argument has a value that cannot work."""
+
+
+class SeveralErrors(ConfigError):
+    """Raised when several things cannot work: each is one line of the message."""
+
+    def __init__(self, errors: Iterable[HiltError]):
+        self.errors = list(errors)
+        super().__init__("\n".join([f"{len(self.errors)} things cannot work as they are:", *(f"  - {error}" for error in self.errors)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.errors,)
+
+
+class Problems:
+    """Collects what is wrong, so that all of it is reported at once, and not one thing for each try.
+
+        problems = Problems()
+        problems.check(check_sizes, config)
+        with problems.collected():
+            ...
+        problems.report()
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[HiltError] = []
+
+    @contextlib.contextmanager
+    def collected(self) -> Iterator[None]:
+        """An error of Hilt's that ends the block is kept; any other is raised."""
+        try:
+            yield
+        except HiltError as error:
+            known = {str(one) for one in self.errors}
+            self.errors += [one for one in (error.errors if isinstance(error, SeveralErrors) else [error]) if str(one) not in known]
+
+    def check(self, function: Callable[..., Any], *given: Any) -> bool:
+        """Whether the function had nothing to object."""
+        with self.collected():
+            function(*given)
+            return True
+        return False
+
+    def report(self) -> None:
+        """Raises what was found: one error as it is, several as one that lists them."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise SeveralErrors(self.errors)
 
 
 class SchemaError(HiltError, ValueError):

@@ -15,12 +15,14 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from hilt.core.errors import UnknownNameError, optional_module
+from hilt.core.errors import Problems, UnknownNameError, optional_module, require_module
 from hilt.core.files import DISK, read, read_json, write_json
 
 PROJECT = "hilt"
 """What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise"""
 IDENTITY = "sinks.json"
+PACKAGES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "trackio": "trackio"}
+"""Of a sink, what needs the package of its name"""
 NOT_SHOWN = ("kind", "time", "update", "step")
 
 
@@ -37,10 +39,20 @@ class Sink(Protocol):
 
 def open_sinks(names: Sequence[str], folder: Path, run: str) -> list[Sink]:
     """The sinks of these names, for the run in this folder."""
-    for name in names:
-        if name not in SINKS:
-            raise UnknownNameError("sink", name, SINKS)
+    check_sinks(names)
     return [SINKS[name](folder, run) for name in names]
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Refuses sinks that do not exist, and those whose package is missing; imports and opens nothing."""
+    problems = Problems()
+    for name in names:
+        with problems.collected():
+            if name not in SINKS:
+                raise UnknownNameError("sink", name, SINKS)
+            if name in PACKAGES:
+                require_module(name, PACKAGES[name], name)
+    problems.report()
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

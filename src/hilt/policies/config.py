@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hilt.algos.config import Rlpd
 from hilt.algos.config import check as check_rlpd
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.policies.precision import check_precision, of_former_name
 
 SETUP_MODES = (
@@ -87,9 +87,15 @@ class AgentConfig:
 
 
 def check(config: AgentConfig) -> None:
-    """Refuse what cannot work, with a sentence."""
-    check_rlpd(config.rlpd)
-    check_encoder(config.encoder)
+    """Refuse what cannot work, all of it at once."""
+    problems = Problems()
+    problems.check(check_rlpd, config.rlpd)
+    problems.check(check_encoder, config.encoder)
+    problems.check(_check_own, config)
+    problems.report()
+
+
+def _check_own(config: AgentConfig) -> None:
     limits = config.std_range
     for name, fits, wanted in (
         ("hidden", bool(config.hidden) and min(config.hidden) > 0, "at least one width above 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.policies.config import AgentConfig
 from hilt.policies.config import check as check_agent
 
@@ -153,23 +153,32 @@ LEAST = {
 
 
 def check(config: Hil) -> None:
-    """Refuses what cannot work, with a sentence."""
-    if config.algorithm not in ALGORITHMS:
-        raise UnknownNameError("algorithm", config.algorithm, ALGORITHMS)
-    if config.store not in STORES:
-        raise UnknownNameError("store", config.store, STORES)
-    if config.lost_contact not in LOST_CONTACT:
-        raise UnknownNameError("lost_contact", config.lost_contact, LOST_CONTACT)
+    """Refuses what cannot work, all of it at once."""
+    problems = Problems()
+    for what, given, known in (
+        ("algorithm", config.algorithm, ALGORITHMS),
+        ("store", config.store, STORES),
+        ("lost_contact", config.lost_contact, LOST_CONTACT),
+    ):
+        with problems.collected():
+            if given not in known:
+                raise UnknownNameError(what, given, known)
     for name, smallest in LEAST.items():
-        if not getattr(config, name) >= smallest:
-            raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
-    _check_goal(config.goal)
-    check_agent(config.agent)
+        with problems.collected():
+            if not getattr(config, name) >= smallest:
+                raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")
+    problems.check(_check_goal, config.goal)
+    problems.check(check_agent, config.agent)
+    problems.check(_check_together, config)
+    if config.collect_steps:
+        problems.check(_check_collecting, config)
+    problems.report()
+
+
+def _check_together(config: Hil) -> None:
     encoder = config.agent.encoder
     if encoder.pretrain_predict and not encoder.pretrain_updates:
         raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
-    if config.collect_steps:
-        _check_collecting(config)
     ahead, share = config.max_ahead, config.update_to_data
     if ahead and (ahead < config.training_starts or 0 < share < 1) and config.algorithm == "rlpd":
         why = f"update_to_data={share:g}, below 1" if ahead >= config.training_starts else f"training_starts={config.training_starts}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import glob
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,38 +20,25 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError, UnknownNameError
+from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
-from hilt.core.progress import paced
 from hilt.core.trajectory import Source
-from hilt.core.tree import Array, ArraySpec, equal, flatten, unflatten
-from hilt.formats import open_dataset
-from hilt.formats.convert import Change, decode
-from hilt.formats.episodes import Episode, map_leaves, plain
+from hilt.core.tree import Array, equal, flatten, unflatten
 from hilt.replay import Log, Schema
 from hilt.replay import torch as bridge
 from hilt.replay.assemble import NStep
 from hilt.replay.runs import OFFSET_BITS, Runs
-from hilt.replay.schema import BUILT_IN
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
 from hilt.runtime.config import STORE, Hil, of_run
-from hilt.runtime.recording import GRASP, columns_of
+from hilt.runtime.importing import columns_for, expanded, import_buffer, import_dataset
+from hilt.runtime.recording import GRASP
 from hilt.runtime.states import Kept, Table
 
 DURABILITY = "at most 1000 ms"
 """Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
-FILLED = {"times": 0.0, "succeed": False, "lost": False}
-"""What demonstrations may leave out, and have then"""
 Batch = dict[str, Any]
 logger = logging.getLogger("hilt.runtime")
-
-
-def columns_for(config: Hil, env: Any) -> dict[str, Any]:
-    """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
-    flag = ArraySpec(np.dtype(bool))
-    penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
-    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty}
 
 
 class Experience:
@@ -402,8 +388,11 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
     folder = config.checkpoint_path
     asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
     makers: dict[str, Callable[[Log], dict[str, int]]] = {
-        "demos": lambda log: {path: _import(log, path, say) for path in _expanded(config.demo_path)} | _buffer(log, folder, "human", say),
-        "log": lambda log: _buffer(log, folder, "online", say),
+        "demos": lambda log: {
+            **{path: import_dataset(log, path, say) for path in expanded(config.demo_path)},
+            **import_buffer(log, folder, "human", say),
+        },
+        "log": lambda log: import_buffer(log, folder, "online", say),
     }
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():
@@ -447,71 +436,3 @@ def _within(run: Path, path: str) -> str:
     """A path as it is, or from the run's folder on, which may be moved, and named in several ways."""
     whole, folder = Path(path).resolve(), run.resolve()
     return f"RUN/{whole.relative_to(folder)}" if whole.is_relative_to(folder) else path
-
-
-def _expanded(paths: Sequence[str]) -> list[str]:
-    """All files, each once, however often and in whatever way it is named."""
-    out: dict[Path, str] = {}
-    for path in paths:
-        found = sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
-        if not found:
-            raise StorageError(f"demo_path has {path}, and there is no such file. Check the pattern.")
-        for each in found:
-            out.setdefault(Path(each).resolve(), each)
-    return list(out.values())
-
-
-def _import(log: Log, path: str, say: Callable[[str], None]) -> int:
-    """All episodes of a dataset in any format, or of a recording of `hilt record`."""
-    dataset = open_dataset(path)
-    report, count = paced(say), 0
-    for number, done in enumerate(decode(dataset, 0, Change())):
-        report(f"importing {path}, episodes", number, len(dataset))
-        count += _add(log, done.result()[0], path)
-    for note, times in dataset.notes.counts.items():
-        say(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
-    return count
-
-
-def _buffer(log: Log, path: str, kind: str, say: Callable[[str], None]) -> dict[str, int]:
-    """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
-    if not path:
-        return {}
-    place = Path(path)
-    if not any((place / name).is_dir() for name in ("buffer", "demo_buffer")):
-        raise ConfigError(f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path.")
-    dataset: Any = open_dataset(place, "hil-serl")
-    report, count = paced(say), 0
-    for number, done in enumerate(decode(dataset, 0, Change())):
-        report(f"importing {path}, {kind} episodes", number, len(dataset))
-        if dataset.kind_of(number) == kind:
-            count += _add(log, done.result()[0], path)
-    return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
-
-
-def _add(log: Log, episode: Episode | None, path: str) -> int:
-    if episode is None:
-        return 0
-    given, columns = flatten(episode.columns), {}
-    for name, spec in log.schema.columns.items():
-        if name in given:
-            columns[name] = _cast(name, np.asarray(given[name]), spec, path)
-        elif name.partition("/")[0] in FILLED:
-            columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
-            if name == "succeed":
-                columns[name][-1] = bool(episode.facts.get("success"))
-        elif name not in BUILT_IN:
-            has = ", ".join(sorted(given))
-            raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. Give demonstrations of the same task.")
-    whole = map_leaves(lambda column: column[:, None], unflatten(columns))
-    log.add(whole, actor="import", facts={**plain(episode.facts), "imported": path})
-    return len(episode)
-
-
-def _cast(name: str, column: Array, spec: ArraySpec, path: str) -> Array:
-    fits = column.dtype.kind == spec.dtype.kind or (spec.dtype.kind == "f" and column.dtype.kind in "iu")
-    if column.shape[1:] != spec.shape or not fits:
-        got = f"{column.dtype} {column.shape[1:]}"
-        cure = "Convert it first (hilt data convert has --image-size), or give demonstrations of the same task."
-        raise SchemaError(f"{path}: {name} is {got}, and this run's task has {spec.dtype} {spec.shape}. {cure}")
-    return np.ascontiguousarray(column, spec.dtype)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.config import build
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, Problems
 from hilt.runtime.config import Hil
 
 
@@ -77,12 +77,16 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
 
 
 def refuse_idle(config: Hil) -> None:
-    """Refuses a setting that would change nothing."""
-    plain = Hil()
+    """Refuses settings that would change nothing, each once."""
+    plain, found = Hil(), dict[str, ConfigError]()
     for names, needed, there in NEEDS:
         for name in names if not there(config) else ():
             if (value := _get(config, name)) and value != _get(plain, name):
-                raise ConfigError(f"{name}={value} changes nothing without {needed}: set that, too, or leave this out.")
+                wrong = ConfigError(f"{name}={value} changes nothing without {needed}: set that, too, or leave this out.")
+                found.setdefault(name, wrong)
+    problems = Problems()
+    problems.errors += found.values()
+    problems.report()
 
 
 def settings(base: Hil, *layers: str | Path | Mapping[str, Any]) -> Hil:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.config import build, freeze
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, Problems
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.observe.metrics import Metrics
@@ -57,8 +57,10 @@ DRAWN = ("simulator", "model", "update")
 
 
 def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
-    config.check()
-    check_new(run)
+    problems = Problems()
+    problems.check(config.check)
+    problems.check(check_new, run)
+    problems.report()
     DISK.make_folders(run)
     config, choice = settle(config)
     write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": [], **described(choice)})

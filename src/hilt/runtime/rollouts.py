@@ -29,7 +29,8 @@ from hilt.replay import Channel, ChunkStepResult, EmbodiedRolloutResult, Schema,
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
 from hilt.runtime.config import Hil, of_run
-from hilt.runtime.experience import Batch, Foresight, columns_for, demonstrated, finish, open_logs, packed, split, told, unpack
+from hilt.runtime.experience import Batch, Foresight, demonstrated, finish, open_logs, packed, split, told, unpack
+from hilt.runtime.importing import columns_for
 from hilt.runtime.recording import GRASP
 
 CHANNEL = "trajectories"

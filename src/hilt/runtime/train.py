@@ -20,7 +20,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +33,13 @@ from hilt.core.progress import Report, silent
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay import Log
 from hilt.replay.lock import writer_of
-from hilt.runtime.config import Hil, check
+from hilt.runtime.config import Hil, Wire
 from hilt.runtime.contact import CONTACT
-from hilt.runtime.idle import refuse_idle, settings
+from hilt.runtime.idle import settings
 from hilt.runtime.precision import described, settle
-from hilt.runtime.workplace import check_fit, task, task_options, trainer_config
+from hilt.runtime.preflight import check_begin, check_run
+from hilt.runtime.workplace import task, task_options, trainer_config
+from hilt.wire.config import is_loopback
 from hilt.wire.sockets import require_keys
 
 if TYPE_CHECKING:
@@ -61,24 +63,15 @@ PARENT = "HILT_PARENT"
 """In its environment a process finds who started it: it ends when that one is gone"""
 
 
-def begin_run(run: Path, recipe: str, config: Hil) -> Hil:
-    """A new run: its folder and frozen settings. What cannot work is refused before there is anything."""
-    check_run(config)
-    check_new(run)
-    check_fit(config)
+def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], whole: bool = False) -> Hil:
+    """A new run: its folder and frozen settings. What cannot work is refused before there is anything, and all of it at once: see
+    `hilt.runtime.preflight.check_begin`."""
+    check_begin(config, lambda: check_new(run), *more, whole=whole)
     DISK.make_folders(run)
     config, choice = settle(_with_ports(config))
     write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": [], **described(choice)})
     freeze(config, run / CONFIG)
     return config
-
-
-def check_run(config: Hil) -> None:
-    """Refuses settings that cannot work, or that would do nothing."""
-    check(config)
-    refuse_idle(config)
-    if config.actors < 1:
-        raise ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`.")
 
 
 def check_new(run: Path) -> None:
@@ -129,6 +122,33 @@ def differences(one: Any, other: Any, prefix: str = "") -> dict[str, tuple[Any, 
         elif a != b:
             found[f"{prefix}{item.name}"] = a, b
     return found
+
+
+@contextlib.contextmanager
+def undone_if_nothing_is_kept(run: Path) -> Iterator[None]:
+    """A run that an error ends before it has a step, a demonstration or a checkpoint leaves no folder behind, so that the corrected
+    command can begin there."""
+    try:
+        yield
+    except HiltError as error:
+        if not _keeps(run):
+            DISK.remove(run)
+            raise
+        raise HiltError(f"{error}\n{run} has what was made until then: hilt train --run {run} --resume goes on with it.") from error
+
+
+def _keeps(run: Path) -> bool:
+    """Whether a run has made anything that took work: demonstrations, checkpoints, steps in a log or in a spool."""
+    if any((run / name).exists() for name in ("demonstrations", "checkpoints", "best")):
+        return True
+    logs = [path.parent for path in (*run.glob("log/log.json"), *run.glob("rollouts/*/log.json"))]
+    acted = [path for path in run.glob("actors/*/acted") if b"s" in path.read_bytes()]
+    return bool(acted) or any(_steps(log) for log in logs)
+
+
+def _steps(log: Path) -> int:
+    with Log.open(log, "r") as opened:
+        return len(opened)
 
 
 # Demonstrations
@@ -345,9 +365,9 @@ class Child:
         """What it said last, as its own error."""
         with storage_errors(self.log):
             words = self.log.read_bytes()[self._said :].decode(errors="replace").strip().splitlines()
-        told = [line.removeprefix("error: ") for line in words if line.startswith("error: ")]
-        if told:
-            return HiltError(f"{self.name}: {told[-1]}")
+        told = [number for number, line in enumerate(words) if line.startswith("error: ")]
+        if told:  # one of several lines goes on to the end
+            return HiltError(f"{self.name}: " + "\n".join(words[told[-1] :]).removeprefix("error: "))
         last = "\n".join(words[-30:]) or "it said nothing"
         return HiltError(f"{self.name} ended with exit code {self.poll()}; its last words, from {self.log}:\n{last}")
 
@@ -369,20 +389,35 @@ def _with_ports(config: Hil) -> Hil:
     return replace(config, wire=replace(wire, port=wire.port or free[0], broadcast_port=wire.broadcast_port or free[1]))
 
 
+def own_ports(config: Hil, say: Callable[[str], None] = lambda text: None) -> Hil:
+    """For a run that starts both sides itself: where one of the usual ports is taken, both are free ones. Ports that were asked for, and
+    those at which actors of other machines look, stay."""
+    wire, usual = config.wire, Wire()
+    asked = (wire.port, wire.broadcast_port) != (usual.port, usual.broadcast_port) or not is_loopback(wire.host)
+    if asked or not (taken := [port for port in (wire.port, wire.broadcast_port) if _taken(wire.host, port)]):
+        return config
+    config = _with_ports(replace(config, wire=replace(wire, port=0, broadcast_port=0)))
+    say(f"port {taken[0]} is taken: this run uses {config.wire.port} and {config.wire.broadcast_port}")
+    return config
+
+
+def _taken(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # else it is an address that the wire itself will judge
+    return False
+
+
 def check_wire(config: Hil) -> None:
     """Refuses a learner without keys beyond this machine, and ports that somebody has, before anything is started that finds out late."""
     config = _with_ports(config)
     wire = trainer_config(config, learner=True)
     require_keys(wire, wire.bind_ip, "listening on")
     for port in (config.wire.port, config.wire.broadcast_port):
-        try:
-            family = socket.AF_INET6 if ":" in config.wire.host else socket.AF_INET
-            socket.create_server((config.wire.host, port), family=family).close()
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                continue  # an address that the wire itself will judge
+        if _taken(config.wire.host, port):
             cure = "give this one free ports with wire.port=0 wire.broadcast_port=0"
-            raise ConfigError(f"port {port} is taken on {config.wire.host}, by another run perhaps: {cure}.") from None
+            raise ConfigError(f"port {port} is taken on {config.wire.host}, by another run perhaps: {cure}.")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.envs.task import ready
+from hilt.observe.sinks import check_sinks
 from hilt.policies.base import check_effect
 from hilt.policies.small_vla import SmallVLAConfig
 from hilt.policies.weights import check_device
@@ -161,7 +162,24 @@ class Vla:
     """Of the first weights, the starts and all that is drawn"""
 
     def check(self) -> None:
-        """Raises for what cannot work, and for what would change nothing."""
+        """Raises for what cannot work, and for what would change nothing: for all of it at once."""
+        problems = Problems()
+        problems.check(self._check_ranges)
+        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
+            problems.check(section.check)
+        problems.check(self._check_tasks)
+        if not problems.errors:  # without sound sizes there is nothing that could fit together
+            problems.check(self._check_sizes)
+        problems.check(self._check_sense)
+        problems.check(self._check_limits)
+        problems.check(words, self)
+        problems.check(check_device, self.device)
+        problems.check(check_sinks, self.sinks)
+        problems.check(self._check_there)
+        problems.report()
+
+    def _check_ranges(self) -> None:
+        problems = Problems()
         least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
         least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
         least |= {"validation.goal": 0, "validation.hold": 1}
@@ -172,19 +190,15 @@ class Vla:
             for part in name.split("."):
                 value = getattr(value, part)
             if not low <= value < math.inf:
-                raise ConfigError(f"{name}={value:g}: expected a number from {low:g} on.")
-        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
-            section.check()
+                problems.errors.append(ConfigError(f"{name}={value:g}: expected a number from {low:g} on."))
+        problems.report()
+
+    def _check_tasks(self) -> None:
         if not self.tasks:
             raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
         if len(set(self.tasks)) != len(self.tasks):
             twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
             raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
-        self._check_sizes()
-        self._check_sense()
-        words(self)
-        check_device(self.device)
-        self._check_there()
 
     def _check_sizes(self) -> None:
         """What has to fit together in numbers."""
@@ -211,24 +225,29 @@ class Vla:
             raise UnknownNameError("critic", critic.kind, CRITICS)
         if gae and critic.kind == "none":
             raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
+        problems = Problems()
         near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
-        check_effect(self.collect, {"prefetch": near})
-        check_effect(self, {"suite": ("no columns beside it", not self.columns)})
+        problems.check(check_effect, self.collect, {"prefetch": near})
+        problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
         separate = ("critic.kind=separate", critic.kind == "separate")
-        check_effect(critic, {"kind": ("algorithm.estimator=gae", gae), "optimiser": separate, "warmup_steps": separate})
-        check_effect(self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
-        check_effect(self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
-        check_effect(self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
+        problems.check(check_effect, critic, {"kind": ("algorithm.estimator=gae", gae), "optimiser": separate, "warmup_steps": separate})
+        problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
+        problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
+        problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
         ill = ("collect.filter_format=false, without which every episode that is learned from earns it", not self.collect.filter_format)
-        check_effect(self.rewards, {"format": ill})
+        problems.check(check_effect, self.rewards, {"format": ill})
         watched = ("pool.workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", self.pool.workers)
-        check_effect(self.pool, dict.fromkeys(("start_s", "step_s", "restarts"), watched))
+        problems.check(check_effect, self.pool, dict.fromkeys(("start_s", "step_s", "restarts"), watched))
         given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
-        check_effect(self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
+        problems.check(check_effect, self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
         some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
-        check_effect(validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
-        check_effect(validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
-        check_effect(validation, {"hold": ("validation.goal", validation.goal)})
+        problems.check(check_effect, validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        problems.check(check_effect, validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
+        problems.check(check_effect, validation, {"hold": ("validation.goal", validation.goal)})
+        problems.report()
+
+    def _check_limits(self) -> None:
+        validation = self.validation
         if validation.goal > 1:
             raise ConfigError(f"validation.goal={validation.goal:g}: expected a share of the episodes, from 0 (off) to 1.")
         if validation.split == self.collect.split:
@@ -244,6 +263,15 @@ class Vla:
 
     def _check_there(self) -> None:
         """Folders that are named exist."""
+        problems = Problems()
+        for part in (self._check_policy, self._check_folders):
+            problems.check(part)
+        if self.placement.kind != "ray":  # its machines have simulators of their own
+            with problems.collected():
+                ready(self.tasks, **self.task_options)
+        problems.report()
+
+    def _check_policy(self) -> None:
         if self.policy == "small_vla":
             SmallVLAConfig.from_json(self.policy_options)
         elif not Path(self.policy).is_dir():
@@ -251,13 +279,13 @@ class Vla:
                 f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Nothing is downloaded: give a "
                 "folder on this machine."
             )
+
+    def _check_folders(self) -> None:
         if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
         for path in self.imitation.data:
             if not Path(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
-        if self.placement.kind != "ray":  # its machines have simulators of their own
-            ready(self.tasks, **self.task_options)
 
     # Sizes, in words
 

@@ -39,6 +39,8 @@ class Spaces(NamedTuple):
     action_space: Any
     keeps_rate: bool = False
     """Whether it keeps a control rate itself, as an arm does"""
+    has_expert: bool = False
+    """Whether a script can demonstrate it"""
 
 
 class Nobody(Device):
@@ -126,14 +128,16 @@ def spaces(config: Hil) -> Spaces:
     env = make_env(replace(config, classifier=""), operator=False)
     try:
         check_goal(config, env)
-        return Spaces(env.observation_space, env.action_space, attribute(env, "timing", None) is not None)
+        keeps_rate, has_expert = attribute(env, "timing", None) is not None, env.has_wrapper_attr("expert")
+        return Spaces(env.observation_space, env.action_space, keeps_rate, has_expert)
     finally:
         env.close()
 
 
-def check_fit(config: Hil) -> None:
-    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be evaluated for."""
-    made, agent = spaces(config), config.agent
+def check_fit(config: Hil, made: Spaces | None = None) -> None:
+    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be evaluated for. `made`:
+    its spaces, where they are known."""
+    made, agent = made or spaces(config), config.agent
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
     if agent.encoder.weights and not Path(agent.encoder.weights).is_file():

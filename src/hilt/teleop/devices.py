@@ -6,6 +6,7 @@ acts; :class:`hilt.teleop.intervene.TakeOver` decides that from its readings.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError, require_module
 from hilt.core.names import load, load_own
 from hilt.core.trajectory import Source
 from hilt.core.trust import registered
@@ -156,6 +157,24 @@ DEVICES: dict[str, str | Callable[..., Device]] = {
     "script": "hilt.teleop.operator:Script",
 }
 """Name to factory, or to "module:name" of one that is imported on use. Add your own: ``DEVICES["mine"] = Mine``."""
+
+
+PACKAGES = {"browser": ("nicegui", "The page"), "gamepad": ("pygame", "A gamepad"), "spacemouse": ("pyspacemouse", "A SpaceMouse")}
+"""What a device of ours needs beside Hilt, and what needs it"""
+
+
+def check_device(name: str, action_of: Any = None, **options: Any) -> None:
+    """Refuses what `open_device` would, as far as that is known without opening anything. Nothing of a user's is imported."""
+    known = {**registered("hilt.devices"), **DEVICES}
+    if name not in known and ":" not in name:
+        raise UnknownNameError("device", name, known)
+    if name in PACKAGES:
+        require_module(*PACKAGES[name], "teleop")
+    if name in DEVICES:
+        try:
+            inspect.signature(function(DEVICES[name], "the device", ours=True)).bind(**options)
+        except TypeError as error:
+            raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
 
 
 def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
