@@ -23,6 +23,8 @@ COMMANDS = {
     "demo": ("hilt.cli.demo", "See an arm learn a task from images in minutes; vla: one that hears words; store, wire: what lies below."),
     "eval": ("hilt.cli.evaluate", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
     "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
+    "recipes": ("hilt.cli.recipes:recipes", "List the recipes that ship with Hilt."),
+    "settings": ("hilt.cli.recipes:settings", "Show every setting of a recipe: its value, its default, its unit and what it means."),
     "train": ("hilt.cli.train:train", "Train from a recipe: with a person in the loop, or a vision-language-action policy on rollouts."),
     "train classifier": ("hilt.cli.classifier", "Train a reward classifier from frames of success and failure."),
     "train sft": ("hilt.cli.sft", "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA."),

@@ -211,13 +211,13 @@ def _words(recipe: str | None, overrides: list[str] | None) -> tuple[str, list[s
 
 def _folder(recipe: str, run: Path | None) -> Path:
     if run is None and not recipe:
-        raise typer.BadParameter("give a RECIPE, such as hil_debug, or the folder of a run with --run and --resume.")
+        raise typer.BadParameter("give a RECIPE, such as hil_debug (hilt recipes lists them), or a run with --run and --resume.")
     return run or Path("runs") / plain(recipe.removesuffix(".yaml").removesuffix(".yml"))
 
 
 def _config(recipe: str, overrides: list[str]) -> Hil:
     if not recipe:
-        raise typer.BadParameter("give a RECIPE, such as hil_debug.")
+        raise typer.BadParameter("give a RECIPE, such as hil_debug; hilt recipes lists them.")
     from hilt.core.config import build
     from hilt.recipes import recipe as named
     from hilt.runtime.idle import settings

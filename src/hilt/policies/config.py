@@ -37,17 +37,17 @@ class EncoderConfig:
     """Of the convolutions: "float32", "bfloat16" (faster on processors that have it, far slower on others), or "auto": whichever is
     faster here, decided when a run begins"""
     pretrain_updates: int = 0
-    """Updates by imitation of the demonstrations before anything else"""
+    """Number of pretraining updates, which imitate the demonstrations before anything else"""
     pretrain_crop: int = 2
-    """Images are moved by up to so many pixels in these"""
+    """Random shift of the images in pretraining, in pixels at most"""
     pretrain_batch: int = 128
-    """Steps in each of these"""
+    """Batch size of pretraining, in steps"""
     pretrain_learning_rate: float = 1e-3
-    """Of these: it rises over the first twentieth of them and falls to 0 along a cosine; as it is where pretrain_updates is 0"""
+    """Learning rate of pretraining: it rises over the first twentieth of the updates and falls to 0 along a cosine"""
     pretrain_predict: str = ""
-    """A proprioception, such as state/tcp_pose, that is to be foreseen in these: at the gripper's next command, and at the end"""
+    """A proprioception, such as state/tcp_pose, that pretraining predicts too: at the gripper's next command, and at the end"""
     pretrain_predict_weight: float = 1.0
-    """What foreseeing counts beside imitating"""
+    """Weight of the prediction loss beside that of imitation, in pretraining"""
 
     of_former_names = staticmethod(of_former_name)
 

@@ -132,7 +132,7 @@ def tabletop_insert() -> Hil:
 
 
 def tabletop_peg() -> Hil:
-    """The same, and the peg is to be picked up first."""
+    """A peg is picked up, and goes into its hole."""
     config = seen_twice(tabletop("peg", XYZ_YAW_GRIP, 20, noise=0.1), 10_000, imitation=0.1)
     config.agent.encoder.pretrain_updates = 1_500
     return config

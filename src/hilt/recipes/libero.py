@@ -28,27 +28,27 @@ def libero(suite: str) -> Vla:
 
 
 def libero_spatial() -> Vla:
-    """One bowl, in ten places."""
+    """LIBERO-Spatial: one bowl, in ten places."""
     return libero("libero_spatial")
 
 
 def libero_object() -> Vla:
-    """Ten things, one place."""
+    """LIBERO-Object: ten things, one place."""
     return libero("libero_object")
 
 
 def libero_goal() -> Vla:
-    """One scene, ten things to do."""
+    """LIBERO-Goal: one scene, ten things to do."""
     return libero("libero_goal")
 
 
 def libero_10() -> Vla:
-    """Ten long tasks (LIBERO-Long)."""
+    """LIBERO-Long: ten long tasks."""
     return libero("libero_10")
 
 
 def libero_90() -> Vla:
-    """Ninety short ones."""
+    """LIBERO-90: ninety short tasks."""
     return libero("libero_90")
 
 
