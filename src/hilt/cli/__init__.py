@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from hilt import __version__
 from hilt.cli.help import tidy, tidy_params
 from hilt.core.errors import HiltError
+from hilt.core.progress import printable
 from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
@@ -70,7 +71,7 @@ class LazyGroup(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             else:
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(printable(f"error: {error}"), err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None  # what a shell expects of a program that ended by Ctrl-C

@@ -15,6 +15,7 @@ import typer
 from hilt.cli import dataset, strip
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
+from hilt.core.progress import printable
 from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
 from hilt.formats import detect, located
@@ -102,7 +103,7 @@ def repair_log(log: LogPath) -> None:
     with progress_bar("mending", "bytes") as progress:
         report = repair(log := located(log), progress)
     for line in report.mended:
-        typer.echo(line)
+        typer.echo(printable(line))
     if report.mended:
         typer.echo(f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}")
     else:
@@ -166,7 +167,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         headers, columns = headers[:-1], [column[:-1] for column in columns]
     console.print(table(*headers, rows=columns, right=[4]))
     for name, next_name in follows.items():
-        console.print(f"{next_name} has the same columns as {name}, a step later; bytes are of both, and an image of both is stored once.")
+        same = f"{next_name} has the same columns as {name}, a step later; bytes are of both, and an image of both is stored once."
+        console.print(printable(same), markup=False, highlight=False)
     if summary["newest"]:
         console.print()
         newest = [_trajectory_row(t) for t in summary["newest"]]

@@ -17,6 +17,7 @@ import typer
 from hilt.cli import strip
 from hilt.cli.show import human_bytes, progress_bar, shell, show_next, table
 from hilt.core.errors import ConfigError, HiltError, SchemaError
+from hilt.core.progress import printable
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
 from hilt.formats import FORMATS, detect, located, meaning_of, open_dataset, options_of
@@ -241,7 +242,7 @@ def show_notes(s: Summary) -> None:
         return
     typer.echo("\nnot carried over as it was:" if s.target else "\na conversion would change or leave out:")
     for sentence, times in s.notes.most_common(MOST_NOTES):
-        typer.echo(f"  {sentence}" + (f" ({times:,} times)" if times > 1 else ""))
+        typer.echo(f"  {printable(sentence)}" + (f" ({times:,} times)" if times > 1 else ""))
     if len(s.notes) > MOST_NOTES:
         typer.echo(f"  and {len(s.notes) - MOST_NOTES:,} more; --json lists all")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hilt.core.errors import optional_module
-from hilt.core.progress import Move, Progress
+from hilt.core.progress import Move, Progress, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,12 +32,12 @@ WRAPPED_WIDTH = 16
 
 
 def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", right: Sequence[int] = ()) -> Table:
-    """A plain table. Cells are texts: nothing in them is taken for a style. Where a terminal is too narrow, long sentences are wrapped
-    rather than names and numbers."""
+    """A plain table. Cells are texts: nothing in them is taken for a style, nor steers the terminal. Where a terminal is too narrow, long
+    sentences are wrapped rather than names and numbers."""
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    cells = [[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row] for row in rows]
     whole = _unwrapped([max([len(header), *(len(row[number]) for row in cells)]) for number, header in enumerate(headers)])
     made = Table(title=Text(title, "bold") if title else None, title_justify="left", box=None, pad_edge=False)
     for number, header in enumerate(headers):

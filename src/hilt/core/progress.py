@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ POLL_INTERVAL_S = 0.5
 """Seconds between two looks whether a line is due, while nothing moves"""
 WINDOW_S = 60.0
 """The rate is measured over this many seconds"""
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What would steer a terminal, or cannot be written to one"""
 MARK_S = 1.0
 """Seconds between two marks that the rate is measured from"""
 
@@ -60,6 +63,12 @@ def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[],
             said, last = now(), text
 
     return report
+
+
+def printable(text: str) -> str:
+    """A text with everything in it visible that would steer a terminal: escape sequences, other control characters but for new lines and
+    tabs, and marks that turn the direction of writing. What datasets, actors and files are called comes from anybody."""
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Phase:
@@ -201,6 +210,7 @@ class Progress:
     def say(self, text: str, err: bool = False) -> None:
         """A line of the command's own on the standard output, or beside the phases (`err`). Within phases it takes the place of `echo`,
         which would write into a bar."""
+        text = printable(text)
         with self._lock:
             if self._screen is not None and (err or sys.stdout.isatty()):
                 self._screen.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -264,6 +274,7 @@ class Progress:
                 self.tick()
 
     def _print(self, text: str) -> None:
+        text = printable(text)
         self._shown = self._now()
         if text != self._line:
             self._line = text

@@ -237,7 +237,7 @@ class Live:
     def say(self, text: str) -> None:
         """A line of its own, above the table."""
         with self._lock:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(progress.printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def report(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """What this process does, a `hilt.core.progress.Report`: shown beside the run until there is another, or an empty name."""
@@ -287,7 +287,7 @@ class Live:
         made = Table(box=None, show_header=False, pad_edge=False)
         now = [("now", phase.text())] if (phase := self._phases.current) is not None else []
         for name, text in [*now, *self._standing.rows()]:
-            made.add_row(Text(name, "dim"), Text(text, "bold" if name == "success" else ""))
+            made.add_row(Text(name, "dim"), Text(progress.printable(text), "bold" if name == "success" else ""))
         return Group(Text(f"{self._title}   {when}", "bold"), made)
 
 
