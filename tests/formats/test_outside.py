@@ -22,6 +22,7 @@ from tests.effort import need
 
 need("av")
 GOLDEN = Path(__file__).parent.parent / "golden"
+ONE_FILE = "all_features-train.tfrecord-00000-of-00001"
 VIDEOS = "videos/observation.images.front/chunk-000/file-000.mp4"
 
 
@@ -69,7 +70,7 @@ def test_a_list_of_further_files_is_no_video(videos: Path, listening: Any, list_
 def test_links_out_of_a_dataset_are_not_followed(videos: Path, name: str):
     shutil.move(videos / name, videos.parent / "private")
     (videos / name).symlink_to(videos.parent / "private")
-    with pytest.raises(UnsafeError, match="info.json: .* names .*, which leads out of .*: it was not opened"):
+    with pytest.raises(UnsafeError, match=r"info\.json: .* names .*, which leads out of .*: it was not opened"):
         list(lerobot.open_dataset(videos))
 
 
@@ -81,7 +82,7 @@ def test_a_name_is_of_a_file_below_the_folder(tmp_path: Path, name: str):
     (folder / "link").symlink_to("../x")
     (folder / "folder").symlink_to("..")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(UnsafeError, match="it names .*: it was not opened"):
+    with pytest.raises(UnsafeError, match=r"it names .*: it was not opened"):
         inside(folder, name, "it")
     (folder / "ours").symlink_to("real")
     (folder / "real").touch()
@@ -112,7 +113,7 @@ def rlds(tmp_path: Path) -> Path:
         ({"filepathTemplate": "../../{SPLIT}-{SHARD_X_OF_Y}"}, UnsafeError, "names '../../train-00000-of-.*' *, which leads out of"),
         ({"filepathTemplate": "/etc/passwd"}, UnsafeError, "leads out of"),
         ({"numShards": str(10**12)}, FormatError, f"this file is missing, one of {10**12}"),
-        ({"numShards": str(10**12), "filepathTemplate": "all_features-train.tfrecord-00000-of-00001"}, FormatError, "the file of two shards"),
+        ({"numShards": str(10**12), "filepathTemplate": ONE_FILE}, FormatError, "the file of two shards"),
     ],
 )
 def test_shards_are_files_of_the_folder_and_not_more_than_there_are(rlds: Path, split: dict[str, str], error: type[HiltError], text: str):

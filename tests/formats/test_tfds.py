@@ -265,7 +265,7 @@ def test_missing_files_are_counted(shards: Path):
 
 def test_a_name_that_no_file_can_have(shards: Path):
     info = json.loads((shards / "dataset_info.json").read_text())
-    info["splits"][0]["filepathTemplate"] = "x" * 5000
+    info["splits"][0]["filepathTemplate"] = "{SHARD_INDEX}" + "x" * 5000
     (shards / "dataset_info.json").write_text(json.dumps(info))
     with pytest.raises(FormatError, match="2 of 2 files are missing"):
         open_dataset(shards)

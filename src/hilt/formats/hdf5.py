@@ -22,7 +22,9 @@ MAX_BYTES = 4 << 30
 """Of one column of one episode"""
 MAX_ELEMENTS = 1 << 30
 """Bytes of a column whose elements have lengths of their own, such as text"""
-MAX_LEAVES, MAX_DEPTH = 10_000, 16
+MAX_LEAVES, MAX_DEPTH, MAX_ATTRIBUTES = 10_000, 16, 1_000
+FEW_TEXTS, MAX_TEXTS = 16, 1 << 28
+"""An attribute of more texts than the first is read if they cannot come to more bytes than the second"""
 RATIO = 1100
 """Deflate makes nothing smaller than a 1032nd."""
 _DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, NotImplementedError)
@@ -114,5 +116,14 @@ def elements(dataset: Any) -> Iterator[Any]:
 
 
 def attributes(group: Any) -> dict[str, Any]:
-    """As plain values; long ones are left out."""
-    return {name: plain(group.attrs[name]) for name in group.attrs if group.attrs.get_id(name).get_storage_size() <= 1 << 20}
+    """As plain values; long ones are left out, and so are lists of texts that could be long: one text in the file may be all of them."""
+    h5py, found, size = import_h5py(), {}, group.file.id.get_filesize()
+    for count, name in enumerate(group.attrs):
+        if count >= MAX_ATTRIBUTES:
+            raise CorruptError(f"{group.file.filename}: {group.name} has more than {MAX_ATTRIBUTES:,} attributes.")
+        about = group.attrs.get_id(name)
+        values = math.prod(about.shape or (1,))
+        has_texts = h5py.check_vlen_dtype(about.dtype) is not None or about.dtype.hasobject
+        if about.get_storage_size() <= 1 << 20 and not (has_texts and values > FEW_TEXTS and values * size > MAX_TEXTS):
+            found[name] = plain(group.attrs[name])
+    return found

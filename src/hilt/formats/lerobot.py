@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError
-from hilt.core.files import read
+from hilt.core.files import inside, read
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, unflatten
 from hilt.formats import images
@@ -189,7 +189,7 @@ class LeRobotDataset(Dataset):
 
     def _last(self, place: int, episode: int, length: int) -> tuple[Any, dict[str, Any] | None]:
         """A row with what was seen after the last frame, and the facts: of episodes that Hilt wrote."""
-        file = self.path / self._expand(LAST_PATH, place)
+        file = inside(self.path, self._expand(LAST_PATH, place), str(self.path))
         if not file.is_file():
             return None, None
         row = self._rows(file, episode, 1, None)
@@ -226,10 +226,7 @@ class LeRobotDataset(Dataset):
             return parquet.read_row_group(group, columns=names and list(names))
 
     def _file(self, template: str, place: int, video: str = "") -> Path:
-        path = Path(self._expand(str(self.info[template]), place, video))
-        if path.is_absolute() or ".." in path.parts or "\0" in str(path):
-            raise CorruptError(f"{self.path}: meta/info.json leads to {str(path)!r}, out of the folder. It is not followed.")
-        return self.path / path
+        return inside(self.path, self._expand(str(self.info[template]), place, video), f"{self.path / 'meta/info.json'}: {template}")
 
     def _expand(self, template: str, place: int, video: str = "") -> str:
         """A path of meta/info.json with the numbers and the camera in its braces; nothing else is carried out there."""

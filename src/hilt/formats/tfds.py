@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError, optional_module
-from hilt.core.files import read
+from hilt.core.files import inside, read
 from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves
@@ -272,6 +272,8 @@ def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
         info = json.loads(read(path)) if path.exists() else {}
         kind = info.get("fileFormat") or "tfrecord"
         splits = {str(split["name"]): _shards(folder, info, kind, split) for split in info.get("splits", [])}
+    except FormatError:
+        raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise FormatError(f"{path}: not the description of a TFDS dataset ({type(error).__name__}: {error}). Restore the file.") from error
     if kind not in ("tfrecord", "array_record"):
@@ -279,6 +281,7 @@ def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
     if not splits:
         for file in sorted(folder.iterdir()):
             if match := _SHARD.fullmatch(file.name):
+                file = inside(folder, file.name, str(folder))
                 splits.setdefault(match["split"], []).append(Shard(file, _count(file)))
                 if len(splits[match["split"]]) - 1 != int(match["number"]):
                     raise FormatError(f"{file}: the file before it is missing. Fetch it, or dataset_info.json, which names all files.")
@@ -291,18 +294,22 @@ def _shards(folder: Path, info: dict[str, Any], kind: str, split: dict[str, Any]
     lengths = [int(length) for length in split.get("shardLengths", [])]
     count = len(lengths) or int(split.get("numShards", 0))
     digits = max(5, len(str(count)))
-    shards = []
+    shards: dict[Path, Shard] = {}
     for number in range(count):
         name = split.get("filepathTemplate") or FILE_NAMES
         parts = {"DATASET": info["name"], "SPLIT": split["name"], "FILEFORMAT": kind, "SHARD_X_OF_Y": "{SHARD_INDEX}-of-{NUM_SHARDS}"}
         parts |= {"SHARD_INDEX": f"{number:0{digits}}", "NUM_SHARDS": f"{count:0{digits}}"}
         for key, value in parts.items():
             name = name.replace(f"{{{key}}}", value)
-        path = folder / name
+        path = inside(folder, name, str(folder / "dataset_info.json"))
+        if path in shards:
+            raise ValueError(f"{name[:100]!r} is the file of two shards")
+        if not lengths and not _is_there(path):  # any number of them may be promised
+            raise FormatError(f"{path}: this file is missing, one of {count}. Fetch it, or correct numShards in dataset_info.json.")
         if lengths and (lengths[number] < 0 or (_is_there(path) and lengths[number] > max(path.stat().st_size, LOST_LIMIT))):
             raise ValueError(f"{lengths[number]} records in {name}")
-        shards.append(Shard(path, lengths[number] if lengths else _count(path)))
-    return shards
+        shards[path] = Shard(path, lengths[number] if lengths else _count(path))
+    return list(shards.values())
 
 
 def _is_there(path: Path) -> bool:

@@ -22,6 +22,9 @@ CODECS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 """By name: the encoder, how it stores pixels, and its settings. AV1 has those of LeRobot; the last one is H.264 that keeps every bit."""
 
+ALONE = {"protocol_whitelist": "none", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2", "enable_drefs": "0", "use_absolute_path": "0"}
+"""Options of FFmpeg: a file leads to no other"""
+
 
 def file_name(path: Path) -> str:
     """A file as FFmpeg is to be given it: absolute, since it takes what stands before a colon in a relative path for a protocol."""
@@ -35,7 +38,9 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
     """
     av, needed = _av(), len(np.unique(times))
     try:
-        with av.open(file_name(path), metadata_errors="replace") as container:
+        # The file is opened here, and its format is given: FFmpeg would take a name for an address of any protocol, and text for a list
+        # of further addresses.
+        with path.open("rb") as file, av.open(file, format="mp4", options=ALONE, metadata_errors="replace") as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise CorruptError(f"{path}: there is no video in it. Restore the file from a copy.")
@@ -56,7 +61,7 @@ def read_frames(path: Path, times: Array, height: int, width: int, tolerance: fl
                     return out
     except FileNotFoundError:
         raise CorruptError(f"{path}: this video is missing. Restore it from a copy.") from None
-    except (av.FFmpegError, MemoryError) as error:
+    except (av.FFmpegError, OSError, MemoryError) as error:
         raise CorruptError(f"{path}: not readable as a video ({error}). Restore the file from a copy.") from error
     raise CorruptError(f"{path}: no frame within {tolerance} s of {times[place]:.4f} s, where frame {place} of the episode belongs.")
 

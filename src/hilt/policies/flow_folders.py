@@ -19,7 +19,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import torch
 
-from hilt.core.errors import ConfigError, FormatError, UnknownNameError
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.files import inside
 from hilt.policies.flow import Flow
 from hilt.policies.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfig
 from hilt.policies.gemma import RMSNorm
@@ -182,9 +183,8 @@ def _statistics(folder: Path, tensors: Tensors, asset: str | None) -> dict[str, 
     if (folder / "policy_preprocessor.json").is_file():
         for step in read_json(folder / "policy_preprocessor.json").get("steps", []):
             if step.get("registry_name") == "normalizer_processor" and step.get("state_file"):
-                if Path(step["state_file"]).name != step["state_file"]:
-                    raise FormatError(f"{folder}: its normalizer names the file {step['state_file']!r}, which is not in this folder.")
-                return _grouped({name: value for name, value in Tensors(folder / step["state_file"]).items() if value.ndim})
+                state = inside(folder, str(step["state_file"]), str(folder / "policy_preprocessor.json"))
+                return _grouped({name: value for name, value in Tensors(state).items() if value.ndim})
     old = {name: tensors[name] for name in tensors if name.startswith(OLD_STATISTICS)}
     return _grouped({f"{name.split('.buffer_')[1].replace('observation_state', 'observation.state')}": each for name, each in old.items()})
 

@@ -37,6 +37,7 @@ from hilt.core.errors import (
     UnknownNameError,
     UnsafeError,
 )
+from hilt.core.files import inside
 from hilt.core.platform import sync
 from hilt.core.unpickle import PickleError
 
@@ -84,7 +85,7 @@ class Tensors(Mapping[str, Tensor]):
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(file, str) and file == Path(file).name for file in places.values()):
             raise FormatError(f"{index}: its weight_map does not name the file of each tensor, in the same folder. Copy it again.")
-        shards = {file: _read_header(index.parent / file) for file in sorted(set(places.values()))}
+        shards = {file: _read_header(inside(index.parent, file, str(index))) for file in sorted(set(places.values()))}
         for name, file in places.items():
             if name not in shards[file]:
                 raise MissingFieldError(f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} says so. Copy both again.")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import CorruptError, FormatError, UnknownNameError
-from hilt.core.files import DISK, read, storage_errors
+from hilt.core.files import DISK, inside, read, storage_errors
 from hilt.core.platform import sync
 from hilt.replay import torch as bridge
 
@@ -118,8 +118,9 @@ def read_index(folder: Path) -> FolderIndex:
             for name in ("num_samples", "shape"):
                 entry[name]
             entry["trajectory_id"] = int(entry["trajectory_id"])
-            if max(len(str(entry[name])) for name in ("uuid", "model_weights_id", "trajectory_id")) > 100:
-                raise ValueError("a name that no file can have")
+            named = [str(entry[name]) for name in ("uuid", "model_weights_id", "trajectory_id")]
+            if max(map(len, named)) > 100 or any("/" in name or "\0" in name for name in named):
+                raise ValueError(f"{named}: a name that no file of this folder can have")
             index.entries[int(number)] = entry
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them).") from None
@@ -130,7 +131,7 @@ def read_index(folder: Path) -> FolderIndex:
 def find_file(folder: Path, entry: Mapping[str, Any], trajectory_format: str) -> Path | None:
     """The file of a trajectory, by the weights' name or by its own uuid."""
     for name in (entry["model_weights_id"], entry["uuid"]):
-        path = folder / f"trajectory_{entry['trajectory_id']}_{name}.{trajectory_format}"
+        path = inside(folder, f"trajectory_{entry['trajectory_id']}_{name}.{trajectory_format}", str(folder / "trajectory_index.json"))
         if path.exists():
             return path
     return None
