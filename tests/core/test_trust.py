@@ -120,6 +120,23 @@ def test_what_is_called_is_of_the_right_type_even_where_its_module_is_trusted():
     assert "which was not called: expected a subclass of gymnasium" in hilt("learner", "ours.yaml", code=1)
 
 
+def test_so_are_experts_devices_and_what_makes_actions():
+    from hilt.teleop.devices import open_device
+
+    with trust.command_line([]):
+        trust.trust("subprocess")
+        for name, options in (
+            ("script", {"expert": "subprocess:call"}),
+            ("script", {"action_of": "subprocess:call"}),
+            ("subprocess:Popen", {"args": ["touch", "was_called"]}),
+        ):
+            with pytest.raises(UnsafeError, match="which was not called: expected a subclass of"):
+                open_device(name, **options)
+        with pytest.raises(UnsafeError, match="nothing of it was run"):
+            open_device("somebodys:Config")
+    assert not Path("was_called").exists()
+
+
 def test_a_dry_run_imports_nothing_that_a_file_names():
     settings("told.yaml", task="somebodys:told", agent={"encoder": {"kind": "none"}})
     said = hilt("train", "told.yaml", "--dry-run", "--trust", "somebodys")

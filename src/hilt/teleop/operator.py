@@ -62,7 +62,7 @@ class Script(Device):
         self._rng = np.random.default_rng(seed)
         self.operator = operator
         self.source = Source.HUMAN if operator else Source.DEMO
-        self._make = None if expert is None else function(expert, "expert")
+        self._make = None if expert is None else function(expert, "expert", Callable)  # type: ignore[arg-type]  # a class for isinstance and issubclass
         self._env: Any = None
         self._limit = 0
         self._seen: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # (made, possible) of the policy's last steps
