@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, DeadlineError, SchemaError
+from hilt.core.files import Files
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
 from hilt.replay.packed import Block
@@ -243,6 +246,44 @@ def test_transitions_of_several_layouts(tmp_path: Path, on_disk: bool):
         store.acknowledge(after := parcel.last)
     assert len(store) == 0
     store.close()
+
+
+class _KilledError(BaseException):
+    """Ends a call as a signal would: nothing after it is done."""
+
+
+def test_killed_at_any_write_a_step_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A person's last step is never the policy's, and its end is never lost: the row and which columns it has are one."""
+    write, left = Files.write, [0]
+
+    def dies(self: Files, fd: int, data: Any, offset: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise _KilledError
+        write(self, fd, data, offset)
+
+    last = {"state": np.arange(3, dtype=np.float32), "terminated": np.True_, "source": np.uint8(1), "policy_version": np.int64(7)}
+    kept = []
+    for calls in range(20):
+        path = tmp_path / str(calls)
+        left[0] = 1000
+        store = QueuedDataStore(4, path=path)
+        store.insert({**last, "terminated": np.False_})
+        store.insert(last)
+        left[0] = calls
+        with monkeypatch.context() as patch, contextlib.suppress(_KilledError):
+            patch.setattr(Files, "write", dies)
+            store.insert(last)  # begins a trajectory, since the one before has ended
+        copied = shutil.copytree(path, tmp_path / f"{calls}-left")
+        store.close()
+        again = QueuedDataStore(4, path=copied)
+        steps = again.get_latest_data(-1)
+        assert len(steps) in (2, 3)
+        assert all(step.keys() == last.keys() and (step["source"], step["policy_version"]) == (1, 7) for step in steps)
+        assert [bool(step["terminated"]) for step in steps] == [False, True, True][: len(steps)]
+        again.close()
+        kept.append(len(steps))
+    assert {2, 3} == set(kept)
 
 
 def test_a_program_that_inserts_something_else_may_use_an_empty_spool(tmp_path: Path):

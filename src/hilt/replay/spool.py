@@ -15,7 +15,7 @@ from hilt.core.files import DISK
 from hilt.core.tree import Array, Tree, flatten, unflatten
 from hilt.replay.log import Log
 from hilt.replay.runs import OFFSET_BITS
-from hilt.replay.schema import BUILT_IN, Schema
+from hilt.replay.schema import BUILT_IN, BUILT_IN_DEFAULTS, Schema
 from hilt.replay.writer import Episode
 
 _TOGETHER = 64
@@ -142,21 +142,36 @@ class _Part:
             if running is not None:
                 running.end()
             running, self._running, self._fields = self.log.episode(boot=self._boot), None, fields
+            self._note_fields(running.trajectory, fields)
         key = running.append(unflatten(leaves), sequence=number)
         if self._running is None:
             self._running = running
             self._oldest.append(running.trajectory)
-            self.log.annotate(running.trajectory, fields=fields)
         self.waiting += 1
         return key
+
+    def _note_fields(self, trajectory: int, fields: list[str]) -> None:
+        """Which columns were given. It is written before the first row: a row without it would lose its built-in columns."""
+        with self.log.lock:
+            self.log.facts.annotate(trajectory, {"fields": fields})
+            if self.log.durability.every_episode:
+                self.log.facts.sync()
 
     def read(self, key: int) -> Tree:
         """A transition as it was inserted: without the built-in columns, unless it had them."""
         fields: Sequence[str] | None = self.log.facts.about(key >> OFFSET_BITS).get("fields")
         if fields is None:
-            fields = [path for path in self.log.schema.columns if path not in BUILT_IN]
+            fields = self._guess_fields(key >> OFFSET_BITS)
         batch = flatten(self.log.read([key], fields))
         return unflatten({path: values[0] for path, values in batch.items()})
+
+    def _guess_fields(self, trajectory: int) -> list[str]:
+        """After a power cut, or from an older Hilt: a built-in column was given if it has anything but its default value."""
+        keys = self.log.trajectory_keys(trajectory)
+        with self.log.reading() as steps:
+            values = dict(zip(BUILT_IN, steps.fields(keys, list(BUILT_IN)), strict=True))
+        absent = [path for path, found in values.items() if (found == BUILT_IN_DEFAULTS[path]).all()]
+        return [path for path in self.log.schema.columns if path not in absent]
 
     def acknowledge(self, key: int) -> None:
         """This one and those before it are safe elsewhere: trajectories without any other are deleted."""
