@@ -60,6 +60,29 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
+def test_reads_and_writes_go_on_where_the_system_stopped(form: str, file: int, monkeypatch: pytest.MonkeyPatch):
+    """One call takes 2 GiB at most, and may take less: what is left is no end of the file."""
+    pwrite, pread, preadv = os.pwrite, os.pread, getattr(os, "preadv", None)
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, memoryview(data).cast("B")[:700], offset))
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 900), offset))
+    if preadv is not None:
+        monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset, *flags: preadv(fd, [memoryview(buffers[0])[:800]], offset, *flags))
+    data = np.random.default_rng(0).integers(0, 255, 10_000, dtype=np.uint8)
+    files.DISK.write(file, data, 5)
+    out = np.zeros(20_000, np.uint8)
+    assert platform.read_into(file, out, 5) == len(data)
+    assert (out[: len(data)] == data).all() and not out[len(data) :].any()
+
+
+@pytest.mark.long
+def test_a_file_above_2_gib_is_read_whole(form: str, file: int):
+    size = (2 << 30) + (100 << 20)
+    os.ftruncate(file, size)  # a sparse file: it takes no room on the disk
+    os.pwrite(file, b"end", size - 3)
+    out = np.empty(size, np.uint8)
+    assert platform.read_into(file, out, 0) == size and out[-3:].tobytes() == b"end"
+
+
 # --- each facility, in both forms -------------------------------------------------------------------------------------------------
 
 

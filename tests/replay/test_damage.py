@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hilt.core.errors import CorruptError, FormatError, HiltError, StorageError, VersionError
+from hilt.core.errors import CorruptError, FormatError, HiltError, StorageError, UnknownNameError, VersionError
 from hilt.core.files import read_json, write_json
 from hilt.replay import Log
 from hilt.replay.repair import repair, verify
@@ -520,3 +520,46 @@ def test_a_sealed_segment_lists_no_row_twice(pristine: Pristine):
                 rows = np.concatenate([np.arange(e["row"], e["row"] + e["steps"]) for e in extents])
                 assert len(np.unique(rows)) == len(rows)
                 assert (extents["trajectory"] << OFFSET_BITS >= 0).all()
+
+
+@pytest.mark.parametrize("verify_reads", ["always", "sampled"])
+def test_no_flipped_bit_gives_a_wrong_batch(verify_reads: str, pristine: Pristine, memory_path: Path, counted: Callable[[str], None]):
+    """Read without a look at the rest: a damaged row is an error, and so is a damaged frame, at once or after some batches."""
+    rng, errors = np.random.default_rng(5), 0
+    for kind in ("rows of a sealed segment", "rows of a compressed segment", "raw frames", "compressed frames"):
+        original = (pristine.folder / path_of(kind, pristine)).read_bytes()
+        for number in range(rounds(6, 40)):
+            folder = pristine.copy(memory_path / f"{kind} {number}")
+            raw = bytearray(original)
+            raw[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+            (folder / path_of(kind, pristine)).write_bytes(raw)
+            with Log.open(folder, "r", verify_reads=verify_reads) as log:
+                keys = np.array(all_keys(log))
+                try:
+                    for _ in range(100 if kind == "raw frames" and verify_reads == "sampled" else 1):
+                        log.read(keys)
+                except CorruptError as error:
+                    assert f"hilt data repair {folder}" in str(error)
+                    assert f"segments/{path_of(kind, pristine).split('/')[1]}" in str(error)
+                    errors += 1
+                else:  # a bit that no step refers to
+                    check_contents(log, keys.tolist())
+            shutil.rmtree(folder)
+    counted(f"{errors} of {4 * rounds(6, 40)} flipped bits were errors, the others in nothing that is read")
+    assert errors >= rounds(12, 80)
+
+
+def test_verify_reads_never_still_checks_the_bounds(pristine: Pristine, tmp_path: Path):
+    """A frame number beyond the file would end the process, or show the frame of another segment."""
+    folder = pristine.copy(tmp_path / "log")
+    segment = folder / "segments" / pristine.sealed[0]
+    row = Segment.open(segment).layout.row
+    rows = np.fromfile(segment / "rows", row)
+    for wrong in (10**9, 10**15, -1, 2**62):
+        rows["observations/image"]["frame"][0] = wrong
+        rows.tofile(segment / "rows")
+        said = f"refers to frame {wrong}, and there are"
+        with Log.open(folder, "r", verify_reads="never") as log, pytest.raises(CorruptError, match=said):
+            log.read(all_keys(log))
+    with pytest.raises(UnknownNameError, match="verify_reads"):
+        Log.open(folder, "r", verify_reads="sometimes")

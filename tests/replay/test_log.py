@@ -17,6 +17,7 @@ import pytest
 from hilt.core.errors import ConfigError, FormatError, LockedError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema, store
+from hilt.replay.repair import verify
 from hilt.replay.scan import scan_file
 from hilt.replay.segment import Segment
 from tests.effort import rounds
@@ -55,6 +56,34 @@ EXTRA = {
 
 def with_extra(n: int) -> dict[str, Any]:
     return step(n, grasp_penalty=np.float32(n), force=np.full(3, n, np.int16), depth=np.full((40, 40), n % 251, np.uint8))
+
+
+@pytest.mark.parametrize("name", ["rows", "seal.json", "extents", "header.json", ".hidden", "a b", "b\u00e4r", "closed.json"])
+def test_a_column_may_have_the_name_of_a_file(tmp_path: Path, name: str):
+    values = [np.full(300, number, np.float32) for number in range(20)]
+    with Log.create(tmp_path / "log", Schema.of({name: values[0], "n": np.float32(0)}), segment_bytes=9_000) as log:
+        with log.episode() as episode:
+            for number, value in enumerate(values):
+                episode.append({name: value, "n": np.float32(number)})
+        assert len(log.segments) > 1
+    with Log.open(tmp_path / "log") as log:
+        batch = log.read(log.all().keys())
+        assert (batch[name] == values).all() and (batch["n"] == range(20)).all()
+    assert verify(tmp_path / "log").findings == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a\0b": (np.float32, ())}, "expected a name that a file can have"),
+        ({"a\udc80": (np.float32, (300,))}, "expected a name that a file can have"),
+        ({"a.b": (np.float32, (300,)), "a": {"b": (np.float32, (300,))}}, "a.b and a/b: two large columns would be stored in one file"),
+        ({"x" * 300: (np.float32, (300,))}, "at most 200 bytes of name, got 307"),
+    ],
+)
+def test_names_that_no_file_can_have_are_refused(columns: dict[str, Any], said: str):
+    with pytest.raises(SchemaError, match=said):
+        Schema.declare(columns)
 
 
 @pytest.mark.parametrize("segment_bytes", [None, 8_000])

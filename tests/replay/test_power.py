@@ -20,6 +20,7 @@ from hilt.core.errors import FormatError, StorageError
 from hilt.core.files import Files
 from hilt.replay import Log
 from hilt.replay.runs import key_of
+from hilt.replay.segment import ROWS
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, length, make_log, trajectory
 from tests.replay.power import Disk, Event, Recorder
@@ -185,7 +186,7 @@ def test_what_is_appended_during_a_sync_needs_the_next_one(tmp_path: Path):
         go_on.set()
         first.join(60)
         second.join(60)
-        rows = log.segments[0].fd("rows")
+        rows = log.segments[0].fd(ROWS)
         assert syncs.count(rows) == 2
         assert log.synced == 2
 

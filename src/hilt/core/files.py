@@ -42,13 +42,18 @@ class Files:
 
     def write(self, fd: int, data: Any, offset: int) -> None:
         """The whole buffer at this offset, or an error and nothing promised."""
-        try:
-            written = os.pwrite(fd, data, offset)
-        except OSError as error:
-            raise _storage_error(error, _path_of(fd)) from error
         size = data.nbytes if isinstance(data, (np.ndarray, memoryview)) else len(data)
-        if written != size:
-            self.write(fd, memoryview(data).cast("B")[written:], offset + written)
+        part = data if size <= platform.MAX_IO_BYTES else memoryview(data).cast("B")[: platform.MAX_IO_BYTES]
+        while True:
+            try:
+                written = os.pwrite(fd, part, offset)
+            except OSError as error:
+                raise _storage_error(error, _path_of(fd)) from error
+            size, offset = size - written, offset + written
+            if not size:
+                return
+            data = memoryview(data).cast("B")[written:]
+            part = data[: platform.MAX_IO_BYTES]
 
     def write_all(self, fd: int, buffers: Sequence[Any], offset: int) -> None:
         """Many buffers one after the other, in as few calls as the system allows."""

@@ -46,14 +46,31 @@ NON_WAITING_READS = VECTORED and hasattr(os, "RWF_NOWAIT")
 READ_AHEAD = NATIVE and hasattr(os, "posix_fadvise")
 
 
+MAX_IO_BYTES = 1 << 30
+"""Of one read or write. Linux stops at 2 GiB less a page; macOS refuses more than 2 GiB less a byte."""
+
+
 def read_into(fd: int, buffer: Any, offset: int) -> int:
-    """Reads from this offset into a contiguous buffer of bytes; returns the number of bytes read, smaller at the end of the file."""
+    """Reads from this offset into a contiguous buffer of bytes; returns the number of bytes read, smaller only at the end of the file."""
     if VECTORED:
-        return os.preadv(fd, [buffer], offset)
+        done = os.preadv(fd, [buffer], offset)
+        if done == len(buffer):
+            return done
+    else:
+        done = 0
     target = memoryview(buffer)
-    data = os.pread(fd, target.nbytes, offset)
-    target[: len(data)] = data
-    return len(data)
+    while done < target.nbytes:  # one call reads 2 GiB at most, and may stop earlier
+        part = target[done : done + MAX_IO_BYTES]
+        if VECTORED:
+            got = os.preadv(fd, [part], offset + done)
+        else:
+            data = os.pread(fd, part.nbytes, offset + done)
+            got = len(data)
+            part[:got] = data
+        if not got:
+            break
+        done += got
+    return done
 
 
 def write_buffers(fd: int, buffers: Sequence[Any], offset: int) -> int:

@@ -33,7 +33,7 @@ from hilt.replay.lock import WriterLock
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
 from hilt.replay.segment import FORMAT, Segment, check_format
-from hilt.replay.settings import check_new, check_settings
+from hilt.replay.settings import ReadOptions, check_new, check_settings
 from hilt.replay.store import Lane, Store
 from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
@@ -46,8 +46,8 @@ logger = logging.getLogger("hilt.replay")
 class Log(Store):
     """Make one with `Log.create`, `Log.open` or `Log.anonymous`."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, cache_bytes: int | None):
-        super().__init__(path, settings, files, lock is not None, cache_bytes)
+    def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions):
+        super().__init__(path, settings, files, lock is not None, options)
         self.durability = Durability.parse(settings["durability"])
         self._limited: list[Limited] = []
         self.synced = 0
@@ -71,13 +71,16 @@ class Log(Store):
         compression: Mapping[str, str] | None = None,
         segment_bytes: int | None = None,
         cache_bytes: int | None = None,
+        verify_reads: str = "sampled",
         files: Files = DISK,
     ) -> Log:
         """A new log in a folder that does not exist or is empty.
 
         `capacity_steps` and `capacity_bytes` bound it: the oldest trajectories go first, and their files are deleted.
         `compression` maps a large column to ``"zlib"`` or ``"zstd"``; it is done in the background, when a segment is
-        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files.
+        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads`
+        says which frames are compared with their checksums when they are read: ``"always"`` all, ``"sampled"`` all that come
+        from the disk and one in 16 of those in memory, ``"never"`` none.
         """
         folder = Path(path)
         check_new(folder)
@@ -91,12 +94,13 @@ class Log(Store):
             "segment_bytes": segment_bytes if segment_bytes is not None else _segment_bytes(capacity_bytes),
         }
         check_settings(settings, schema)
+        options = ReadOptions(cache_bytes, verify_reads)
         files.make_folders(folder)
         with WriterLock(folder):
             check_new(folder)
             files.make_folders(folder / "segments")
             write_json(folder / "log.json", settings, files)
-        return cls._start(folder, settings, files, True, cache_bytes)
+        return cls._start(folder, settings, files, True, options)
 
     @classmethod
     def open(
@@ -106,6 +110,7 @@ class Log(Store):
         *,
         schema: Schema | None = None,
         cache_bytes: int | None = None,
+        verify_reads: str = "sampled",
         files: Files = DISK,
         **changes: Any,
     ) -> Log:
@@ -133,10 +138,11 @@ class Log(Store):
         if schema is not None and schema.grown_from(old):
             changed["schemas"] = [*settings["schemas"], schema.to_json()]
         check_settings(changed, schema or old)
+        options = ReadOptions(cache_bytes, verify_reads)
         if mode == "a" and changed != settings:
             with WriterLock(folder):
                 write_json(folder / "log.json", changed, files)
-        return cls._start(folder, changed, files, mode == "a", cache_bytes)
+        return cls._start(folder, changed, files, mode == "a", options)
 
     @classmethod
     def anonymous(cls, schema: Schema, **settings: Any) -> Log:
@@ -152,10 +158,10 @@ class Log(Store):
         return log
 
     @classmethod
-    def _start(cls, folder: Path, settings: dict[str, Any], files: Files, write: bool, cache_bytes: int | None) -> Log:
+    def _start(cls, folder: Path, settings: dict[str, Any], files: Files, write: bool, options: ReadOptions) -> Log:
         lock = WriterLock(folder).__enter__() if write else None
         try:
-            log = cls(folder, settings, files, lock, cache_bytes)
+            log = cls(folder, settings, files, lock, options)
         except BaseException:
             if lock is not None:
                 lock.__exit__()

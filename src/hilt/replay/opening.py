@@ -23,7 +23,7 @@ from hilt.replay.salvage import Salvage
 from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, scan_rows, without_rows
 from hilt.replay.schema import Schema
 from hilt.replay.seal import LogSeal
-from hilt.replay.segment import CODECS, EXTENT, Segment
+from hilt.replay.segment import CODECS, EXTENT, ROWS, Segment
 
 _TRIES = 4
 _AGAIN_SECONDS = 0.01
@@ -95,7 +95,7 @@ class Opener:
 
     def look_again(self, segment: Segment, seen: int) -> Array:
         """Where the whole steps lie that a writer appended to a segment since a reader saw so many rows of it."""
-        rows = segment.read_rows(seen, os.fstat(segment.fd("rows")).st_size // segment.layout.row.itemsize)
+        rows = segment.read_rows(seen, os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize)
         scan = scan_rows(segment, rows, growing=True)
         rows = rows[: scan.rows]
         frames = committed_frames(segment.layout, rows, scan.bad_rows())
@@ -131,12 +131,13 @@ class Opener:
         bad = self._quarantine.rows(segment.number)
         if self._write:
             self._remove_unused(segment)
-        for name in ["rows", *(column.name for column in segment.layout.frames if column.name not in segment.codecs)]:
+        for name in [ROWS, *(column.name for column in segment.layout.frames if column.name not in segment.codecs)]:
             segment.check_size(name)
         if self._quarantine.lost or not segment.trusted:
             scan, rows = scan_file(segment)
             scan.damage += scan_frames(segment, rows, scan.bad_rows())
             bad = np.union1d(bad, self._take_damage(scan))
+            segment.bad_rows = np.zeros(0, np.int64)
         if self._write and not segment.trusted:
             segment.vouch()
         extents = segment.extents()
@@ -162,8 +163,9 @@ class Opener:
             segment.set_counts(scan.rows, frames)
             segment.cut_tail()
         else:
-            stored = os.fstat(segment.fd("rows")).st_size // segment.layout.row.itemsize
+            stored = os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize
             segment.set_counts(min(scan.rows, stored), {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
+        segment.bad_rows = np.zeros(0, np.int64)  # those that are damaged are in quarantine, and nobody asks for them
         return build_extents(rows, np.union1d(self._quarantine.rows(segment.number), self._take_damage(scan)))
 
     def _take_damage(self, scan: Scan) -> Array:
@@ -189,6 +191,7 @@ class Opener:
             saved.close()
             return self._open_whole(folder)
         saved.use_what_is_there()
+        saved.bad_rows = np.zeros(0, np.int64)
         return saved, checked.extents
 
     def _set_aside(self, folder: Path) -> None:

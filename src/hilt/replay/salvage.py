@@ -22,7 +22,7 @@ from hilt.replay.findings import Finding, Kind, Span, spans
 from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, frames_in_use, scan_file, scan_frames, scan_rows
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.seal import NOTHING, Promise
-from hilt.replay.segment import CODECS, EXTENT, FORMAT, HELD, Segment, check_format, frame_end
+from hilt.replay.segment import CODECS, EXTENT, FORMAT, HELD, ROWS, Segment, check_format, frame_end
 
 REBUILT = "is rebuilt"
 QUARANTINED = "its steps go into quarantine"
@@ -110,13 +110,15 @@ class Salvage(Segment):
 
     def use_what_is_there(self) -> None:
         """Makes it readable as it is, without mending anything, where `check` found whole steps."""
-        frames = {column.name: min(self.frames[column.name], self.stored_frames(column.name)) for column in self.layout.frames}
-        self.set_counts(min(self.rows, self._size("rows") // self.layout.row.itemsize), frames)
+        rows, frames = self._size(ROWS) // self.layout.row.itemsize, {c.name: self.stored_frames(c.name) for c in self.layout.frames}
+        if self.sealed is not None:
+            rows, frames = min(self.rows, rows), {name: min(self.frames[name], stored) for name, stored in frames.items()}
+        self.set_counts(rows, frames)
         self.room = self.room or self._needed_room()
 
     def _needed_room(self) -> int:
         most = [self._size(c.name) // c.nbytes for c in self.layout.frames if c.name not in self.codecs]
-        return self.layout.room(max([self._size("rows") // self.layout.row.itemsize, *most, *self.frames.values()]))
+        return self.layout.room(max([self._size(ROWS) // self.layout.row.itemsize, *most, *self.frames.values()]))
 
     # Opening
 
@@ -243,7 +245,7 @@ class Salvage(Segment):
     def _check_sizes(self, scan: Scan, trusted: Array, live: bool) -> None:
         """Files that end too early or too late."""
         committed = committed_frames(self.layout, trusted) if self.sealed is None else self.frames
-        wanted = {"rows": ("rows", scan.rows * self.layout.row.itemsize)}
+        wanted = {ROWS: ("rows", scan.rows * self.layout.row.itemsize)}
         wanted |= {c.name: (c.file, committed[c.name] * c.nbytes) for c in self.layout.frames if c.name not in self.codecs}
         for name, (file, size) in wanted.items():
             excess = self._size(name) - size
@@ -254,7 +256,7 @@ class Salvage(Segment):
             elif excess > 0 and self.sealed is not None:
                 self._add("leftover", file, f"{excess:,} bytes behind its end", CUT)
             elif excess > 0 and not live and not scan.damage:
-                steps = f", {scan.torn_rows} steps" if name == "rows" else ""
+                steps = f", {scan.torn_rows} steps" if name == ROWS else ""
                 self._add("torn", file, f"{excess:,} bytes{steps} behind the last commit, which nobody was promised", CUT)
 
     # Inside

@@ -16,7 +16,7 @@ from hilt.core.errors import CorruptError
 from hilt.core.files import checksum
 from hilt.core.tree import Array
 from hilt.replay.schema import Layout
-from hilt.replay.segment import EXTENT, Segment
+from hilt.replay.segment import EXTENT, ROWS, Segment
 
 
 @dataclass
@@ -77,7 +77,7 @@ def scan_rows(segment: Segment, rows: Array, partial_bytes: int = 0, growing: bo
 
 def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
     """Scans the row file as it lies on disk; also returns its rows. `growing`: another process may be appending to it."""
-    size = os.fstat(segment.fd("rows")).st_size
+    size = os.fstat(segment.fd(ROWS)).st_size
     whole, partial = divmod(size, segment.layout.row.itemsize)
     rows = segment.read_rows(0, whole)
     if segment.sealed is None:

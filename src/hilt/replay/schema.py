@@ -8,7 +8,7 @@ one pair; they share a frame file, so that the frame which ends one step and beg
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
@@ -23,6 +23,8 @@ from hilt.core.tree import Array, ArraySpec, Spec, Tree
 
 INLINE_BYTES = 1024
 """A column of fewer bytes lies inside the row; a larger one is stored as frames."""
+MAX_FILE_NAME_BYTES = 200
+"""Of the file of a large column: file systems take 255 bytes, and a file that is being written has a longer name."""
 PAIRS = {"observations": "next_observations", "curr_obs": "next_obs"}
 """Which subtree is the next observation of which."""
 REFERENCE = np.dtype([("frame", "<i8"), ("crc", "<u4")])
@@ -60,11 +62,14 @@ class Schema:
                 raise SchemaError(f"{path}: expected {spec}, got {given[path]}: this column is built in. Give yours another name.")
         if bad := [p for p in given if p.startswith("#")]:
             raise SchemaError(f"{bad[0]}: names that begin with '#' are Hilt's own. Rename it.")
+        _check_names(given)
         merged = {path: given[path] for path in given} | {p: s for p, s in BUILT_IN.items() if p not in given}
         for path in stacked:
             if path not in merged:
                 raise UnknownNameError("stacked column", path, given)
-        return cls(Spec(merged), tuple(stacked))
+        made = cls(Spec(merged), tuple(stacked))
+        _check_files(made.layout)
+        return made
 
     @classmethod
     def of(cls, example: Tree, leading: int = 0, stacked: Sequence[str] = ()) -> Schema:
@@ -135,6 +140,29 @@ class Schema:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
         return cls(Spec({path: ArraySpec.from_json(spec) for path, spec in data["columns"]}), tuple(data["stacked"]))
+
+
+def _check_names(paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            plain = "\0" not in path and bool(path.encode())
+        except UnicodeEncodeError:
+            plain = False
+        if not plain:
+            raise SchemaError(f"column {path!r}: expected a name that a file can have: Unicode text without NUL and surrogates. Rename it.")
+
+
+def _check_files(layout: Layout) -> None:
+    """Large columns have a file each, which is called after the column."""
+    by_file: dict[str, str] = {}
+    for column in layout.frames:
+        size = len(column.file.encode())
+        if size > MAX_FILE_NAME_BYTES:
+            raise SchemaError(f"{column.name}: its file may have at most {MAX_FILE_NAME_BYTES} bytes of name, got {size}. Rename it.")
+        if column.file in by_file:
+            both = f"{by_file[column.file]} and {column.name}"
+            raise SchemaError(f"{both}: two large columns would be stored in one file, {column.file}. Rename one of them.")
+        by_file[column.file] = column.name
 
 
 def check_sources(values: Array) -> None:

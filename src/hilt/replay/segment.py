@@ -39,6 +39,8 @@ FORMAT = 1
 """Version of the segment format. A reader refuses a newer one."""
 
 _COUNT = Struct("<I")
+ROWS = "#rows"
+"""The file of rows among the open files, which are known by their columns: no column is called so."""
 HELD = "extents.held"
 """In a segment that is not sealed: its extents when the log was last closed, and their checksum."""
 
@@ -90,6 +92,8 @@ class Segment:
         self._loose = False  # whether files and names, too, may not be on the disk yet
         self._syncing = threading.Lock()
         self._sync_error: StorageError | None = None
+        self.bad_rows: Array | None = None
+        """The rows that do not have their checksum; None while nobody has looked."""
         self.promise = NOTHING
         """What it held when the log was last closed: less than that is damage, not a torn tail."""
         self.deleted = False
@@ -111,6 +115,7 @@ class Segment:
             files.sync_folder(folder.parent)
         segment = cls(folder, schema, room, files, write=True)
         segment._loose = not durable
+        segment.bad_rows = np.zeros(0, np.int64)
         segment._open_files()
         return segment
 
@@ -152,7 +157,7 @@ class Segment:
                 new = frames.get(column.name)
                 if new is not None and len(new):
                     self._write_frames(column, new)
-            self.files.write(self._fds["rows"], raw, self.rows * self.layout.row.itemsize)
+            self.files.write(self._fds[ROWS], raw, self.rows * self.layout.row.itemsize)
         except StorageError:
             self.cut_tail()
             raise
@@ -307,7 +312,7 @@ class Segment:
     def read_rows(self, first: int, stop: int) -> Array:
         out = np.zeros(stop - first, self.layout.row)
         with storage_errors(self.folder / "rows"):
-            got = read_into(self._fds["rows"], out.view(np.uint8), first * self.layout.row.itemsize)
+            got = read_into(self._fds[ROWS], out.view(np.uint8), first * self.layout.row.itemsize)
         return out[: got // self.layout.row.itemsize]
 
     def read_frame(self, column: FrameColumn, number: int, out: Array) -> None:
@@ -321,7 +326,8 @@ class Segment:
             return
         ends = self._offsets[column.name]
         start = int(ends[number - 1]) if number else 0
-        data = os.pread(self._fds[column.name], int(ends[number]) - start, start)
+        data = bytearray(max(0, int(ends[number]) - start))
+        read_into(self._fds[column.name], data, start)
         try:
             raw = _decoder(made["codec"])(data)
         except (zlib.error, ValueError) as error:
@@ -332,9 +338,9 @@ class Segment:
 
     def check_size(self, name: str) -> None:
         """An error when a file was cut behind our back; reading its map would end the process."""
-        needed = self.rows * self.layout.row.itemsize if name == "rows" else self.frames[name] * self.layout.frame_of[name].nbytes
+        needed = self.rows * self.layout.row.itemsize if name == ROWS else self.frames[name] * self.layout.frame_of[name].nbytes
         if os.lseek(self._fds[name], 0, os.SEEK_END) < needed:  # half the cost of fstat; nobody uses the file's position
-            raise self._cut_short("rows" if name == "rows" else self.layout.frame_of[name].file, None)
+            raise self._cut_short("rows" if name == ROWS else self.layout.frame_of[name].file, None)
 
     def nbytes(self) -> int:
         """Bytes of all files, as they lie on disk."""
@@ -361,7 +367,7 @@ class Segment:
             made = self.codecs.get(column.name)
             path = self.folder / (f"{column.file}.{made['codec']}" if made else column.file)
             self._fds[column.name] = self._open_file(path)
-        self._fds["rows"] = self._open_file(self.folder / "rows")
+        self._fds[ROWS] = self._open_file(self.folder / "rows")
 
     def _open_file(self, path: Path) -> int:
         require_file(path)
@@ -394,7 +400,7 @@ class Segment:
     def is_there(self) -> bool:
         """Whether the files that are open are those in the folder: somebody may have put another log in its place."""
         try:
-            return os.stat(self.folder / "rows").st_ino == os.fstat(self._fds["rows"]).st_ino
+            return os.stat(self.folder / "rows").st_ino == os.fstat(self._fds[ROWS]).st_ino
         except FileNotFoundError:
             return False
 
@@ -427,7 +433,7 @@ class Segment:
         """Removes whatever lies behind the last commit."""
         for column in self.layout.frames:
             self.files.truncate(self._fds[column.name], self.frames[column.name] * column.nbytes)
-        self.files.truncate(self._fds["rows"], self.rows * self.layout.row.itemsize)
+        self.files.truncate(self._fds[ROWS], self.rows * self.layout.row.itemsize)
 
     def _bad_frame(self, column: FrameColumn, number: int, what: str) -> CorruptError:
         return CorruptError(f"{self.folder}: frame {number} of {column.name} {what}; run: hilt data repair {self.folder.parent.parent}.")
@@ -491,12 +497,12 @@ def _encoder(codec: str) -> Callable[[Array], bytes]:
     return _zstd().ZstdCompressor(level=3).compress  # type: ignore[no-any-return]
 
 
-def _decoder(codec: str) -> Callable[[bytes], bytes]:
+def _decoder(codec: str) -> Callable[[bytes | bytearray], bytes]:
     if codec == "zlib":
         return zlib.decompress
     zstd = _zstd()
 
-    def decode(data: bytes) -> bytes:
+    def decode(data: bytes | bytearray) -> bytes:
         try:
             return zstd.ZstdDecompressor().decompress(data)  # type: ignore[no-any-return]
         except zstd.ZstdError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,20 @@ from hilt.core.files import leftovers, storage_errors
 from hilt.replay.durability import Durability
 from hilt.replay.schema import Schema
 from hilt.replay.segment import CODECS
+
+VERIFY_READS = ("always", "sampled", "never")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How one process reads a log; not a setting of the log itself."""
+
+    cache_bytes: int | None = None
+    verify_reads: str = "sampled"
+
+    def __post_init__(self) -> None:
+        if self.verify_reads not in VERIFY_READS:
+            raise UnknownNameError("verify_reads", self.verify_reads, VERIFY_READS)
 
 
 def check_settings(settings: Mapping[str, Any], schema: Schema) -> None:

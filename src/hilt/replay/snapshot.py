@@ -107,15 +107,15 @@ class Snapshot:
         for number in np.unique(table_of).tolist():
             chosen, table = np.flatnonzero(table_of == number), self._tables[number]
             rows = table.rows(at[chosen])
-            now, after = (rows[path]["frame"].reshape(len(chosen), stack) for path in column.columns)
-            if not np.array_equal(now[:, 1:], after[:, :-1]):
+            now, after = (rows[path].reshape(len(chosen), stack) for path in column.columns)
+            if not np.array_equal(now["frame"][:, 1:], after["frame"][:, :-1]):
                 raise _unpackable(column)
-            frames = np.concatenate([now, after[:, -1:]], axis=1)
+            frames, crcs = (np.concatenate([now[name], after[name][:, -1:]], axis=1) for name in ("frame", "crc"))
             if len(chosen) == len(keys):
-                table.gather(column, at, frames, out)
+                table.gather(column, at, frames, crcs, out)
             else:
                 part = np.empty((len(chosen), *out.shape[1:]), out.dtype)
-                table.gather(column, at[chosen], frames, part)
+                table.gather(column, at[chosen], frames, crcs, part)
                 out[chosen] = part
         return out
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError
-from hilt.core.files import DISK, Files, leftovers, storage_errors
+from hilt.core.files import Files, leftovers, storage_errors
 from hilt.core.platform import allow_open_files
 from hilt.core.tree import Array
 from hilt.replay.durability import Syncer
@@ -34,6 +34,7 @@ from hilt.replay.scan import Damage, scan_file, scan_frames
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.seal import LogSeal
 from hilt.replay.segment import Segment
+from hilt.replay.settings import ReadOptions
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.table import Table
 
@@ -56,7 +57,7 @@ class Lane:
 class Store:
     """Where every step of a log lies, on disk and in memory."""
 
-    def __init__(self, path: Path, settings: dict[str, Any], files: Files = DISK, write: bool = False, cache_bytes: int | None = None):
+    def __init__(self, path: Path, settings: dict[str, Any], files: Files, write: bool, options: ReadOptions):
         self.path, self.settings = path, settings
         self.schema = Schema.from_json(settings["schemas"][-1])
         self.lock = threading.RLock()
@@ -76,7 +77,7 @@ class Store:
         self.closed = False
         self.process = os.getpid()
         after_fork(self, "stop_writing")
-        self._files, self._write, self._cache_bytes = files, write, cache_bytes
+        self._files, self._write, self._options = files, write, options
         self._tables: list[Table] = []
         self._segments: dict[int, Segment] = {}
         self._slots: dict[int, tuple[int, int]] = {}  # segment number -> table number, slot
@@ -218,7 +219,7 @@ class Store:
         wanted = (segment.room, segment.schema.to_json())
         number = next((n for n, t in enumerate(self._tables) if (t.rows_per_slot, t.schema.to_json()) == wanted), len(self._tables))
         if number == len(self._tables):
-            self._tables.append(Table(segment.schema, segment.room, self.pool, self._cache_bytes, self._readers.later))
+            self._tables.append(Table(segment.schema, segment.room, self.pool, self._options, self._readers.later))
         table = self._tables[number]
         slot = table.add(segment)
         allow_open_files(len(self._segments) * (2 + len(segment.layout.frames)))

@@ -14,7 +14,7 @@ from hilt.core.tree import Array
 from hilt.replay.lock import writer_of
 from hilt.replay.log import Log
 from hilt.replay.runs import OFFSET_BITS
-from hilt.replay.segment import Segment
+from hilt.replay.segment import ROWS, Segment
 
 _CHUNK = 1 << 16
 """Steps whose small columns are read at once."""
@@ -152,7 +152,7 @@ def _field(log: Log, trajectory: int, name: str) -> Array:
 
 def _torn_bytes(segment: Segment) -> int:
     """Bytes of a growing segment behind its last commit: of a killed writer, or of one at work."""
-    sizes = {"rows": segment.rows * segment.layout.row.itemsize}
+    sizes = {ROWS: segment.rows * segment.layout.row.itemsize}
     sizes |= {c.name: segment.frames[c.name] * c.nbytes for c in segment.layout.frames}
     return sum(max(0, os.fstat(segment.fd(name)).st_size - size) for name, size in sizes.items())
 

@@ -17,9 +17,11 @@ from hilt.core.errors import SchemaError
 from hilt.core.platform import announce_read, is_cached
 from hilt.core.tree import Array, ArraySpec
 from hilt.replay.arena import make_arena
+from hilt.replay.checks import ReadChecks, differs, wrong_frame
 from hilt.replay.pool import BufferPool
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.segment import Segment
+from hilt.replay.segment import ROWS, Segment
+from hilt.replay.settings import ReadOptions
 
 Action = Callable[[], None]
 _PROBES = 12
@@ -31,7 +33,7 @@ _AHEAD = 32
 class Table:
     """Segments of one schema, each in a slot."""
 
-    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, cache_bytes: int | None, later: Callable[[Action], None]):
+    def __init__(self, schema: Schema, rows_per_slot: int, pool: BufferPool, options: ReadOptions, later: Callable[[Action], None]):
         """`later` calls an action when nobody reads any more who reads now."""
         self.schema, self.layout, self._pool = schema, schema.layout, pool
         self.rows_per_slot = rows_per_slot
@@ -39,7 +41,7 @@ class Table:
         self._frames = {c.name: make_arena(c.nbytes, self.rows_per_slot) for c in self.layout.frames}
         self._segments: dict[int, Segment] = {}
         self._free: list[int] = []
-        self._budget, self._later = cache_bytes, later
+        self._budget, self._later, self._checks = options.cache_bytes, later, ReadChecks(options.verify_reads)
         self._mapped: dict[str, dict[int, int]] = {c.name: {} for c in self.layout.frames}
         self._probe = np.random.default_rng(0)
         self.disk_reads = 0
@@ -48,7 +50,7 @@ class Table:
         """The slot of a segment."""
         slot = self._free.pop() if self._free else len(self._segments)
         self._segments[slot] = segment
-        self._rows.map(slot, segment.fd("rows"))
+        self._rows.map(slot, segment.fd(ROWS))
         self._map_frames(slot, segment)
         return slot
 
@@ -81,8 +83,13 @@ class Table:
 
     def rows(self, at: Array) -> Array:
         """The packed rows at these addresses, as one record array in the order asked for."""
-        for slot in _distinct(at, self.rows_per_slot):
-            self._segments[slot].check_size("rows")
+        used = _distinct(at, self.rows_per_slot)
+        for slot in used:
+            segment = self._segments[slot]
+            segment.check_size(ROWS)
+            if segment.bad_rows is None or len(segment.bad_rows):
+                mine = at if len(used) == 1 else at[at // self.rows_per_slot == slot]
+                self._checks.rows(segment, mine - slot * self.rows_per_slot)
         out = np.empty(len(at), self.layout.row)
         self._rows.take(at, out.view(np.uint8).reshape(len(at), self.layout.row.itemsize))
         return out
@@ -105,7 +112,7 @@ class Table:
             frame = self.layout.frame_of.get(path)
             if frame is not None:
                 target = self._target(path, len(at), out)
-                self.gather(frame, at, rows[path]["frame"], target)
+                self.gather(frame, at, rows[path]["frame"], rows[path]["crc"], target)
             elif out is None or path not in out:
                 target = np.array(rows[path], order="C")
             else:
@@ -114,22 +121,28 @@ class Table:
             batch[path] = target
         return batch
 
-    def gather(self, column: FrameColumn, at: Array, frames: Array, target: Array) -> None:
-        """Frames of the steps `at`, given by number, ``[n]`` or ``[n, stack]``, into ``target``."""
-        slots = at // self.rows_per_slot
+    def gather(self, column: FrameColumn, at: Array, frames: Array, crcs: Array, target: Array) -> None:
+        """Frames of the steps `at`, given by number and checksum, ``[n]`` or ``[n, stack]``, into ``target``."""
+        slots, numbers = at // self.rows_per_slot, frames.reshape(-1)
         if frames.ndim > 1:
             slots = np.repeat(slots, frames.shape[1])
-        index = slots * self.rows_per_slot + frames.reshape(-1)
-        flat = target.reshape(-1).view(np.uint8).reshape(len(index), column.nbytes)
-        used = _distinct(index, self.rows_per_slot)
+        used = np.bincount(slots).nonzero()[0].tolist()
         for slot in used:
-            if column.name not in self._segments[slot].codecs:
-                self._segments[slot].check_size(column.name)
+            segment = self._segments[slot]
+            self._checks.bounds(segment, column, numbers if len(used) == 1 else numbers[slots == slot])
+            if column.name not in segment.codecs:
+                segment.check_size(column.name)
+        index = slots * self.rows_per_slot + numbers
+        flat = target.reshape(-1).view(np.uint8).reshape(len(index), column.nbytes)
         mapped = self._mapped[column.name]
-        if all(slot in mapped for slot in used) and self._resident(column, index):
+        from_memory = all(slot in mapped for slot in used) and self._resident(column, index)
+        if from_memory:
             self._frames[column.name].take(index, flat)
         else:
             self._read_in_order(column, index, flat)
+        wrong = differs(flat, crcs.reshape(-1), self._checks.wants(len(index), from_memory))
+        if wrong is not None:
+            raise wrong_frame(self._segments[int(slots[wrong])], column, int(numbers[wrong]))
 
     # Inside
 
