@@ -52,7 +52,7 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (usual.demonstrations, usual.playing.scenes, usual.config.max_steps, usual.states) == (1, 60, 400, 100)
     assert usual.config.validation.goal > 0.9 and not usual.config.max_seconds, "success ends it, and no clock"
     assert fast.config.max_steps < 400 and fast.playing.steps < usual.playing.steps and fast.states < 100
-    assert story("--play", "7").playing.scenes == 7 and story("--steps", "9").playing.steps == 9 and usual.playing.steps == 600
+    assert story("--play", "7").playing.scenes == 7 and story("--steps", "9").playing.steps == 9 and usual.playing.steps == 1_000
     assert story("--demonstrations", "3").demonstrations == 3
     assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0
     assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")

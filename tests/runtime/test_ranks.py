@@ -58,8 +58,8 @@ def test_who_leaves_is_named_to_those_who_wait(group):
     assert all("rank 1 left: ZeroDivisionError: by zero" in answer for answer in answers)
 
 
-def test_who_is_late_is_named_at_the_deadline(group):
-    answers = group.call("wait_for", 2, 8)
+def test_who_is_late_is_named_at_the_deadline(group, tmp_path: Path):
+    answers = group.call("wait_for", 2, str(tmp_path))
     assert answers.pop(2) == "" and all("waited 5 s for rank 2 (last seen in join)." in answer for answer in answers)
     assert any(answer.startswith("LateRankError: rank ") for answer in answers)  # who hears of it from another, lost that one
 

@@ -85,12 +85,16 @@ class Toy:
             return ""
         return self._error(self.ranks.barrier)
 
-    def wait_for(self, rank, seconds):
-        """What a rank sees when another one is late."""
+    def wait_for(self, rank, folder):
+        """What a rank sees when another one is late: later than all the others have waited, who say so by files."""
         if self.ranks.rank == rank:
-            time.sleep(seconds)
+            end = time.monotonic() + 120
+            while len(list(Path(folder).iterdir())) < self.ranks.size - 1 and time.monotonic() < end:
+                time.sleep(0.05)
             return ""
-        return self._error(self.ranks.barrier)
+        error = self._error(self.ranks.barrier)
+        (Path(folder) / str(self.ranks.rank)).touch()
+        return error
 
     def in_world(self, address, size):
         """All that ranks do together, in a world of so many; who is beyond has nothing to do there."""

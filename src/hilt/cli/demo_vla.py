@@ -39,7 +39,7 @@ def vla(
     minutes: Annotated[float | None, typer.Option("--minutes", help="A cap on learning from success; 0: none of it.", min=0.0)] = None,
     play: Annotated[int | None, typer.Option("--play", help="Scenes in which the arm plays; 0: none.", min=0)] = None,
     demonstrations: Annotated[int, typer.Option("--demonstrations", help="Of each task.", min=1)] = 1,
-    steps: Annotated[int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="600")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Gradient steps of imitation.", min=1, show_default="1000")] = None,
     head: Annotated[str, typer.Option("--head", help="How the policy answers: tokens, gaussian or flow.")] = "tokens",
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.", min=0)] = 0,
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
@@ -201,7 +201,7 @@ class Story:
         phase = f"imitating demonstrations{' and play' * bool(touches)}, gradient steps"
 
         def watch(step: int, values: dict[str, float]) -> None:
-            self.report(phase, step + 1, self.playing.steps, f"loss {values['loss']:.3f}")
+            self.report(phase, step + 1, self.playing.steps, f"loss {values.get('play_loss', values['loss']):.3f}")
 
         self.report(phase)
         policy = taught(self.config, lessons, touches, self.playing, watch)

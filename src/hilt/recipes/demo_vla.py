@@ -28,7 +28,7 @@ def vla_tabletop() -> Vla:
         ),
         algorithm=PolicyGradient(dual_clip=3.0, reduction="token_mean", batch=Batching(trajectories_per_step=48, chunks_per_pass=144)),
         optimiser=Optimiser(learning_rate=4e-4, weight_decay=0.0, warmup_ratio=0.02),
-        validation=Validation(episodes=25, period=10, goal=0.97, hold=2),
+        validation=Validation(episodes=25, period=10, goal=0.98, hold=3),
         max_steps=400,
         checkpoint_period=40,
         rollouts_gb=2.0,

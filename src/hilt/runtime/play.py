@@ -54,7 +54,7 @@ class Playing:
     """Training states in which the arm plays; 0: demonstrations alone are learned from"""
     descents: int = 6
     """Times that the hand goes down in each"""
-    steps: int = 600
+    steps: int = 1_000
     """Gradient steps"""
     batch_size: int = 64
     """Ways in each"""
