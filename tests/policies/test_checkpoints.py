@@ -102,7 +102,7 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
     assert load_policy(tmp_path / "again", allow_untrained=True, dtype="bfloat16").unnorm_key == "aloha_pour", (
         "what was chosen is remembered"
     )
-    with pytest.raises(ConfigError, match=r"no config\.json in it\. Nothing is downloaded; give a folder"):
+    with pytest.raises(ConfigError, match=r"no config\.json in it\. Give a checkpoint's folder, or a name that `hilt fetch` has shown"):
         load_policy("openvla/openvla-7b")
     with pytest.raises(UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", centre_crop=False)

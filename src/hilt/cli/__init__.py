@@ -35,6 +35,8 @@ COMMANDS = {
     "actor": ("hilt.cli.train:actor", "An actor alone: drives a task for a learner that is elsewhere."),
     "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
     "data": ("hilt.cli.data", "Look into logs and datasets of other systems, turn one into another; check, mend, merge and split logs."),
+    "fetch": ("hilt.cli.hub:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name: data only, each file checked."),
+    "push": ("hilt.cli.hub:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
     "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
     "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, as HIL-SERL's robot server does."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),

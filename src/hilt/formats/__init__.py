@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, suggest
+from hilt.core.hub import local
 from hilt.formats.episodes import Dataset, Episode, Writer
 
 FORMATS = {
@@ -50,8 +51,9 @@ def create(path: str | os.PathLike[str], format: str, **options: Any) -> Writer:
 
 
 def located(path: str | os.PathLike[str], format: str = "auto") -> Path:
-    """Where the data of a folder is: of a recording or a run in its ``log``, of everything else in the folder itself."""
-    place = Path(path)
+    """Where the data of a folder is: of a recording or a run in its ``log``, of everything else in the folder itself. A name of the Hub is
+    the folder that was fetched (`hilt.core.hub`)."""
+    place = local(path)
     inside = format in ("auto", "log") and not (place / "log.json").is_file() and (place / "log" / "log.json").is_file()
     return place / "log" if inside else place
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
+from hilt.core.hub import local
 from hilt.policies.base import Policy
 from hilt.policies.lora import merged
 from hilt.policies.memory import weights_fit
@@ -57,10 +58,10 @@ LEAST_MASS = 0.05
 
 
 def load_policy(folder: str | os.PathLike[str], **options: Any) -> Policy:
-    """The policy in a folder, by its config.json. `options` are those of the policy's `from_pretrained`."""
-    folder = Path(folder)
+    """The policy in a folder, or of a name that `hilt fetch` has shown, by its config.json. `options` are its `from_pretrained`'s."""
+    folder = local(folder)
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder}: there is no config.json in it. Nothing is downloaded; give a folder on this machine.")
+        raise ConfigError(f"{folder}: there is no config.json in it. Give a checkpoint's folder, or a name that `hilt fetch` has shown.")
     config = read_json(folder / "config.json")
     kind = config.get("model_type") or config.get("type") or ("pi0" if "paligemma_variant" in config else None)
     if kind not in KINDS:

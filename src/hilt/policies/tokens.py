@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from hilt.core.errors import ConfigError, FormatError, MissingPackageError, optional_module
+from hilt.core.hub import local
 
 FILES, BYTES = ("tokenizer.json", "tokenizer_config.json"), "hilt.ByteTokenizer"
 EMPTY = 29871
@@ -112,7 +113,8 @@ class FolderTokenizer:
 
 def load_tokenizer(folder: str | Path) -> FolderTokenizer | ByteTokenizer:
     """The tokenizer of a checkpoint's folder; our own where its settings say so."""
-    return ByteTokenizer() if _settings(Path(folder)).get("tokenizer_class") == BYTES else FolderTokenizer(folder)
+    folder = local(folder)
+    return ByteTokenizer() if _settings(folder).get("tokenizer_class") == BYTES else FolderTokenizer(folder)
 
 
 def save_tokenizer(tokenizer: Any, folder: str | Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
+from hilt.core.hub import local
 from hilt.core.progress import paced
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.formats import open_dataset
@@ -45,7 +46,7 @@ def check_imports(config: Hil, env: Any) -> None:
 
 
 def _check_dataset(path: str, schema: Schema) -> None:
-    if not Path(path).exists():
+    if not local(path).exists():
         raise StorageError(f"demo_path has {path}, and there is no such file or folder. Check the path.")
     for done in decode(open_dataset(path), 0, Change()):
         if (episode := done.result()[0]) is not None:
@@ -67,7 +68,7 @@ def expanded(paths: Sequence[str]) -> list[str]:
         if not found:
             raise StorageError(f"demo_path has {path}, and there is no such file. Check the pattern.")
         for each in found:
-            out.setdefault(Path(each).resolve(), each)
+            out.setdefault(local(each).resolve(), each)
     return list(out.values())
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from hilt.core.config import thaw
 from hilt.core.files import read_json
+from hilt.core.hub import local
 from hilt.policies.precision import AUTO, FLOAT32, Choice, choose, of_former_name, slowness
 from hilt.policies.precision import measures as trial_needed
 from hilt.runtime.config import Hil
@@ -105,7 +106,7 @@ def setting_of(config: Any) -> Setting | None:
 
 def _document(config: Any) -> dict[str, Any]:
     """The config.json of the policy's folder; empty for a new policy."""
-    path = Path(config.policy, "config.json")
+    path = local(config.policy) / "config.json"
     if config.policy == "small_vla" or not path.is_file():
         return {}
     from hilt.policies.weights import read_json as read_any  # needs torch, which the settings of a learner and actors do without

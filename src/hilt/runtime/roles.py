@@ -26,6 +26,7 @@ import torch
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
+from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
@@ -345,7 +346,7 @@ def _valued(config: Vla, value: str) -> dict[str, Any]:
     """The options by which the policy of a folder is opened with a value head."""
     if not value:
         return {}
-    kind = read_json(Path(config.policy) / "config.json").get("model_type", "")
+    kind = read_json(local(config.policy) / "config.json").get("model_type", "")
     if kind == "hilt_small_vla":
         return {"value": value}
     head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "actions")}
@@ -432,7 +433,7 @@ class Imitating:
         from hilt.runtime.demonstrations import Demonstrations, batches
 
         self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
-        self._lessons = Demonstrations([Path(path) for path in config.imitation.data], run / "data", suite)
+        self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
         self._horizon = int(getattr(policy, "horizon", policy.chunk))
         self._batches = lambda first: batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
         self._made, self._coming = 0, self._batches(0)

@@ -28,6 +28,7 @@ from hilt.algos.adam import Adam
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
+from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import check_effect
@@ -165,10 +166,10 @@ class Sft:
         check_device(self.device)
         if self.policy == "small_vla":
             SmallVLAConfig.from_json(self.policy_options)
-        elif not Path(self.policy).is_dir():
+        elif not local(self.policy).is_dir():
             raise ConfigError(
-                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Nothing is downloaded: give a "
-                "folder on this machine."
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
+                "machine, or a name that `hilt fetch` has shown."
             )
 
 
@@ -294,7 +295,7 @@ def train(
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         report(f"loading the policy {config.policy}")
         policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
-        paths = [Path(path) for path in config.data]
+        paths = [local(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
             folder = run / "tasks" / task.replace("/", "-")
             demonstrate(settings_of(config, task), folder, say, stop, report)

@@ -13,6 +13,7 @@ from typing import Any
 
 from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
+from hilt.core.hub import local
 from hilt.envs.task import ready
 from hilt.observe.sinks import check_sinks
 from hilt.policies.base import check_effect
@@ -274,17 +275,17 @@ class Vla:
     def _check_policy(self) -> None:
         if self.policy == "small_vla":
             SmallVLAConfig.from_json(self.policy_options)
-        elif not Path(self.policy).is_dir():
+        elif not local(self.policy).is_dir():
             raise ConfigError(
-                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Nothing is downloaded: give a "
-                "folder on this machine."
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
+                "machine, or a name that `hilt fetch` has shown."
             )
 
     def _check_folders(self) -> None:
         if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
         for path in self.imitation.data:
-            if not Path(path).exists():
+            if not local(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
 
     # Sizes, in words

@@ -1,0 +1,48 @@
+"""``hilt fetch`` and ``hilt push``: the only commands that use the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hilt.cli.show import PROGRESS
+from hilt.core import hub
+
+MAX_NAMED = 5
+"""Files that are named one by one"""
+
+fetching = typer.Typer()
+pushing = typer.Typer()
+
+
+@fetching.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="hf:org/name, hf:datasets/org/name; @REVISION after it if you like.")],
+) -> None:
+    """Fetch a policy or a dataset, and show the name by which every other command finds it.
+
+    Code and pickles stay where they are: weights come as safetensors. Every file is compared with the checksum that the Hub has of it. What
+    was fetched before is checked again, without the network where the name has a commit.
+    """
+    with PROGRESS.phases() as report:
+        found = hub.fetch(name, report)
+    PROGRESS.say(f"{found.files} files, {found.size / 1e6:,.1f} MB, in {found.folder}")
+    if found.left_out:
+        more = f" and {len(found.left_out) - MAX_NAMED} more" if len(found.left_out) > MAX_NAMED else ""
+        PROGRESS.say(f"left on the Hub, for they are not data that Hilt reads: {', '.join(found.left_out[:MAX_NAMED])}{more}")
+    use = "hilt data inspect" if hub.parse(name).kind == "dataset" else "hilt train vla_tabletop policy="
+    PROGRESS.say(f"use it as: {use}{' ' * (use[-1] != '=')}{found.name}")
+
+
+@pushing.command()
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="A policy's folder, or a dataset's.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="hf:org/name or hf:datasets/org/name; made if there is none.")],
+    public: Annotated[bool, typer.Option("--public", help="Everybody may read a repository that is made now.")] = False,
+) -> None:
+    """Push the data in a folder as one commit. A new repository is private."""
+    with PROGRESS.phases() as report:
+        pushed = hub.push(folder, name, public, report)
+    PROGRESS.say(f"pushed as {pushed}\nelsewhere: hilt fetch {pushed}")

@@ -1,0 +1,152 @@
+"""Names of the Hugging Face Hub, against a server that speaks its HTTP interface, through the Hub's own library."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hilt.core import hub
+from hilt.core.errors import ConfigError
+from tests.core.hub_server import HubServer
+from tests.effort import need
+
+need("huggingface_hub")
+
+FILES = {"config.json": b'{"model_type": "hilt_small_vla"}', "model.safetensors": bytes(range(256)) * 20, "README.md": b"# mine\n"}
+CODE = {"modeling.py": b"raise SystemExit('run')", "pytorch_model.bin": b"\x80\x04" * 900}
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    made = HubServer()
+    for name, value in {
+        hub.ROOT: str(tmp_path / "hub"),
+        "HF_ENDPOINT": made.endpoint,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "hf_test",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    yield made
+    made.close()
+
+
+def hilt(*words: str) -> subprocess.CompletedProcess[str]:
+    """The Hub's library reads its settings when it is imported, so each command is a process of its own, as it is for a user."""
+    return subprocess.run(
+        [sys.executable, "-m", "hilt", *words], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, timeout=300
+    )
+
+
+def name_in(said: str) -> str:
+    return re.findall(r"hf:\S+@[0-9a-f]{40}", said)[-1]
+
+
+def test_what_is_fetched_is_data_under_a_name_with_its_commit(server: HubServer):
+    first = server.commit("model", "org/arm", {**FILES, **CODE})
+    server.commit("model", "org/arm", {**FILES, "README.md": b"# newer\n"})
+    done = hilt("fetch", f"hf:org/arm@{first}")
+    assert done.returncode == 0, done.stderr
+    folder = hub.local(f"hf:org/arm@{first}")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != hub.MANIFEST} == FILES
+    assert "left on the Hub, for they are not data that Hilt reads: modeling.py, pytorch_model.bin" in done.stdout
+    assert name_in(done.stdout) == f"hf:org/arm@{first}"
+    assert not any("modeling.py" in request or ".bin" in request for request in server.requests), "not even asked for"
+
+    newest = hilt("fetch", "hf:org/arm")
+    assert (hub.local(name_in(newest.stdout)) / "README.md").read_bytes() == b"# newer\n"
+    with pytest.raises(ConfigError, match=r"hf:org/arm: the name needs a commit \(@ and 40 digits\).*is on this machine"):
+        hub.local("hf:org/arm")
+
+
+def test_datasets_keep_their_folders(server: HubServer):
+    files = {"meta/info.json": b"{}", "data/chunk-000/file-000.parquet": b"PAR1" * 500, "videos/front/file-000.mp4": b"film" * 400}
+    commit = server.commit("dataset", "org/picks", {**files, "picks.py": b"raise SystemExit"})
+    assert hilt("fetch", "hf:datasets/org/picks").returncode == 0
+    folder = hub.local(f"hf:datasets/org/picks@{commit}")
+    assert {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != hub.MANIFEST
+    } == files
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+
+
+def test_nothing_but_fetch_uses_the_network(server: HubServer):
+    commit = server.commit("model", "org/arm", FILES)
+    done = hilt("train", "vla_tabletop", f"policy=hf:org/arm@{commit}", "--dry-run")
+    assert (
+        done.returncode == 1
+        and f"hf:org/arm@{commit} is not on this machine" in done.stderr
+        and f"hilt fetch hf:org/arm@{commit}" in done.stderr
+    )
+    assert not server.requests
+
+
+def test_a_file_that_is_not_what_the_hub_announced_is_refused_and_another_try_goes_on(server: HubServer):
+    commit = server.commit("model", "org/arm", FILES)
+    server.lies["model.safetensors"] = FILES["model.safetensors"][::-1]
+    done = hilt("fetch", "hf:org/arm")
+    assert done.returncode == 1 and re.search(r"model.safetensors of hf:org/arm@\w+: its checksum is", done.stderr), done.stderr
+    with pytest.raises(ConfigError, match="is not on this machine"):
+        hub.local(f"hf:org/arm@{commit}")
+    server.lies.clear()
+    assert hilt("fetch", "hf:org/arm").returncode == 0
+    assert (hub.local(f"hf:org/arm@{commit}") / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_what_was_fetched_is_checked_again_without_the_network(server: HubServer):
+    commit = server.commit("model", "org/arm", FILES)
+    assert hilt("fetch", "hf:org/arm").returncode == 0
+    server.requests.clear()
+    assert hilt("fetch", f"hf:org/arm@{commit}").returncode == 0 and not server.requests
+    (hub.local(f"hf:org/arm@{commit}") / "config.json").write_text("{}")
+    done = hilt("fetch", f"hf:org/arm@{commit}")
+    assert done.returncode == 1 and "config.json has changed since it was fetched" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"../../evil.json": b"{}"}, "would be written outside of its folder; nothing was fetched"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"\x80"}, "has its weights in pytorch_model.bin only"),
+        ({"run.py": b""}, "none of its 1 files is data"),
+    ],
+)
+def test_repositories_that_are_refused(server: HubServer, files: dict[str, bytes], said: str, tmp_path: Path):
+    server.commit("model", "org/arm", files)
+    done = hilt("fetch", "hf:org/arm")
+    assert done.returncode == 1 and said in done.stderr
+    assert not list(tmp_path.rglob("evil.json"))
+
+
+@pytest.mark.parametrize("name", ["hf:org", "hf:org/name/more", "hf:../x", "hf:org/name@", "hf:org/na me"])
+def test_names_that_are_none(name: str):
+    with pytest.raises(ConfigError, match="expected hf:ORG/NAME or hf:datasets/ORG/NAME"):
+        hub.parse(name)
+
+
+def test_a_repository_that_is_not_there(server: HubServer):
+    done = hilt("fetch", "hf:org/none")
+    assert (
+        done.returncode == 1 and done.stderr.count("\n") == 1 and "hf:org/none was not fetched" in done.stderr and "HF_TOKEN" in done.stderr
+    )
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_what_is_pushed_can_be_fetched(server: HubServer, kind: str, tmp_path: Path):
+    folder, name = tmp_path / "policy", "hf:datasets/org/mine" if kind == "dataset" else "hf:org/mine"
+    for path, data in {**FILES, **CODE, "meta/tasks.jsonl": b"{}\n"}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    done = hilt("push", str(folder), name)
+    assert done.returncode == 0, done.stderr
+    pushed = name_in(done.stdout)
+    assert server.repositories[kind, "org/mine"][pushed.rpartition("@")[2]] == {**FILES, "meta/tasks.jsonl": b"{}\n"}, "no code, no pickles"
+    assert server.private["org/mine"]
+    assert hilt("fetch", pushed).returncode == 0
+    assert (hub.local(pushed) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
