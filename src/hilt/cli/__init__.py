@@ -34,7 +34,7 @@ COMMANDS = {
     "learner": ("hilt.cli.train:learner", "The learner alone; actors on this or other machines join it."),
     "actor": ("hilt.cli.train:actor", "An actor alone: drives a task for a learner that is elsewhere."),
     "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
-    "data": ("hilt.cli.data", "Look into logs and datasets of other systems, turn one into another; check, mend, merge and split logs."),
+    "data": ("hilt.cli.data", "Look into logs and datasets of other systems, convert them; check, mend, merge, split and relabel logs."),
     "fetch": ("hilt.cli.hub:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name: data only, each file checked."),
     "push": ("hilt.cli.hub:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
     "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from hilt.cli import dataset, strip
+from hilt.cli import dataset, labels, strip
 from hilt.cli.show import human_bytes, progress_bar, table
 from hilt.core.errors import SchemaError
 from hilt.core.progress import printable
@@ -35,11 +35,13 @@ MOST_FINDINGS = 30
 
 @app.callback()
 def data() -> None:
-    """Look into logs and datasets of other systems, turn one into another; check logs, mend, merge and split them."""
+    """Look into logs and datasets of other systems, turn one into another; check logs, mend, merge, split and relabel them."""
 
 
 app.command("convert")(dataset.convert_dataset)
 app.command("formats")(dataset.list_formats)
+app.command("delete")(labels.delete)
+app.command("relabel")(labels.relabel)
 
 
 @app.command("inspect")

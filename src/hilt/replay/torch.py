@@ -1,7 +1,7 @@
 """Everything of the store that needs torch: tensors, their files, their devices and their random numbers.
 
-The only file under ``replay`` that imports torch, and only inside its functions, so that a robot's computer can do
-without it. Files are read with ``weights_only`` or through `hilt.core.unpickle`: neither runs what a file carries.
+It imports torch inside its functions only, and `torch_dataset` is the other file under ``replay`` that imports it at all, so that a
+robot's computer can do without it. Files are read with ``weights_only`` or through `hilt.core.unpickle`: neither runs what a file carries.
 """
 
 from __future__ import annotations
