@@ -431,6 +431,7 @@ def test_a_web_page_cannot_move_the_arm(toy_url: str) -> None:
         ({"Host": "evil.example:5000"}, "Host: expected localhost or a loopback address, got 'evil.example:5000'."),
         ({"Host": "127.0.0.1.evil.example"}, "Host: expected localhost"),
         ({"Host": ""}, "Host: expected localhost"),
+        *(({"Host": f"{host}evil.example"}, "Host: expected localhost") for host in ("[::1].", "[::1]", "[::1", "::1", "localhost:1@")),
     ):
         problem = refused(Client(toy_url, headers=headers), "/open_gripper")
         assert problem.status == 403 and sentence in problem.sentence
@@ -501,13 +502,14 @@ def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyP
         at = ("127.0.0.1", int(server.urls[0].split(":")[-1].strip("/")))
         few = [socket.create_connection(at, DEADLINE_S) for _ in range(3)]
         with socket.create_connection(at, DEADLINE_S) as fourth:
-            with contextlib.suppress(ConnectionError):
-                fourth.sendall(b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-            assert _all_of(fourth) == b"", "one too many"
+            fourth.sendall(b"POST /getstate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            assert _all_of(fourth).startswith(b"HTTP/1.1 200 ")
+        assert _all_of(few[0]) == b"", "one too many: the oldest that asked for nothing"
         for connection in few:
             connection.close()
         monkeypatch.setattr(robot_server, "MOST_PER_ADDRESS", 100)
         monkeypatch.setattr(robot_server, "IDLE_S", 0.5)
+        monkeypatch.setattr(robot_server, "FIRST_S", 1.5)
         monkeypatch.setattr(robot_server, "BODY_S", 0.5)
         starts = (b"", b"POST /getstate HTTP/1.1\r\nHost: loc", b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         slow = [socket.create_connection(at, DEADLINE_S) for _ in starts]
@@ -517,6 +519,28 @@ def test_connections_are_few_and_never_idle_for_long(monkeypatch: pytest.MonkeyP
         assert answers[:2] == [b"", b""] and answers[2].startswith(b"HTTP/1.1 408 ")
         assert b"the request's body did not come in" in answers[2]
         assert Client(server.urls[0]).post("/get_gripper")
+
+
+DRIBBLE = b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n{"
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /pose HTTP/1.1\r\nHo", DRIBBLE])
+@pytest.mark.parametrize("with_token", [False, True])
+def test_a_crowd_from_an_address_shuts_nobody_there_out(start: bytes, with_token: bool, tmp_path: Path) -> None:
+    tokens = [token_file(tmp_path / "me.token", "t" * 32)] if with_token else []
+    headers = {"Authorization": "Bearer " + "t" * 32} if with_token else {}
+    with RobotServer(TOY, port=0, tokens=tokens) as server, contextlib.ExitStack() as crowd:
+        at = ("127.0.0.1", int(server.urls[0].split(":")[-1].strip("/")))
+        before = Client(server.urls[0], headers=headers)
+        assert before.post("/getstate")
+        held = before._connection.sock
+        for _ in range(300):
+            one = crowd.enter_context(socket.create_connection(at, DEADLINE_S))
+            with contextlib.suppress(ConnectionError):  # it has been ended already
+                one.sendall(start)
+        for _ in range(3):  # newcomers
+            assert Client(server.urls[0], headers=headers).post("/getstate")
+        assert before.post("/getstate") and before._connection.sock is held, "and who was there before keeps its connection"
 
 
 def _all_of(connection: socket.socket) -> bytes:
@@ -572,8 +596,19 @@ def test_a_control_process_that_is_killed_or_hangs_is_reported() -> None:
                 break
             assert time.monotonic() < deadline
         process.kill()
-        while "it was ended by signal 9" not in refused(client, "/getstate").sentence:
+        while "it was ended by signal 9" not in (said := refused(client, "/getstate").sentence):
             assert time.monotonic() < deadline
+        assert "and did not say that the arm is held: look at it" in said
+
+
+def test_a_control_process_that_ends_in_order_says_that_the_arm_is_held() -> None:
+    with RobotServer(TOY, port=0) as server:
+        client, deadline = Client(server.urls[0]), time.monotonic() + DEADLINE_S
+        server.control._process.terminate()
+        while server.control.failure is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "and the arm is held: it ended with code 0" in refused(client, "/getstate").sentence
 
 
 def test_what_was_asked_while_the_server_stood_still_and_by_a_client_that_left_is_not_done(tmp_path: Path) -> None:

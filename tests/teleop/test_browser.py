@@ -29,7 +29,7 @@ from hilt.core.errors import ConfigError, DeviceError, SchemaError
 from hilt.teleop.browser import Browser
 from hilt.teleop.devices import Status, open_device
 from hilt.teleop.intervene import TakeOver
-from hilt.teleop.page import IN_FLIGHT
+from hilt.teleop.page import IN_FLIGHT, VIEWERS
 from tests.effort import need
 from tests.teleop.played import until
 
@@ -309,6 +309,30 @@ class Still(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+def code_of(client: Client) -> int:
+    """With what the page ends this connection."""
+    with pytest.raises(ConnectionClosed) as closed:
+        while True:
+            client.receive()
+    return 0 if closed.value.rcvd is None else closed.value.rcvd.code
+
+
+def test_no_more_viewers_than_are_served_whether_they_say_who_they_are_or_not(device: Browser):
+    place = urlsplit(device.url).netloc
+    with contextlib.ExitStack() as nameless:
+        for _ in range(VIEWERS):
+            nameless.enter_context(connect(f"ws://{place}/drive", origin=f"http://{place}"))
+        assert code_of(Client(device, "one more")) == 1013
+
+
+def test_a_viewer_has_one_connection(device: Browser):
+    former = Client(device, "the same")
+    former.receive()
+    latter = Client(device, "the same")
+    assert code_of(former) == 1008 and latter.receive()["viewers"] == 1
+    latter.close()
+
+
 def test_an_image_that_is_none_is_refused_before_it_is_sent(device: Browser):
     with pytest.raises(SchemaError, match=r"image 'front' is float64 \(4, 4, 3\): a page shows uint8"):
         device.show({"front": np.zeros((4, 4, 3))}, Status())
@@ -351,6 +375,7 @@ def test_on_loopback_only_this_machine_and_this_page_get_in(device: Browser):
     good = get(device)
     assert good.status == 200 and good.headers["X-Frame-Options"] == "DENY"
     assert get(device, Host=f"localhost:{port}").status == 200
+    assert get(device, Host="[::1].evil.example").status == get(device, Host="[::1]x").status == 403
     assert get(device, Host="localhost:9000").status == 200  # through a tunnel
     for host in ("evil.example", f"evil.example:{port}", "192.168.1.5", "", "[", f"127.0.0.1.evil.example:{port}"):
         refused = get(device, Host=host)

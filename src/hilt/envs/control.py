@@ -386,6 +386,7 @@ def main() -> None:
     line, board = socket.socket(fileno=int(sys.argv[1])), Board(int(sys.argv[2]))
     threading.Thread(target=end_with, args=(line, int(sys.argv[3])), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    held: list[bool] = []
     try:
         order = receive_line(line, START_S)
         limits = Limits(**order["limits"])
@@ -394,7 +395,7 @@ def main() -> None:
             at_the_end.callback(backend.close)
             loop = Loop(backend, limits, line, board)
             for arm in loop.arms:
-                at_the_end.callback(arm.release)
+                at_the_end.callback(_hold, arm, held)
             boxes = [[side.tolist() for side in backend.workspace(arm)] for arm in range(backend.arms)]
             hello = {"arms": backend.arms, "simulation": backend.simulation, "cameras": list(backend.cameras), "workspaces": boxes}
             gc.freeze()
@@ -405,6 +406,16 @@ def main() -> None:
         with contextlib.suppress(OSError):  # when there is nobody to tell it to
             send_line(line, {"failed": expected, "traceback": traceback.format_exc()})
         raise SystemExit(1) from None
+    finally:
+        if held and all(held):  # else nobody says so
+            with contextlib.suppress(OSError):
+                send_line(line, {"held": True})
+
+
+def _hold(arm: Arm, held: list[bool]) -> None:
+    held.append(False)
+    arm.release()
+    held[-1] = True
 
 
 if __name__ == "__main__":

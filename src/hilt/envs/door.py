@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import ipaddress
 import os
+import re
 import socket
 import stat
 import time
@@ -38,7 +39,7 @@ class Door:
         if b"origin" in headers or b"sec-fetch-site" in headers:
             raise Refusal(403, "this request comes from a web page; a page may not move the arm.")
         # A page's own name can be made to lead to this machine (DNS rebinding), but then its name is in the request.
-        if self._loopback and not is_loopback(_host_name(headers.get(b"host", b"").decode("latin-1"))):
+        if self._loopback and not is_loopback(host_name(headers.get(b"host", b"").decode("latin-1"))):
             given = headers.get(b"host", b"").decode("latin-1")
             raise Refusal(403, f"Host: expected localhost or a loopback address, got {given[:60]!r}.")
         address = scope["client"][0] if scope.get("client") else "unknown"
@@ -108,9 +109,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _host_name(header: str) -> str:
-    """``localhost`` from ``localhost:5000``, ``::1`` from ``[::1]:5000``."""
-    return header[1:].partition("]")[0] if header.startswith("[") else header.partition(":")[0]
+def host_name(header: str) -> str:
+    """``localhost`` from ``localhost:5000``, ``::1`` from ``[::1]:5000``; nothing from a header that is not wholly such."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s\[\]:/@]+))(?::\d*)?", header)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def own_address() -> str:

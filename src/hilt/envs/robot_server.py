@@ -41,11 +41,14 @@ MOST_BODY_BYTES = 1 << 16
 MOST_CONNECTIONS, MOST_PER_ADDRESS = 256, 128
 MOST_PICTURES = 32  # asked for and not yet rendered
 IDLE_S = 30.0
+FIRST_S = 10.0  # until the first whole request of a connection
 BODY_S = 5.0
 ANSWER_S = 60.0
 PATIENCE_S = 2.0  # until it is told for what the server waits
 STALE_S = 1.0
 LOOK_S = 0.1  # how often a long request is checked for a client that has gone
+LET_IN = "hilt.let_in"
+"""In the scope of a request that passed the door and is whole"""
 OWN_ROUTES = ("/scene", "/image", "/status")
 
 
@@ -170,6 +173,7 @@ class App:
         if scope["method"] != "POST":
             raise Refusal(405, f"{path}: expected POST, got {scope['method']}.")
         data = await _body(scope, receive)
+        scope[LET_IN] = True
         if path in READS:
             return READS[path](self._control.news().states[self._arm])
         if path in COMMANDS:
@@ -232,6 +236,8 @@ class Control:
         self.limits = limits
         self.failure: str | None = None
         """Why the control process is no more: its own traceback."""
+        self.held = False
+        """Whether it said, as it ended, that the arms hold: one that was killed could not"""
         self._numbers, self._asked = itertools.count(), dict[int, asyncio.Future[Any]]()
         self._closing = False
         self._line, theirs = socket.socketpair()
@@ -300,7 +306,8 @@ class Control:
     def _need(self) -> None:
         if self.failure is not None:
             last = self.failure.strip().splitlines()[-1]
-            raise Refusal(503, f"the control process has ended, and the arm is held: {last} (the server's log has all of it).")
+            held = "and the arm is held" if self.held else "and did not say that the arm is held: look at it, and use its own stop"
+            raise Refusal(503, f"the control process has ended, {held}: {last} (the server's log has all of it).")
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         traceback = ""
@@ -308,6 +315,7 @@ class Control:
             while line := await reader.readline():
                 message = json.loads(line)
                 traceback = message.get("traceback", traceback)
+                self.held = message.get("held", self.held)
                 if "warning" in message:
                     _log.warning("%s", message["warning"])
                 asked = self._asked.get(message.get("id"))
@@ -372,11 +380,39 @@ def web_server(app: App) -> Any:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
-            neighbours = sum(c.client[0] == self.client[0] for c in self.connections)
-            if len(self.connections) > MOST_CONNECTIONS or neighbours > MOST_PER_ADDRESS:
-                transport.abort()
-            else:
-                self.loop.call_later(IDLE_S, self.look)
+            self.is_proven, self.used = False, self.loop.time()
+            everybody = [c for c in self.connections if not c.transport.is_closing()]
+            neighbours = [c for c in everybody if c.client[0] == self.client[0]]
+            if len(neighbours) > MOST_PER_ADDRESS:
+                self.make_room(neighbours)
+            elif len(everybody) > MOST_CONNECTIONS:
+                self.make_room(everybody)
+            self.loop.call_later(FIRST_S, self.look_first)
+            self.loop.call_later(IDLE_S, self.look)
+
+        def make_room(self, crowd: list[Any]) -> None:
+            """Ends the connection that is worth least, so that a crowd shuts nobody out: of those that have sent no request that was
+            let in the oldest, then the one that was used longest ago. If all the others wait for their answers, it is this one."""
+            others = [c for c in crowd if c is not self and not (c.proven() and c.is_busy())]
+            worst = min(others, key=lambda c: (c.proven(), c.used), default=self)
+            worst.transport.abort()
+
+        def proven(self) -> bool:
+            """Whether a request came by it that was let in, and was whole."""
+            self.is_proven |= bool(self.scope and self.scope.get(LET_IN))
+            return self.is_proven
+
+        def is_busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def on_response_complete(self) -> None:
+            self.proven()
+            self.used = self.loop.time()
+            super().on_response_complete()
+
+        def look_first(self) -> None:
+            if not self.proven() and not self.transport.is_closing():
+                self.transport.abort()
 
         def look(self) -> None:
             """Closes a connection that did nothing since the last look, begin a request or take an answer: uvicorn waits for ever."""

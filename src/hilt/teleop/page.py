@@ -25,7 +25,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
@@ -33,6 +33,7 @@ import zmq
 import zmq.asyncio
 
 from hilt.core.errors import FormatError, optional_module
+from hilt.envs.door import host_name
 from hilt.formats import images
 from hilt.teleop.devices import EVENTS, KEYS
 
@@ -42,6 +43,8 @@ DRIFT = 2e-3
 """Seconds by which the clocks of a browser and of this machine may part in a second."""
 VIEWERS = 32
 """More at a time are refused."""
+NAME_S = 10.0
+"""Seconds within which a viewer says its name"""
 IN_FLIGHT = 2
 """Messages on their way to a browser: more would only be older when they arrive."""
 QUALITY = 95
@@ -131,6 +134,8 @@ class Page:
             link.connect(f"ipc://{folder}/{name}")
         self.wheel = Wheel()
         self._viewers: dict[str, Viewer] = {}
+        self._connections: set[Any] = set()
+        self._ghosts: set[asyncio.Task[None]] = set()
         self._shown: dict[str, Any] = {"status": {}, "episode": 0, "arms": 1, "at": 0.0}
         self._pictures: list[tuple[str, bytes]] = []
         self._number = 0
@@ -153,17 +158,24 @@ class Page:
 
     async def serve(self, connection: Any) -> None:
         """One viewer's websocket, until it closes. The first message is the viewer's name."""
-        await connection.accept()
-        if sum(viewer.connection is not None for viewer in self._viewers.values()) >= VIEWERS:
+        if len(self._connections) >= VIEWERS:
+            await connection.accept()
             await connection.close(1013, f"{VIEWERS} viewers are connected, no more are served: close one of the other pages.")
             return
+        self._connections.add(connection)  # counted from here on, whether they say who they are or not
         viewer = sender = None
+        hurry = asyncio.create_task(_close_later(connection, NAME_S))
         try:
+            await connection.accept()
             async for text in connection.iter_text():
                 message = json.loads(text)
                 if viewer is None:
                     name = str(message["viewer"])[:64]
+                    hurry.cancel()
                     viewer = self._viewers.setdefault(name, Viewer(name))
+                    if viewer.connection is not None:  # it has come back: the former one is a ghost
+                        self._ghosts.add(ghost := asyncio.create_task(_close_later(viewer.connection, 0.0)))
+                        ghost.add_done_callback(self._ghosts.discard)
                     viewer.connect(connection)
                     sender = asyncio.create_task(self._send(viewer, connection))
                 elif viewer.connection is connection:  # else it has come back on another one, and this one is a ghost
@@ -171,6 +183,8 @@ class Page:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             await connection.close(1008, f"not a message of this page: {error}"[:120])
         finally:
+            self._connections.discard(connection)
+            hurry.cancel()
             if sender is not None:
                 sender.cancel()
             if viewer is not None and viewer.connection is connection:
@@ -250,6 +264,12 @@ class Page:
         return b"".join([len(text).to_bytes(4, "little"), text, *(data for _, data in pictures)])
 
 
+async def _close_later(connection: Any, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    with contextlib.suppress(RuntimeError):  # it is closed already
+        await connection.close(1008, "this page said no name, or is open elsewhere.")
+
+
 def compress(frames: dict[str, tuple[list[int], bytes]]) -> list[tuple[str, bytes]]:
     return [(name, images.encode(np.frombuffer(data, np.uint8).reshape(shape), "jpeg", QUALITY)) for name, (shape, data) in frames.items()]
 
@@ -308,7 +328,7 @@ class Guard:
 
     def _known(self, host: str) -> bool:
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            name = host_name(host)
             return name in self._names or ipaddress.ip_address(name).is_loopback or self._token != ""
         except ValueError:
             return False
