@@ -59,7 +59,7 @@ def test_nobody_answers(pair: Pair):
         pair.client(options=QUICK)
     assert str(error.value) == (
         f"connecting: no answer from the learner at 127.0.0.1:{pair.ports[0]} within 0.2 s. "
-        "Check that it runs and that the network between lets its ports through."
+        "Nothing can be reached there (Connection refused). Check that it runs and that the network between lets its ports through."
     )
     gc.collect()
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))

@@ -321,8 +321,9 @@ class Actor:
         while self._client is None and not self._stop():
             try:
                 self._client = self._connected(config)
-            except DeadlineError:
-                self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet", deadline)
+            except DeadlineError as error:
+                why = f" ({error.reason})" if getattr(error, "reason", "") else ""
+                self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet{why}", deadline)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
         """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""

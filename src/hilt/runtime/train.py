@@ -59,6 +59,8 @@ LOOK_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
 """A process that was asked to end is killed after so long"""
+LOOPBACK_S = 5.0
+"""Timeout in seconds for a connection of this machine to itself"""
 PARENT = "HILT_PARENT"
 """In its environment a process finds who started it: it ends when that one is gone"""
 
@@ -409,11 +411,27 @@ def _taken(host: str, port: int) -> bool:
     return False
 
 
+def _unreachable(host: str) -> str:
+    """Why nothing that listens on an address of this machine can be reached; empty when it can."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as listening:
+            socket.create_connection(listening.getsockname()[:2], LOOPBACK_S).close()
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return ""
+
+
 def check_wire(config: Hil) -> None:
     """Refuses a learner without keys beyond this machine, and ports that somebody has, before anything is started that finds out late."""
     config = _with_ports(config)
     wire = trainer_config(config, learner=True)
     require_keys(wire, wire.bind_ip, "listening on")
+    if is_loopback(config.wire.host) and (why := _unreachable(config.wire.host)):
+        raise ConfigError(
+            f"this machine cannot reach itself at {config.wire.host} ({why}), and a learner and its actors speak through it. Bring the "
+            "loopback interface up: ip link set lo up"
+        )
     for port in (config.wire.port, config.wire.broadcast_port):
         if _taken(config.wire.host, port):
             cure = "give this one free ports with wire.port=0 wire.broadcast_port=0"

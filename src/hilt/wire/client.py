@@ -20,6 +20,7 @@ from hilt.replay.queued import QueuedDataStore
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.link import Link
+from hilt.wire.probe import Finding, probe
 from hilt.wire.remote import RemoteChannel, RemoteSampler, no_answer
 from hilt.wire.sockets import require_keys
 from hilt.wire.weights import Subscriber
@@ -30,6 +31,7 @@ MOST_TEXT = 256
 LONGEST_WAIT_S = 3_600.0
 """How long `wait_for_server=True` waits."""
 TELL_EVERY_S = 10.0
+PROBE_AFTER_S = 1.0
 _LOOK = "Look at what it printed last; Ctrl-C ends this."
 
 
@@ -229,14 +231,25 @@ class TrainerClient:
     # Inside
 
     def _wait_for_server(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._link.wait(lambda: self._link.is_open or bool(self._link.refusal), min(TELL_EVERY_S, deadline - time.monotonic())):
+        deadline, address, wait = time.monotonic() + seconds, self._link.address, min(PROBE_AFTER_S, TELL_EVERY_S)
+        while not self._link.wait(lambda: self._link.is_open or bool(self._link.refusal), min(wait, deadline - time.monotonic())):
+            found = self._probe()
+            if found.final:
+                raise RefusedError(f"no learner at {address} lets {self.name!r} in: {found.reason}.")
             if time.monotonic() >= deadline:
-                raise no_answer("connecting", seconds, self._link.address)
-            rest = deadline - time.monotonic()
-            logger.warning("no learner answers at %s yet; still trying for %.0f s. Is it running? %s", self._link.address, rest, _LOOK)
+                raise no_answer("connecting", seconds, address, found.reason)
+            if wait == TELL_EVERY_S:
+                rest, why = deadline - time.monotonic(), f"{found.reason}. " if found.reason else ""
+                logger.warning("no learner answers at %s yet; still trying for %.0f s. %sIs it running? %s", address, rest, why, _LOOK)
+            wait = TELL_EVERY_S
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
+
+    def _probe(self) -> Finding:
+        """Why nobody answers."""
+        if self.config.transport == "in-process":
+            return Finding("")
+        return probe(self._host, self.config.port_number, self._keys is not None)
 
     def _flush(self, seconds: float, told: dict[str, int]) -> Update:
         """`told`: what was said before to whoever asks, and is not said again."""

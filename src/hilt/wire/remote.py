@@ -171,9 +171,15 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
 class UnansweredError(DeadlineError):
     """Nobody knows whether it was carried out."""
 
+    reason = ""
+    """Why nobody answers, where that was found out"""
 
-def no_answer(what: str, seconds: float, server: str) -> UnansweredError:
-    return UnansweredError(
+
+def no_answer(what: str, seconds: float, server: str, reason: str = "") -> UnansweredError:
+    found = f"{reason[:1].upper()}{reason[1:]}. " if reason else ""
+    error = UnansweredError(
         f"{what}: no answer from the learner at {server} within {seconds:g} s. "
-        "Check that it runs and that the network between lets its ports through."
+        f"{found}Check that it runs and that the network between lets its ports through."
     )
+    error.reason = reason
+    return error
