@@ -14,8 +14,10 @@ import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, UnknownNameError
 from hilt.replay import Log, RateLimiter
+from hilt.replay.chains import Chains
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, columns, length, make_log, same, trajectory
+from tests.replay.toy_steps import new_log, observation, step
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -229,3 +231,34 @@ def test_limited(tmp_path: Path):
         bench.run(rounds(0.5, 5.0), lambda: log.stats()["inserted"] > 40 and log.stats()["sampled"] > 40, limiter.close)
         stats, counts = log.stats(), limiter.stats()
         assert (counts["inserts"], counts["samples"], counts["size"]) == (stats["inserted"], stats["sampled"], stats["steps"])
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_threads_that_share_an_episode_store_their_own_images(tmp_path: Path, chained: bool):
+    """Whatever the order in which their steps arrive, each comes back as it was given."""
+    count, threads = 300, 3
+    log = new_log(tmp_path)
+    episode, chains = log.episode(), Chains(log)
+    keys: dict[int, int] = {}
+
+    def work(thread: int) -> None:
+        for i in range(count):
+            number = 1000 * thread + i
+            if chained:
+                keys[number] = chains.insert(("arm", "", ""), log.check(step(number)), number, None)
+            else:
+                keys[number] = episode.append(step(number))
+
+    running = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(120)
+    numbers = sorted(keys)
+    batch = log.read([keys[number] for number in numbers])
+    for i, number in enumerate(numbers):
+        assert batch["rewards"][i] == number
+        for at, observations in ((number, batch["observations"]), (number + 1, batch["next_observations"])):
+            assert (observations["image"][i] == observation(at)["image"]).all(), (number, at)
+    assert len(numbers) == count * threads
+    log.close()

@@ -35,6 +35,7 @@ from hilt.core.errors import (
 from hilt.core.files import Files
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
+from hilt.replay.repair import verify
 from hilt.replay.runs import key_of
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SCHEMA, SPACING, all_keys, check_contents, columns, length, make_log, same, trajectory
@@ -449,6 +450,56 @@ def test_a_forked_process_does_not_remove_a_temporary_log():
     assert len(check_contents(log)) == 2
     log.close()
     assert not log.path.exists()
+
+
+def fork_among_writers(pipe: Connection, folder: Path, forks: int) -> None:
+    """Three threads write all the time; forked processes read, find the log as it is between two changes, and close it."""
+    log, stop = Log.open(folder), threading.Event()
+
+    def write(thread: int) -> None:
+        seed = thread
+        while not stop.is_set():
+            log.add(trajectory((thread + 3 * (seed := seed + 1)) * SPACING, 2, 1))
+
+    threads = [threading.Thread(target=write, args=(thread,), daemon=True) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    sampler = log.all().sampler(seed=0)
+    for _ in range(forks):
+        child = os.fork()
+        if child == 0:
+            try:
+                check_contents(log, whole=False)
+                if len(log):
+                    sampler.sample(8)
+                log.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        end, status = time.monotonic() + DEADLINE_S / 2, (0, 0)
+        while status[0] == 0 and time.monotonic() < end:
+            status = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if status[0] == 0:
+            os.kill(child, 9)
+        pipe.send(("child", "hangs" if status[0] == 0 else os.waitstatus_to_exitcode(status[1])))
+        if status[0] == 0:
+            break
+    stop.set()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    log.close()
+    pipe.send(("done",))
+
+
+def test_a_fork_while_threads_write_does_not_hang_the_child(tmp_path: Path):
+    make_log(tmp_path / "log", durability="never").close()
+    forks = rounds(5, 25)
+    parent = Writer(fork_among_writers, tmp_path / "log", forks)
+    parent.listen(4 * DEADLINE_S, "done")
+    assert [report[1] for report in parent.reports if report[0] == "child"] == [0] * forks
+    parent.kill()
+    assert verify(tmp_path / "log").ok
 
 
 # Readers beside the writer

@@ -20,6 +20,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.chains import Chains
+from hilt.replay.lock import wait_before_fork
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
 from hilt.replay.sample import Batch, Sampler
@@ -87,7 +88,8 @@ class ReplayBufferDataStore:
         self._upstream_keys = list(columns)
         self._stored = dict.fromkeys(path.partition("/")[0] for path in self.log.schema.columns)
         self._chains = Chains(self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4)))  # a running one cannot be evicted as a whole
-        self._lock = threading.RLock()
+        self.lock, self.cut_by_fork = threading.RLock(), False
+        wait_before_fork(self)
         self.view: View = self.log.all()
         self._inserted = len(self.view)
         self._newest = deque(self.view.keys().tolist(), maxlen=capacity)  # keys in the order they were inserted
@@ -102,7 +104,7 @@ class ReplayBufferDataStore:
         by their frames. With `boot`, `store` and `sequence` the row says which transition of which sender it is.
         """
         leaves = self.check(transition)
-        with self._lock:
+        with self.lock:
             key = self._chains.insert((actor, boot, store), leaves, sequence, timeout)
             self._inserted += 1
             self._newest.append(key)
@@ -110,7 +112,7 @@ class ReplayBufferDataStore:
 
     def insert_block(self, block: Block, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int:
         """Stores packed transitions whose numbers begin at `sequence`; returns how many. The rest must be inserted one by one."""
-        with self._lock:
+        with self.lock:
             keys = self._chains.insert_block((actor, boot, store), self._block_with_ends(block), sequence, timeout)
             self._inserted += len(keys)
             self._newest.extend(keys)
@@ -146,7 +148,7 @@ class ReplayBufferDataStore:
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
         """The transitions inserted since `latest_data_id` was `from_id`, as far as they are still there."""
-        with self._lock:
+        with self.lock:
             wanted = max(0, len(self._newest) - max(0, self._inserted - from_id))
             keys = np.array(list(itertools.islice(self._newest, wanted, None)), np.int64)
             with self.log.lock, self.log.reading() as steps:
@@ -160,7 +162,7 @@ class ReplayBufferDataStore:
 
     def forget(self, actor: str, boot: str, store: str) -> None:
         """This sender will send no more: what it left running is ended."""
-        with self._lock:
+        with self.lock:
             self._chains.forget((actor, boot, store))
 
     def stats(self) -> dict[str, Any]:

@@ -34,14 +34,14 @@ class Chains:
 
     def insert(self, sender: Sender, leaves: Sequence[Array], sequence: int, timeout: float | None) -> int:
         """Stores a step whose leaves were checked; returns its key."""
-        self._log.require_writable()
-        episode = self._continued(sender, leaves)
-        follows = episode is not None
-        if episode is None:
-            episode = self._begin(sender)
-        key = self._log.commit_step(episode, leaves, follows, sequence, timeout)
-        self._tidy(sender, episode)
-        return key
+        with self._log.inserting(1, timeout):
+            episode = self._continued(sender, leaves)
+            follows = episode is not None
+            if episode is None:
+                episode = self._begin(sender)
+            key = self._log.commit_step(episode, leaves, follows, sequence)
+            self._tidy(sender, episode)
+            return key
 
     def insert_block(self, sender: Sender, block: Block, sequence: int, timeout: float | None) -> list[int]:
         """Stores packed steps of which the first has this number; returns the keys of those that are stored. The rest, if
@@ -50,8 +50,7 @@ class Chains:
         if leaves is None or not block.steps:
             return []
         rows = _Rows(self._log, leaves)
-        with contextlib.suppress(HiltError), self._log._admitted(block.steps, timeout), self._log.lock:
-            self._log.require_writable()
+        with contextlib.suppress(HiltError), self._log.inserting(block.steps, timeout):
             for first, stop in rows.runs():
                 episode = self._continued(sender, rows.leaves_of(first))
                 follows = episode is not None

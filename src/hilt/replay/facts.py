@@ -156,6 +156,11 @@ class Facts:
     def close(self) -> None:
         self._journal.close()
 
+    def renew_locks(self) -> None:
+        """In a forked process."""
+        self._relabelling = threading.Lock()
+        self._journal.renew_locks()
+
     def _write(self, fact: dict[str, Any]) -> None:
         self._journal.append(fact)
         self._take(fact)

@@ -107,6 +107,10 @@ class Journal:
                 raise
             self._named = True
 
+    def renew_locks(self) -> None:
+        """In a forked process."""
+        self._syncing = threading.Lock()
+
     def close(self) -> None:
         with self._syncing:
             self.unsynced = False

@@ -28,6 +28,7 @@ from threading import Condition, Event
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
+from hilt.replay.lock import after_fork
 
 if TYPE_CHECKING:
     from hilt.replay.view import Selection
@@ -90,6 +91,11 @@ class RateLimiter:
         self._counts = {"inserts": 0, "samples": 0, "deletes": 0}
         self._gates = {"insert": _Gate(), "sample": _Gate()}
         self._closed = False
+        self.renew_locks()
+        after_fork(self, "renew_locks")
+
+    def renew_locks(self) -> None:
+        """Also in a forked process."""
         self._changed = Condition()
 
     def can_insert(self, n: int = 1) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import socket
+import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Protocol
 
 from hilt.core.errors import LockedError
 from hilt.core.files import storage_errors
@@ -49,8 +52,50 @@ def after_fork(owner: object, method: str) -> None:
     _FORKED[owner] = method
 
 
+class Shared(Protocol):
+    """What threads share and a fork must not cut in two."""
+
+    lock: threading.RLock
+    cut_by_fork: bool
+    """In a forked process: another thread was changing it, and did not come to an end before the fork."""
+
+
+def wait_before_fork(owner: Shared) -> None:
+    """From now on a fork waits until no other thread holds the lock, so that the forked process finds the object as it is between
+    two changes. It gets a lock of its own: the threads that held the old one do not exist there."""
+    _WAITED_FOR[owner] = next(_numbers)
+
+
+FORK_TIMEOUT_S = 10.0
+"""A fork waits no longer than this for one lock: a thread that holds it may wait for something of the forking thread."""
 _FORKED: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
-os.register_at_fork(after_in_child=lambda: [getattr(owner, method)() for owner, method in list(_FORKED.items())])
+_WAITED_FOR: weakref.WeakKeyDictionary[Shared, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
+_held: list[tuple[Shared, bool]] = []
+
+
+def _before_fork() -> None:
+    newest_first = sorted(list(_WAITED_FOR.items()), key=lambda item: -item[1])  # a buffer holds its lock when it takes that of its log
+    for owner, _ in newest_first:
+        _held.append((owner, owner.lock.acquire(timeout=FORK_TIMEOUT_S)))
+
+
+def _in_parent() -> None:
+    for owner, acquired in _held:
+        if acquired:
+            owner.lock.release()
+    _held.clear()
+
+
+def _in_child() -> None:
+    for owner, acquired in _held:
+        owner.lock, owner.cut_by_fork = threading.RLock(), owner.cut_by_fork or not acquired
+    _held.clear()
+    for forked, method in list(_FORKED.items()):
+        getattr(forked, method)()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 _TRIES = 5
 

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,24 +192,29 @@ class Log(Store):
             self.counts["rejected"] += 1
             raise
 
-    def commit_step(self, episode: Episode, leaves: Sequence[Array], follows: bool, sequence: int, timeout: float | None) -> int:
-        """Stores a step whose leaves were checked; `follows` says that it begins where the last one ended."""
-        with self._admitted(1, timeout), self.lock:
+    @contextlib.contextmanager
+    def inserting(self, steps: int, timeout: float | None) -> Iterator[None]:
+        """Rate limiters let so many steps in, and no other thread writes or draws. What a step goes on with is found out inside."""
+        with self._admitted(steps, timeout), self.lock:
             self.require_writable()
-            lane = episode.lane_for_append()
-            place = self._place_of(episode) if episode.steps_in_lane else None
-            if not self.has_room(lane):
-                lane, place = self.next_lane(lane), None
-                if episode.steps_in_lane:
-                    self._close_extent(episode)
-                episode.move_to(lane)
-            encoded = episode.encode(leaves, follows, sequence)
-            episode.place = self.commit_row(lane, episode, encoded, place)
-            episode.place_version = self.index.version
-            key = (episode.trajectory << OFFSET_BITS) | episode.steps
-            episode.committed(leaves, encoded)
-            self.settle(episode, lane, encoded.ended)
-            return key
+            yield
+
+    def commit_step(self, episode: Episode, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
+        """Stores a step whose leaves were checked, inside `inserting`; `follows` says that it begins where the last one ended."""
+        lane = episode.lane_for_append()
+        place = self._place_of(episode) if episode.steps_in_lane else None
+        if not self.has_room(lane):
+            lane, place = self.next_lane(lane), None
+            if episode.steps_in_lane:
+                self._close_extent(episode)
+            episode.move_to(lane)
+        encoded = episode.encode(leaves, follows, sequence)
+        episode.place = self.commit_row(lane, episode, encoded, place)
+        episode.place_version = self.index.version
+        key = (episode.trajectory << OFFSET_BITS) | episode.steps
+        episode.committed(leaves, encoded)
+        self.settle(episode, lane, encoded.ended)
+        return key
 
     def settle(self, episode: Episode, lane: Lane, ended: bool) -> None:
         """After steps were committed: makes them as safe as promised, and room for them."""
@@ -261,8 +266,7 @@ class Log(Store):
         length, width = shape
         if length == 0 or width == 0:
             raise SchemaError(f"a trajectory needs at least one step, got T={length} and B={width}.")
-        with self._admitted(length * width, timeout), self.lock:
-            self.require_writable()
+        with self.inserting(length * width, timeout):
             number = self.take_trajectory()
             if facts:
                 self.facts.annotate(number, facts)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.tree import Array
+from hilt.replay.lock import after_fork
 
 _SMALL = 1 << 16
 """Below this many bytes the allocator is as fast."""
@@ -27,6 +28,11 @@ class BufferPool:
         """`kept` is how many blocks of one size are kept at most."""
         self._kept = kept
         self._blocks: dict[int, list[Array]] = defaultdict(list)
+        self.renew_locks()
+        after_fork(self, "renew_locks")
+
+    def renew_locks(self) -> None:
+        """Also in a forked process."""
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -51,6 +57,11 @@ class RecentMemory:
     def __init__(self, kept: int = 8) -> None:
         self._kept = kept
         self._blocks: list[Array] = []
+        self.renew_locks()
+        after_fork(self, "renew_locks")
+
+    def renew_locks(self) -> None:
+        """Also in a forked process."""
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

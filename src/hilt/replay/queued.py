@@ -17,6 +17,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeadlineError, HiltError
 from hilt.core.tree import Spec
 from hilt.replay.durability import Durability
+from hilt.replay.lock import after_fork
 from hilt.replay.packed import BLOCK_STEPS, PackedSteps
 from hilt.replay.pool import BufferPool
 from hilt.replay.spool import Spool
@@ -80,8 +81,13 @@ class QueuedDataStore:
         self._memory_bytes = 0
         self._latest = self._spool.latest
         self._acknowledged = self._latest if self._spool.first is None else self._spool.first - 1
-        self._changed = threading.Condition()
+        self.renew_locks()
+        after_fork(self, "renew_locks")
         self._counts = {"inserted": 0, "dropped": 0, "spilled": 0}
+
+    def renew_locks(self) -> None:
+        """Also in a forked process."""
+        self._changed = threading.Condition()
 
     def insert(self, transition: Any, timeout: float = 60.0) -> int:
         """Keeps a transition; returns its number. Waits at most `timeout` seconds, and only with ``full="block"``."""

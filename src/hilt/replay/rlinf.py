@@ -21,6 +21,7 @@ from hilt.core.files import DISK
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay import rlinf_folder as folders
 from hilt.replay import torch as bridge
+from hilt.replay.lock import wait_before_fork
 from hilt.replay.log import Log
 from hilt.replay.rlinf_folder import FolderIndex
 from hilt.replay.rollout import Trajectory, step_rows
@@ -85,7 +86,8 @@ class TrajectoryReplayBuffer:
         self._read_from: dict[int, Path] = {}  # the same, once read
         self._types: dict[str, str] = {}
         self._counts = {"sampled": 0, "disk_reads": 0, "corrupt": 0}
-        self._lock = threading.RLock()
+        self.lock, self.cut_by_fork = threading.RLock(), False
+        wait_before_fork(self)
         self._writer: ThreadPoolExecutor | None = None
         self._writes: list[Future[None]] = []
         self._written: set[int] = set()
@@ -100,7 +102,7 @@ class TrajectoryReplayBuffer:
 
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
         """Stores trajectories. With `auto_save` they are written to the folder meanwhile."""
-        with self._lock:
+        with self.lock:
             self._require_open()
             for trajectory in trajectories:
                 self._add(trajectory)
@@ -118,7 +120,7 @@ class TrajectoryReplayBuffer:
         """As `sample`; nothing for 0."""
         if num_chunks <= 0:
             return {}
-        with self._lock:
+        with self.lock:
             self._require_open()
             while True:
                 ids, rows = self._draw(num_chunks)
@@ -173,7 +175,7 @@ class TrajectoryReplayBuffer:
         """Writes every trajectory, the index and the metadata to a folder. The index names only files that are there."""
         folder = Path(save_path)
         DISK.make_folder(folder)
-        with self._lock:
+        with self.lock:
             self._require_open()
             self._finish_writes()
             for number, entry in self._index.entries.items():
@@ -198,7 +200,7 @@ class TrajectoryReplayBuffer:
             raise ConfigError(f"local_rank ({local_rank}) must be in range [0, {world_size}).")
         folder = Path(load_path)
         found = folders.read_index(folder)
-        with self._lock:
+        with self.lock:
             self._require_open()
             self._forget_all()
             entries = found.shard(local_rank, world_size) if is_distributed else found.entries
@@ -220,7 +222,7 @@ class TrajectoryReplayBuffer:
 
     def clear(self) -> None:
         """Removes every trajectory, also from the `auto_save` folder; numbers go on."""
-        with self._lock:
+        with self.lock:
             self._require_open()
             self._finish_writes()
             counter = self._index.trajectory_counter
@@ -232,18 +234,18 @@ class TrajectoryReplayBuffer:
 
     def clear_cache(self) -> None:
         """Empties the cache in memory."""
-        with self._lock:
+        with self.lock:
             if self._cache is not None:
                 self._cache.clear()
 
     def flush(self) -> None:
         """Returns when everything added so far is in the `auto_save` folder, power-safe; raises what went wrong with it."""
-        with self._lock:
+        with self.lock:
             self._finish_writes()
 
     def close(self, wait: bool = True) -> None:
         """Ends the buffer. With `wait`, after all writes."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             try:

@@ -102,6 +102,13 @@ def _expect_promised(segment: Segment, scan: Scan, rows: Array) -> tuple[Scan, A
     return scan, rows
 
 
+def damage_in(segment: Segment) -> list[Damage]:
+    """Reads every byte of a segment and lists what is not as it was written."""
+    scan, rows = scan_file(segment)
+    bad = scan.damage + scan_frames(segment, rows[: scan.rows], scan.bad_rows())
+    return bad + [Damage(segment.number, f"{name}: does not have its checksum or is missing", 0, 0) for name in segment.damaged_names()]
+
+
 def frames_in_use(layout: Layout, rows: Array) -> dict[str, tuple[Array, Array, Array]]:
     """Per frame column: the frame numbers that rows refer to, their checksums, and for each the rows, as flat arrays."""
     used = {}

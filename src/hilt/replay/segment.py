@@ -350,6 +350,10 @@ class Segment:
                 size += os.stat(self.folder / name).st_size
         return size
 
+    def renew_locks(self) -> None:
+        """In a forked process."""
+        self._syncing = threading.Lock()
+
     def close(self) -> None:
         with self._syncing:
             for fd in self._fds.values():

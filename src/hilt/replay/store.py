@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError
+from hilt.core.errors import ClosedError, DiskFullError, ReadOnlyError, StorageError
 from hilt.core.files import Files, leftovers, storage_errors
 from hilt.core.platform import allow_open_files
 from hilt.core.tree import Array
 from hilt.replay.durability import Syncer
 from hilt.replay.facts import Facts
 from hilt.replay.index import ENTRY, Index
-from hilt.replay.lock import after_fork
+from hilt.replay.lock import after_fork, wait_before_fork
 from hilt.replay.opening import Opener
 from hilt.replay.pool import BufferPool
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.readers import Readers
 from hilt.replay.runs import OFFSET_BITS, key_of
-from hilt.replay.scan import Damage, scan_file, scan_frames
+from hilt.replay.scan import Damage, damage_in
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.seal import LogSeal
 from hilt.replay.segment import Segment
@@ -76,7 +76,9 @@ class Store:
         self._syncer: Syncer | None = None
         self.closed = False
         self.process = os.getpid()
+        self.cut_by_fork = False
         after_fork(self, "stop_writing")
+        wait_before_fork(self)
         self._files, self._write, self._options = files, write, options
         self._tables: list[Table] = []
         self._segments: dict[int, Segment] = {}
@@ -335,11 +337,10 @@ class Store:
             try:
                 for number, segment in self._segments.items():
                     if segment.sealed is None and segment.rows:
-                        table, slot = self._slots[number]
-                        listed = self.index.extents_of(number, slot * self._tables[table].rows_per_slot)
-                        segment.list_held(listed, durable)
+                        first = self._slots[number][1] * segment.room
+                        segment.list_held(self.index.extents_of(number, first), durable)
                 self.seal.write(self.segments, (self.facts.nbytes, self.facts.crc), durable)
-            except DiskFullError as error:
+            except StorageError as error:  # no step is lost by it, and somebody may have removed the folder
                 logger.warning("%s: what it holds was not written down: %s", self.path, error)
 
     def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
@@ -554,8 +555,7 @@ class Store:
     def reading(self) -> Snapshot:
         """The log as it is now, for a ``with``: until its end no step changes place and none of their bytes disappear."""
         with self.lock:
-            if self.closed:
-                raise ClosedError(f"{self.path}: this log is closed; open it again.")
+            self.require_open()
             epoch = self._readers.enter()
             return Snapshot(self.schema, self.index, self._tables, self.facts, self.pool, partial(self._done_reading, epoch))
 
@@ -568,12 +568,20 @@ class Store:
         return lane.table.frame(column, lane.slot, number)
 
     def stop_writing(self) -> None:
-        """In a forked process: its parent goes on writing."""
+        """In a forked process: its parent goes on writing. The threads that hold inner locks do not exist here."""
         self._write = False
+        self.facts.renew_locks()
+        for table in self._tables:
+            table.renew_locks()
 
-    def require_writable(self) -> None:
+    def require_open(self) -> None:
         if self.closed:
             raise ClosedError(f"{self.path}: this log is closed; open it again.")
+        if self.cut_by_fork:
+            raise ClosedError(f"{self.path}: this process was forked while a thread changed it; open it again, with mode='r'.")
+
+    def require_writable(self) -> None:
+        self.require_open()
         if not self._write and self.process != os.getpid():
             who = f"process {self.process} writes to this log, and this one was forked from it"
             raise ReadOnlyError(f"{self.path}: {who}; open it with mode='r'.")
@@ -588,12 +596,5 @@ class Store:
 
     def damage(self) -> list[Damage]:
         """Reads every byte and lists what is not as it was written."""
-        found = []
-        with self.reading():  # so that no segment is closed meanwhile
-            for segment in self.segments:
-                scan, rows = scan_file(segment)
-                bad = scan.damage + scan_frames(segment, rows[: scan.rows], scan.bad_rows())
-                names = segment.damaged_names()
-                bad += [Damage(segment.number, f"{name}: does not have its checksum or is missing", 0, 0) for name in names]
-                found += bad if segment.number in self._segments else []  # one that was deleted meanwhile has no files
-        return found
+        with self.reading():  # so that no segment is closed meanwhile, and one that was deleted meanwhile has no files
+            return [damage for segment in self.segments for damage in damage_in(segment) if segment.number in self._segments]

@@ -79,6 +79,11 @@ class Table:
         for slot in list(self._segments):
             self.remove(slot)
 
+    def renew_locks(self) -> None:
+        """In a forked process."""
+        for segment in self._segments.values():
+            segment.renew_locks()
+
     # Reading
 
     def rows(self, at: Array) -> Array:

@@ -74,7 +74,8 @@ class Episode:
         if self._log.closed:
             self._log.require_writable()
         leaves = self._log.check(step)
-        return self._log.commit_step(self, leaves, self.continues(leaves), sequence, timeout)
+        with self._log.inserting(1, timeout):  # what the last step ended with is known here, also where threads share an episode
+            return self._log.commit_step(self, leaves, self.continues(leaves), sequence)
 
     def end(self) -> None:
         """Nothing more will come; with durability 'every episode' all of it is power-safe when this returns."""
