@@ -322,7 +322,8 @@ class Actor:
             try:
                 self._client = self._connected(config)
             except DeadlineError as error:
-                why = f" ({error.reason})" if getattr(error, "reason", "") else ""
+                reason = getattr(error, "reason", "")
+                why = f" ({reason})" if reason else ""
                 self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet{why}", deadline)
 
     def _connected(self, config: TrainerConfig) -> TrainerClient:
