@@ -120,6 +120,16 @@ def test_what_is_called_is_of_the_right_type_even_where_its_module_is_trusted():
     assert "which was not called: expected a subclass of gymnasium" in hilt("learner", "ours.yaml", code=1)
 
 
+SHOWN = {"demonstrations": 1, "demonstration_options": {"expert": "somebodys:told"}}
+
+
+@pytest.mark.parametrize("values", [{"operator": "somebodys:Config"}, SHOWN])
+def test_a_run_is_refused_before_its_folder_is_made(values: dict[str, Any]):
+    settings("foreign.yaml", **{"task": "tabletop/reach", **values})
+    assert "nothing of it was run" in hilt("learner", "foreign.yaml", "wire.port=0", "wire.broadcast_port=0", code=1)
+    assert not Path("runs").exists()
+
+
 def test_so_are_experts_devices_and_what_makes_actions():
     from hilt.teleop.devices import open_device
 

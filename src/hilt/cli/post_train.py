@@ -11,9 +11,10 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
-from hilt.cli.train import check_names, leave
+from hilt.cli.train import leave
 from hilt.core.errors import Problems, optional_module
 from hilt.core.threads import one_thread
+from hilt.core.trust import check_names
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live

@@ -10,9 +10,10 @@ import typer
 
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
-from hilt.cli.train import Resume, Run, Trust, check_names, leave, plain
+from hilt.cli.train import Resume, Run, Trust, leave, plain
 from hilt.core.errors import ConfigError
 from hilt.core.threads import one_thread
+from hilt.core.trust import check_names
 
 if TYPE_CHECKING:
     from hilt.runtime.sft import Sft

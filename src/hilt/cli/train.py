@@ -25,7 +25,7 @@ from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
 from hilt.core.errors import Problems, optional_module
 from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
-from hilt.core.trust import is_from_file, named_in, permit, permit_folder, trust
+from hilt.core.trust import check_names, trust
 
 if TYPE_CHECKING:
     from hilt.observe.live import Live
@@ -287,14 +287,6 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
         typer.echo(f"{', '.join(unseen)}: code that a file names, which a dry run does not import; what it shows and takes was not checked")
     for name, command in commands(config, folder).items():
         typer.echo(f"{name}: {' '.join(command[command.index('hilt') :])}")
-
-
-def check_names(config: object) -> list[str]:
-    """Refuses code that a file names and for which nobody gave their word; gives what a dry run does not import nevertheless."""
-    names = sorted(named_in(config))
-    for name in names:
-        permit_folder(Path(name), "root") if os.sep in name.partition(":")[0] else permit(name)
-    return [name for name in names if is_from_file(name)]
 
 
 def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:

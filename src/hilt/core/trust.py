@@ -89,6 +89,14 @@ def permit_folder(folder: Path, setting: str) -> None:
         )
 
 
+def check_names(settings: Any) -> list[str]:
+    """Refuses code that settings name and for which nobody gave their word; gives what a dry run does not import nevertheless."""
+    names = sorted(named_in(settings))
+    for name in names:
+        permit_folder(Path(name), FOLDER_SETTING) if os.sep in name.partition(":")[0] else permit(name)
+    return [name for name in names if is_from_file(name)]
+
+
 def needs_type(name: str) -> bool:
     """Whether what is called must first be found to be of the right type: unless the user gave their word for that very name."""
     return name not in _word.trusted and _is_suspect(name)

@@ -26,6 +26,7 @@ from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, Problems
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
+from hilt.core.trust import check_names
 from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
@@ -61,6 +62,7 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     problems.check(config.check)
     problems.check(check_new, run)
     problems.report()
+    check_names(config)
     DISK.make_folders(run)
     config, choice = settle(config)
     write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": [], **described(choice)})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hilt.core.errors import ConfigError, Problems
+from hilt.core.trust import check_names
 from hilt.observe.sinks import check_sinks
 from hilt.runtime.config import Hil, check
 from hilt.runtime.idle import refuse_idle
@@ -33,6 +34,7 @@ def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make
     `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
     `make_task` not even that, and what has to fit the task is left unchecked."""
     problems = Problems()
+    make_task &= problems.check(check_names, config)
     for one in more:
         problems.check(one)
     sound = problems.check(check_run, config)

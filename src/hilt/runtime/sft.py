@@ -30,6 +30,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
+from hilt.core.trust import check_names
 from hilt.observe.metrics import Metrics
 from hilt.policies.base import check_effect
 from hilt.policies.memory import free_bytes
@@ -194,6 +195,7 @@ def words(config: Named) -> Suite:
 
 
 def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
+    check_names(config)
     config.check()
     check_new(run)
     DISK.make_folders(run)
