@@ -212,6 +212,16 @@ def test_a_program_is_free_in_what_it_names_and_not_in_what_a_file_names():
     assert load(config.task).__name__ == "told"
 
 
+def test_names_of_data_are_not_taken_for_code(folder: Path):
+    Path("a:b").mkdir()
+    settings("run.yaml", demo_path=["hf:org/name", "a:b"], agent={"device": "cuda:0"})
+    with trust.command_line(["train", "run.yaml"]):
+        assert trust.check_names(build(Hil(), "run.yaml")) == []
+        for name in ("hf:org", "a:b"):  # and as code they are not run
+            with pytest.raises(UnsafeError):
+                load(name)
+
+
 def test_processes_inherit_it(folder: Path):
     settings("run.yaml", task="somebodys:told")
     code = "from hilt.core.names import load; load('somebodys:told')"

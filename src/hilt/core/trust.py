@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from hilt.core import hub
 from hilt.core.errors import ConfigError, CorruptError, StorageError, UnsafeError
 from hilt.core.files import DISK, read_json, write_json
 
@@ -90,11 +91,18 @@ def permit_folder(folder: Path, setting: str) -> None:
 
 
 def check_names(settings: Any) -> list[str]:
-    """Refuses code that settings name and for which nobody gave their word; gives what a dry run does not import nevertheless."""
+    """Refuses code that settings name and for which nobody gave their word; gives what a dry run does not import nevertheless.
+
+    What is a name of data, too, a path that exists or one of the Hugging Face Hub, is left to whoever would run it: nobody does unasked.
+    """
     names = sorted(named_in(settings))
-    for name in names:
-        permit_folder(Path(name), FOLDER_SETTING) if os.sep in name.partition(":")[0] else permit(name)
-    return [name for name in names if is_from_file(name)]
+    folders = [name for name in names if os.sep in name.partition(":")[0]]
+    for folder in folders:
+        permit_folder(Path(folder), FOLDER_SETTING)
+    code = [name for name in names if name not in folders and not name.startswith(hub.PREFIX) and not os.path.exists(name)]
+    for name in code:
+        permit(name)
+    return [name for name in (*folders, *code) if is_from_file(name)]
 
 
 def needs_type(name: str) -> bool:
