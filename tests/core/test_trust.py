@@ -243,6 +243,31 @@ def test_what_installed_packages_register_is_free(monkeypatch: pytest.MonkeyPatc
             make("somebodys:untold")
 
 
+def test_what_only_lies_in_the_current_folder_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+    package = Path("somebodys-1.0.dist-info")
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[hilt.tasks]\nlab = somebodys:told\n")
+    try:
+        for path, found in ((str(Path.cwd()), {}), ("", {}), (str(Path.cwd().parent), {})):
+            trust.registered.cache_clear()
+            monkeypatch.syspath_prepend(path)
+            assert dict(trust.registered("hilt.tasks")) == found
+        monkeypatch.chdir("..")  # as seen from elsewhere, it is a place like any other
+        trust.registered.cache_clear()
+        assert dict(trust.registered("hilt.tasks")) == {"lab": "somebodys:told"}
+    finally:
+        trust.registered.cache_clear()
+
+
+def test_the_current_folder_is_looked_in_only_when_something_there_is_named(monkeypatch: pytest.MonkeyPatch):
+    here = str(Path.cwd())
+    load("hilt.core.files:read_json")
+    assert here not in sys.path
+    load("somebodys:told")
+    assert sys.path[-1] == here
+
+
 def test_trust_takes_modules_names_and_folders():
     with pytest.raises(ConfigError, match="--trust 'my tasks': expected the name of a module"):
         trust.trust("my tasks")

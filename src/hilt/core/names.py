@@ -41,7 +41,8 @@ def load_own(name: str) -> Any:
 
 def import_named(module: str) -> Any:
     """A module that a user names: an installed one, or one in the current folder, which is looked in last so that it hides nothing."""
-    if (folder := os.getcwd()) not in sys.path:
+    folder = os.getcwd()
+    if module.partition(".")[0] != "hilt" and folder not in sys.path:  # with ours, packages that are missing would be looked for there
         sys.path.append(folder)
     try:
         return importlib.import_module(module)

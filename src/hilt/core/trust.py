@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -121,10 +122,13 @@ def origin(name: str) -> str:
 
 @functools.cache
 def registered(group: str) -> Mapping[str, str]:
-    """Name to ``module:attribute``: what installed packages have registered as entry points of one of `GROUPS`."""
-    from importlib.metadata import entry_points  # late: takes a while to import
+    """Name to ``module:attribute``: what installed packages have registered as entry points of one of `GROUPS`. What lies in the current
+    folder and says that it is a package is not installed."""
+    from importlib.metadata import distributions  # late: takes a while to import
 
-    return {point.name: point.value.replace(" ", "") for point in entry_points(group=group)}
+    places = [place for place in sys.path if place and os.path.realpath(place) != os.path.realpath(os.curdir)]
+    points = [point for package in distributions(path=places) for point in package.entry_points if point.group == group]
+    return {point.name: point.value.replace(" ", "") for point in points}
 
 
 def _is_suspect(name: str) -> bool:
