@@ -117,6 +117,15 @@ def test_gradients_equal_finite_differences(name: str) -> None:
     assert_gradients(policy, score, directions=2)
 
 
+def test_a_flow_is_set_by_name_as_a_command_line_does(tmp_path: Path) -> None:
+    made("sde").save_pretrained(tmp_path / "policy")
+    given = {"flow": {"level": 0.25, "steps": 3}, "images": list(SHARED["images"])}
+    policy = Pi0.from_pretrained(tmp_path / "policy", tokenizer=ByteTokenizer(), **given)
+    assert (policy.config.flow.level, policy.config.flow.steps, policy.config.flow.kind) == (0.25, 3, "sde")
+    with pytest.raises(UnknownNameError, match="no setting of a flow named 'levl'; did you mean 'level'"):
+        Pi0.from_pretrained(tmp_path / "policy", tokenizer=ByteTokenizer(), flow={"levl": 1})
+
+
 def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
     """Within 0.05 on tiny models, and act equals evaluate in it too; what is beside the stacks of layers stays in float32."""
     made("noise").save_pretrained(tmp_path / "policy")

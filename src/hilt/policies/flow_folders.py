@@ -60,7 +60,9 @@ def load(
     known = {field.name for field in fields(config)}
     if unknown := sorted(set(options) - known):
         raise UnknownNameError(f"option of {kind.__name__}.from_pretrained", unknown[0], known | {"asset", "device", "dtype", "tokenizer"})
-    config = replace(config, **options)
+    if isinstance(flow := options.get("flow"), Mapping):  # of a file, or of a command line
+        options["flow"] = _flow(config.flow, flow)
+    config = replace(config, **{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
     with torch.device("meta"):
         policy = kind(config, _tokenizer(tokenizer, folder), statistics)
     policy.source = folder
@@ -73,6 +75,14 @@ def load(
     policy.add_heads(device)
     _read_weights(policy, tensors, device, dtype)
     return policy
+
+
+def _flow(base: Flow, given: Mapping[str, Any]) -> Flow:
+    known = {field.name for field in fields(base)}
+    if unknown := sorted(set(given) - known):
+        raise UnknownNameError("setting of a flow", unknown[0], known)
+    changes: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return replace(base, **changes)
 
 
 def save(policy: FlowPolicy, folder: Path) -> None:

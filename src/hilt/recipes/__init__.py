@@ -34,13 +34,19 @@ VLA_RECIPES = {
 """The same, for post-training: `hilt train` knows from the recipe what is to be done"""
 
 
+def file_of(name: str) -> Path:
+    """A file of settings, as it is named; or, where there is none, the one of examples/ that is installed with Hilt."""
+    path, installed = Path(name), Path(__file__).parents[1] / name
+    return installed if name.startswith("examples/") and not path.exists() and installed.exists() else path
+
+
 def is_vla(name: str) -> bool:
     """Whether a recipe is of post-training: one of `VLA_RECIPES`, a file that names `tasks`, or a function that returns a `Vla`."""
     if name.endswith((".yaml", ".yml")):
         from omegaconf import OmegaConf
 
         try:
-            return "tasks" in OmegaConf.load(name)
+            return "tasks" in OmegaConf.load(file_of(name))
         except (OSError, ValueError, YAMLError):
             return False  # whoever reads it says what is wrong with it
     if name in VLA_RECIPES or ":" not in name or name.startswith("hil-serl:"):
@@ -53,7 +59,7 @@ def vla_recipe(name: str) -> Vla:
     from hilt.runtime.vla_config import Vla
 
     if name.endswith((".yaml", ".yml")):
-        return build(Vla(), Path(name))
+        return build(Vla(), file_of(name))
     made = _made(VLA_RECIPES.get(name, name))
     if not isinstance(made, Vla):
         raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.vla_config.Vla, or a function that returns one.")
@@ -65,7 +71,7 @@ def sft_recipe(name: str) -> Sft:
     from hilt.runtime.sft import Sft
 
     if name.endswith((".yaml", ".yml")):
-        return build(Sft(), Path(name))
+        return build(Sft(), file_of(name))
     if name not in SFT_RECIPES and ":" not in name:
         raise UnknownNameError("recipe of hilt train sft", name, SFT_RECIPES)
     made = _made(SFT_RECIPES.get(name, name))
@@ -78,7 +84,7 @@ def recipe(name: str) -> Hil:
     """The settings that a name stands for: one of `RECIPES`, a YAML file of settings (``run.yaml``), a function of yours
     (``module:function``), or a task config of HIL-SERL's (``hil-serl:module:Class``)."""
     if name.endswith((".yaml", ".yml")):
-        return build(Hil(), Path(name))
+        return build(Hil(), file_of(name))
     if name.startswith("hil-serl:"):
         from hilt.recipes.migrate import from_hil_serl
 

@@ -201,7 +201,7 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{REF}fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
     f"{REF}fsdp_config.fsdp_size": ((-1,), "the reference is whole at each rank"),
     f"{REF}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
-    f"{ROLLOUT}model_family": (("openvla",), "other policies are folders for `hilt train vla policy=FOLDER`"),
+    f"{ROLLOUT}model_family": (("openvla",), "other policies are folders for `hilt train RECIPE policy=FOLDER`"),
     f"{ROLLOUT}max_prompt_length": ((512,), "a prompt is as long as its words, and none is padded to more"),
     f"{ROLLOUT}prompt_length": ((512, 256), _TEXT),
     f"{ROLLOUT}response_length": ((512, 128), _TEXT),

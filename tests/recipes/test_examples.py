@@ -1,0 +1,78 @@
+"""The files of examples/: each is read, checked and shown by the command that its first lines name, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hilt import cli
+from hilt.core.config import build
+from hilt.envs import task
+from hilt.policies.tokens import ByteTokenizer
+from hilt.recipes import file_of, recipe, sft_recipe
+from hilt.runtime.config import Hil
+from tests.cli.test_simplevla import GOLDEN, StandIn
+from tests.golden.kinds.openvla import made as openvla
+from tests.policies.test_pi0 import made as pi0
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "arm": ["train", "examples/arm.yaml"],
+    "tabletop": ["train", "examples/tabletop.yaml"],
+    "sft": ["train", "sft", "examples/sft.yaml"],
+    "vla": ["train", "examples/vla.yaml"],
+    "pi0_libero": ["train", "examples/pi0_libero.yaml", "policy=POLICY"],
+    "oft_libero": ["train", "examples/oft_libero.yaml", "policy=POLICY", "policy_options.unnorm_key=tiny"],
+    "rloo": ["train", "rloo", "--config", "examples/rloo.yaml"],
+}
+
+
+def test_every_example_is_tried_and_listed():
+    files = {path.stem for path in (ROOT / "examples").glob("*.yaml")}
+    assert files == {*COMMANDS, "robot"}, "robot.yaml is what arm.yaml names"
+    listed = re.findall(r"\]\((\w+)\.yaml\)", (ROOT / "examples" / "README.md").read_text())
+    assert set(listed) == files
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny checkpoint of the kind, and a stand-in for LIBERO."""
+    monkeypatch.setitem(task._FACTORIES, "libero_spatial", lambda number, step_limit=220: StandIn(number, step_limit, 10))
+    if request.param.startswith("oft"):
+        with np.load(GOLDEN) as file:
+            made = openvla(json.loads(str(file["config"])), json.loads(str(file["keys"])), int(file["seed"]))
+        made.tokenizer = ByteTokenizer()
+        made.save_pretrained(tmp_path / "policy")
+    elif request.param.startswith("pi0"):
+        pi0("sde").save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+@pytest.mark.parametrize(("name", "policy"), [(name, name) for name in COMMANDS], indirect=["policy"])
+def test_an_example_is_shown_by_a_dry_run(name: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    words = [word.replace("POLICY", str(policy)) for word in COMMANDS[name]]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, [*words, "--run", str(tmp_path / "run"), "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "would begin in" in result.output or name == "sft"
+    assert not (tmp_path / "run").exists()
+
+
+def test_those_that_are_recipes_as_files_say_the_same():
+    assert build(Hil(), ROOT / "examples" / "tabletop.yaml") == recipe("tabletop_pick")
+    assert sft_recipe(str(ROOT / "examples" / "sft.yaml")) == sft_recipe("sft_tabletop")
+
+
+def test_an_installed_example_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert file_of("examples/vla.yaml") == Path("examples/vla.yaml") or file_of("examples/vla.yaml").exists()
+    monkeypatch.setattr("hilt.recipes.__file__", str(tmp_path / "hilt" / "recipes" / "__init__.py"))
+    (tmp_path / "hilt" / "examples").mkdir(parents=True)
+    (tmp_path / "hilt" / "examples" / "vla.yaml").write_text("tasks: []")
+    assert file_of("examples/vla.yaml") == tmp_path / "hilt" / "examples" / "vla.yaml"
+    assert file_of("vla.yaml") == Path("vla.yaml")
