@@ -224,7 +224,11 @@ def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
     assert simulation.routes.count("jointreset") == 1
     moved = env_of(simulation, **{**AWAY, "reset_pose": [0.45, 0.1, 0.2, np.pi, 0, 0]}).reset()[0]
     np.testing.assert_allclose(moved["state"]["tcp_pose"][:3], [0.45, 0.1, 0.2], atol=1e-6)
+    env.give_time(3)
+    env.reset()
+    assert env.step_limit == 21, "a person has three times a script's steps"
     own = env_of(simulation, instruction="mine", step_limit=3)
+    own.give_time(3)
     own.reset()
     assert (own.instruction, own.step_limit) == ("mine", 3)
 

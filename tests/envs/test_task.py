@@ -309,7 +309,7 @@ def test_both_ends_are_kept_and_a_limit_can_be_shortened():
     assert [env.step(1)[2:4] for _ in range(7)] == [(False, False)] * 6 + [(False, True)] and env.instruction == "up the hill"
     with pytest.raises(ConfigError, match=r"step_limit=300 cannot work: MountainCar-v0 ends an episode after 200 steps"):
         as_task(gymnasium.make("MountainCar-v0"), step_limit=300)
-    with pytest.raises(ConfigError, match=r"Plain has no step limit; give one, as in as_task\(env, step_limit=200\)"):
+    with pytest.raises(ConfigError, match=r"Plain has no step limit; give one: task_options\.step_limit=200 in a run"):
         as_task(type("Plain", (gymnasium.Env,), {})())
     with pytest.raises(ConfigError, match=r"states={'train': 0}: expected splits with 1 to 1,000,000 states"):
         as_task(gymnasium.make("MountainCar-v0"), states={"train": 0})

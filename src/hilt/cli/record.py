@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 PERSONS_LIMIT = 3
-"""So many times the steps of a tabletop task, which are a script's, a person has"""
+"""Number of times the steps of a simulated task, which are a script's, or of an arm without a limit of its own, that a person has"""
 
 
 def _option(metavar: str, help: str, default: str | bool = True, names: Sequence[str] = (), **rest: Any) -> Any:
@@ -76,8 +76,8 @@ def record(
     env = _made(make, task, options, "-o")
     try:
         with _made(open_device, device, _pairs(device_option), "-d") as opened:
-            if opened.source == Source.HUMAN and task.startswith("tabletop/") and "step_limit" not in options:
-                env.unwrapped.step_limit *= PERSONS_LIMIT
+            if opened.source == Source.HUMAN and "step_limit" not in options and hasattr(env.unwrapped, "give_time"):
+                env.unwrapped.give_time(PERSONS_LIMIT)
             with Terminal(settings, opened) as watch, stop_signals() as stopped:
                 summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
     finally:

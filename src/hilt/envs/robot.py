@@ -139,6 +139,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         first = arms[0].config
         self.arms, self.control_hz, self.initial_states = arms, first.hz, dict(first.initial_states or STATES)
         self.step_limit, self.instruction = first.step_limit or STEP_LIMIT, first.instruction
+        self._more_time = 1
         self.simulation: bool | None = None
         """Whether the server simulates; None until it was reached."""
         self._settings, self._rate = first, Rate(first.hz)
@@ -151,6 +152,11 @@ class _Arms(gymnasium.Env[Any, Any]):
             raise ConfigError(f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out.")
         parts: dict[str, Any] = {"state": spaces.Dict(state), **({"images": spaces.Dict(images)} if images else {})}
         self.observation_space = spaces.Dict(parts)
+
+    def give_time(self, factor: int) -> None:
+        """Episodes may take this many times as long; a limit that the settings give stays as it is."""
+        self._more_time = factor
+        self.step_limit = self._settings.step_limit or factor * STEP_LIMIT
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins in ``options={"split": "eval", "state": 7}``, or a random state; ``"joint_reset": True`` resets the joints too."""
@@ -165,7 +171,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         if self.simulation:
             scene = self.arms[0].client.post("scene", {"split": split, "state": state})
             self.instruction = self._settings.instruction or str(scene["instruction"])
-            self.step_limit = self._settings.step_limit or int(scene["step_limit"])
+            self.step_limit = self._settings.step_limit or self._more_time * int(scene["step_limit"])
         period, numbers = self._settings.joint_reset_period, (list(self.initial_states).index(split), state)
         joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
         self._each(lambda arm: arm.begin((*numbers, self.arms.index(arm)), joints))

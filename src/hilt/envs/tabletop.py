@@ -137,6 +137,10 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         self._steps += 1
         return self.succeeded()
 
+    def give_time(self, factor: int) -> None:
+        """Episodes may take this many times as long."""
+        self.step_limit *= factor
+
     def expert(self) -> Callable[[], Array]:
         """A scripted expert for this episode: each call gives the next action, from the state as it is now."""
         from hilt.envs.experts import expert  # late: experts know the environment's scales

@@ -168,7 +168,10 @@ def as_task(
         return env
     limit = own.get("step_limit", env.spec and env.spec.max_episode_steps)
     if limit is None and step_limit is None:
-        raise ConfigError(f"{name} has no step limit; give one, as in as_task(env, step_limit=200); in a run, max_traj_length=200.")
+        raise ConfigError(
+            f"{name} has no step limit; give one: task_options.step_limit=200 in a run, -o step_limit=200 for "
+            "hilt record; in Python, as_task(env, step_limit=200)."
+        )
     if step_limit is not None and not 1 <= step_limit <= (limit or step_limit):
         raise ConfigError(f"step_limit={step_limit} cannot work: {name} ends an episode after {limit or 'at least 1'} steps.")
     if states is not None and "initial_states" in own:
