@@ -14,7 +14,7 @@ from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.envs.tabletop import TabletopEnv
 from hilt.teleop.devices import Reading, open_device
-from hilt.teleop.intervene import LET_GO, TakeOver, images_of
+from hilt.teleop.intervene import BRIEF_SECONDS, LET_GO, LET_GO_ARM, LET_GO_CONTACT, TakeOver, images_of
 from tests.teleop.played import Noting, Played, push
 
 POLICY = np.full(7, 0.5)
@@ -108,10 +108,26 @@ def test_released_the_policy_acts_until_contact_is_back():
 
 
 def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
-    env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1))
+    now = iter([10.0, 10.1 + BRIEF_SECONDS])
+    env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1), clock=now.__next__)
     infos(env, 6)
     assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0, 0, 1]
-    assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO, "", ""]
+    assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO_CONTACT, "", ""], "and the reason is the right one"
+
+
+def test_what_is_held_over_a_brief_stall_goes_on():
+    """A network or a computer that stalls for 0.2 s muted the keys, with the reason of a hand-over."""
+    now = iter([10.0, 10.3])
+    env = played(Reading(), push(1), push(1, lost=True), push(0, lost=True), push(1), push(1, 1), clock=now.__next__)
+    infos(env, 6)
+    assert [got[0] for got in env.unwrapped.got] == [0.5, 1, 0, 0, 1, 1] and env.unwrapped.got[-1][1] == 1
+    assert not any(status.message for _, status in env.device.shown)
+
+
+def test_the_reason_names_what_changed():
+    env = played(push(1), push(1), push(0), push(1), push(1, arm=1), push(0, arm=1), env=Noting(14))
+    infos(env, 6)
+    assert [status.message for _, status in env.device.shown[1:]] == [LET_GO, LET_GO, "", "", LET_GO_ARM, ""]
 
 
 def test_a_toggle_outlasts_lost_contact():

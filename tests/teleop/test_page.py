@@ -345,6 +345,66 @@ def test_what_drives_and_stops_is_in_sight(page: Any, device: Any, size: tuple[i
     assert size[0] < 600 or chromium.wait(page, "return document.documentElement.scrollHeight <= innerHeight")
 
 
+CUT = """return [...document.querySelectorAll('.legend, .legend *, footer, .hands, .facts')].filter((part) => {
+    const box = part.getBoundingClientRect(), aside = part.closest('aside');
+    const end = aside && getComputedStyle(aside).display !== 'contents' ? aside.getBoundingClientRect().bottom : innerHeight;
+    return box.bottom > end + 1 || box.right > innerWidth + 1 || box.left < 0;
+}).map((part) => part.outerHTML.slice(0, 80))"""
+"""What of the page is not in sight"""
+
+
+@needs_chromium
+def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any, artefacts: Path, monkeypatch: pytest.MonkeyPatch):
+    """At 1280 x 657, a laptop's window, it was cut."""
+    monkeypatch.setattr(device, "_arms", 2)
+    device.show({"front": PICTURE, "wrist": PICTURE}, Status("human", "pick up the red cube", 1, 0, 7, 100, message=LET_GO))
+    chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.arms === 2")
+    for pad, keys in ((False, 20), (True, 11)):
+        if pad:
+            gamepad(page, [0, 0, 0, 0])
+        chromium.wait(page, f"return document.querySelectorAll('.legend kbd').length === {keys}")
+        for width, height in ((1280, 657), (1366, 625), (900, 700), (1280, 800), (1440, 900), (1920, 1080)):
+            chromium.shape(page, width, height)
+            chromium.wait(page, f"return innerHeight === {height}")
+            assert page.execute_script(CUT) == [], (width, height, pad)
+        chromium.shape(page, 1280, 657)
+        page.save_screenshot(str(artefacts / f"legend{'-pad' * pad}.png"))
+    page.execute_script("navigator.getGamepads = () => []")
+
+
+@needs_chromium
+def test_keys_before_take_over_say_what_to_do(page: Any, device: Any):
+    """They did nothing, and nothing said so."""
+    chromium.key(page, "w", True)
+    chromium.key(page, "w", False)
+    chromium.wait(page, "return document.querySelector('.who').innerText.includes('move nothing yet: press Take over (T) first.')")
+    assert banner(page) == "The policy is in control" and page.find_elements("css selector", ".hilt.nudged .take")
+    assert not device.read().motion.any()
+    take_over(page, device)
+    chromium.wait(page, "return !document.querySelector('.hilt.nudged')")
+    chromium.key(page, "w", True)
+    until(device, lambda reading: reading.motion.any())
+    chromium.key(page, "w", False)
+    assert "The arm moves while you hold a key" in page.find_element("css selector", ".who").text
+
+
+@needs_chromium
+def test_the_legend_of_a_gamepad(page: Any, device: Any):
+    gamepad(page, [0, 0, 0, 0])
+    legend = "return document.querySelector('.legend').innerText.replace(/\\s+/g, ' ')"
+    chromium.wait(page, f"{legend}.includes('Take over Start')")
+    said = page.execute_script(legend)
+    for line in ("Move Left stick", "Up, down, turn Right stick", "Pitch, roll Cross", "Open, close LTRT", "Success A", "Fail B"):
+        assert line in said, said
+    page.find_element("xpath", "//section[contains(@class, 'legend')]//button[text()='Keys']").click()
+    chromium.wait(page, f"{legend}.includes('Forward, back WS')")
+    page.find_element("xpath", "//section[contains(@class, 'legend')]//button[text()='Gamepad']").click()
+    gamepad(page, [0, -1, 0, 0])
+    chromium.wait(page, "return document.querySelector('.who').innerText.includes('move nothing yet')")
+    page.execute_script("navigator.getGamepads = () => []")
+    chromium.wait(page, f"{legend}.includes('Forward, back WS')")
+
+
 @needs_chromium
 def test_how_an_episode_ended_and_what_to_let_go_are_told(page: Any, device: Any):
     for message, kept in (("Recorded: 1 of 2. Take over to begin.", True), ("Dropped, no success: 1 of 2.", False)):
@@ -453,7 +513,8 @@ def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: An
     page.close()
     assert not until(device, lambda reading: reading.lost).motion.any()
     page.switch_to.window(first)
-    chromium.wait(page, "return document.querySelector('.hilt').cockpit.view.lost")
+    device.show({"front": PICTURE, "wrist": PICTURE}, Status("nobody"))  # as TakeOver does while contact is lost
+    chromium.wait(page, "return document.querySelector('.hilt.lost')?.cockpit.view.lost")
     assert device.read().lost and banner(page) == "Contact lost"
     page.save_screenshot(str(artefacts / "lost.png"))
     click(page, ".resume")

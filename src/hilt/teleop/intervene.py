@@ -16,6 +16,7 @@ The hand-over does not make the arm jump:
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -32,7 +33,13 @@ DEFLECTED = 0.05
 """From here on an axis counts as held at a hand-over; less is the drift of a stick at rest."""
 
 LET_GO = "Let go, then press again: what was held before you took over moves nothing."
-"""What a person is told meanwhile."""
+LET_GO_CONTACT = "Let go, then press again: contact was lost, and what was held meanwhile moves nothing."
+LET_GO_ARM = "Let go, then press again: what was held for the other arm moves nothing."
+"""What a person is told meanwhile, and why."""
+
+BRIEF_SECONDS = 1.0
+"""After contact was lost for no longer than this, what the person still holds moves the arm on: they know what they hold, and they have
+seen the arm stop. After longer it must be released first, as at a hand-over."""
 
 ActionOf = Callable[[Reading, Any], Any]
 
@@ -61,10 +68,11 @@ class TakeOver(gymnasium.Wrapper):
         action_indices: Sequence[int] | None = None,
         action_of: ActionOf | None = None,
         policy: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """`action_indices`: the only dimensions that a person moves, the others are 0. `action_of(reading, action_space)`: a
         person's action, for action spaces other than the known ones. `policy`: False where none acts, as in recording; the
-        actions given to `step` are then the person's too, who chose to do nothing."""
+        actions given to `step` are then the person's too, who chose to do nothing. `clock`: seconds, by which lost contact is timed."""
         super().__init__(env)
         if mode not in ("hold", "toggle"):
             raise ConfigError(f"mode is {mode!r}: it is 'hold' (acts while the device is held) or 'toggle' (an event switches)")
@@ -79,6 +87,7 @@ class TakeOver(gymnasium.Wrapper):
         self._episode = self._successes = 0
         self._seen: Any = None  # what was shown last
         self._released = self._still = False
+        self._clock, self._lost_since = clock, 0.0
         self._begin()
         device.attach(env)
 
@@ -86,7 +95,8 @@ class TakeOver(gymnasium.Wrapper):
         self._human = self._toggled = self._lost = False  # of the last step: a person acted, has taken over, was out of reach
         self._arm = 0
         self._held = np.ones(7, bool)  # [6 axes, gripper] of the last reading; before the first: whatever is held was held before
-        self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since
+        self._muted = np.zeros(7, bool)  # held at the last hand-over and not released since,
+        self._why = LET_GO  # and why that is muted
         self._count = self._steps = self._step = 0
         self._polled: tuple[str, ...] = ()  # events of readings between two steps
         self._return = 0.0
@@ -168,12 +178,20 @@ class TakeOver(gymnasium.Wrapper):
         human = (reading.engaged if self.mode == "hold" else toggled) or reading.lost
         held = np.append(np.abs(reading.motion) > DEFLECTED, reading.gripper != 0)
         self._muted &= held
-        if self._lost or reading.arm != self._arm:
-            self._muted |= held
+        if reading.lost and not self._lost:
+            self._lost_since = self._clock()
+        if reading.arm != self._arm:
+            self._mute(held, LET_GO_ARM)
+        elif self._lost and not reading.lost and self._clock() - self._lost_since > BRIEF_SECONDS:
+            self._mute(held, LET_GO_CONTACT)
         elif human and not self._human:
-            self._muted |= held & self._held
+            self._mute(held & self._held, LET_GO)
         self._human, self._held, self._lost, self._arm = human, held, reading.lost, reading.arm
         return human
+
+    def _mute(self, held: np.ndarray, why: str) -> None:
+        if held.any():
+            self._muted, self._why = self._muted | held, why
 
     def _persons_action(self, reading: Reading) -> Any:
         if reading.action is not None and not reading.lost:
@@ -195,7 +213,7 @@ class TakeOver(gymnasium.Wrapper):
             step_limit=int(attribute(self.env, "step_limit", 0) or 0),
             reward=self._return,
             gripper=grippers_of(observation),
-            message=LET_GO if who == "human" and self._muted.any() else self.message,
+            message=self._why if who == "human" and self._muted.any() else self.message,
         )
         images: dict[str, np.ndarray] = {}
         if self.device.screen:

@@ -5,6 +5,7 @@ const PERIOD = 50; // ms between two states
 const SHORTEST = 150; // ms that a tapped key counts as held, so that a control step sees it
 const SILENT = 1000; // ms without a word of the page's process, which speaks every 100, after which contact is gone
 const FROZEN = 400; // ms without a turn after which nobody knows which keys are still held
+const TOLD = 4000; // ms that a hint stays in sight
 const LATE = 3000; // ms after which a press that could not be sent is dropped, but for stop
 const AXES = ["x", "y", "z", "roll", "pitch", "yaw"];
 const NAMES = {enter: "Enter", backspace: "⌫", escape: "Esc", tab: "Tab"};
@@ -12,6 +13,10 @@ const LEGEND = [
   ["Forward, back", "+x", "-x"], ["Roll", "+roll", "-roll"], ["Left, right", "+y", "-y"], ["Pitch", "+pitch", "-pitch"],
   ["Up, down", "+z", "-z"], ["Yaw", "+yaw", "-yaw"], ["Close, open", "close", "open"], ["Take over", "toggle"],
   ["Success", "success"], ["Fail", "fail"], ["Reset", "reset"], ["Stop", "stop"],
+];
+const PAD_LEGEND = [
+  ["Move", "Left stick"], ["Up, down, turn", "Right stick"], ["Pitch, roll", "Cross"], ["Open, close", "LT", "RT"], ["Take over", "Start"],
+  ["Success", "A"], ["Fail", "B"], ["Reset", "X"], ["Stop", "Back"],
 ];
 // Of a gamepad, by the numbers of the browser's standard layout; the same as in gamepad.py.
 const BUTTONS = {0: "success", 1: "fail", 2: "reset", 3: "arm", 8: "stop", 9: "toggle"};
@@ -63,7 +68,7 @@ export default {
   components: {Stick},
   props: {keys: Object},
   template: `
-    <div class="hilt" :class="mood">
+    <div class="hilt" :class="[mood, {nudged: hint}]">
       <header>
         <b class="brand">Hilt</b>
         <span class="instruction" :title="status.instruction">{{ status.instruction || "No instruction" }}</span>
@@ -113,9 +118,12 @@ export default {
           <button v-for="on in [false, true]" :aria-pressed="faces === on" @click="chooseFacing(on)">{{ on ? "Facing the robot" : "Behind the robot" }}</button>
         </div>
       </section>
-      <section class="legend" aria-label="Keys">
+      <section class="legend" :aria-label="padLegend ? 'Gamepad' : 'Keys'">
+        <div v-if="pad" class="choice" role="group" aria-label="Which legend">
+          <button v-for="on in [false, true]" :aria-pressed="padLegend === on" @click="choosePadLegend(on)">{{ on ? "Gamepad" : "Keys" }}</button>
+        </div>
         <div v-for="[what, ...meanings] in legend"><span>{{ what }}</span><span><kbd v-for="key in meanings">{{ key }}</kbd></span></div>
-        <p>Arrow keys move too. {{ gamepad }}</p>
+        <p><template v-if="!padLegend">Arrow keys move too. </template>{{ gamepad }}</p>
       </section>
       </aside>
       <footer>
@@ -126,7 +134,7 @@ export default {
       </footer>
     </div>`,
 
-  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", layout: null, arm: 0, tilt: false, facing: null, speed: 1, ended: false}),
+  data: () => ({online: false, view: {}, cameras: [], age: null, period: 0, note: "", gamepad: "", pad: false, keysChosen: false, hint: "", layout: null, arm: 0, tilt: false, facing: null, speed: 1, ended: false}),
 
   computed: {
     status() { return this.view.status || {}; },
@@ -147,7 +155,7 @@ export default {
     },
     who() {
       const held = this.status.message?.match(/Let go.*/)?.[0];
-      return {
+      const [title, text] = {
         ended: [this.status.message?.startsWith("Recording") ? this.status.message : "The session has ended.", "You may close this page."],
         gone: ["No contact", "The arm holds still if you were driving. Trying again."],
         lost: ["Contact lost", "The driver is gone and the arm holds still. Take over, or let it go on."],
@@ -156,15 +164,19 @@ export default {
         policy: ["The policy is in control", "Take over when it needs you."],
         nobody: ["Nobody is in control", "The arm holds still. Take over to drive."],
       }[this.mood];
+      return [title, this.hint || text];
     },
+    // Of the gamepad where there is one, unless the person wants to see the keys.
+    padLegend() { return this.pad && !this.keysChosen; },
     quality() { return !this.online || this.age === null || this.age > 1 ? "bad" : this.age > 0.2 ? "poor" : "good"; },
     linkText() {
       if (!this.online || this.age === null) return this.online ? "no picture" : "offline";
       return this.age > 1 ? `picture ${this.age.toFixed(0)} s old` : `${Math.round(1000 * this.age)} ms` + (this.period ? ` · ${Math.round(1 / this.period)} fps` : "");
     },
     legend() {
+      if (this.padLegend) return this.view.arms > 1 ? [...PAD_LEGEND, ["Other arm", "Y"]] : PAD_LEGEND;
       const shown = (meaning) => Object.keys(this.keys).find((key) => this.keys[key] === meaning);
-      const printed = (key) => NAMES[key] || (this.layout?.get(`Key${key.toUpperCase()}`) || key).toUpperCase();
+      const printed = (key) => this.printed(key);
       const rows = this.view.arms > 1 ? [...LEGEND, ["Other arm", "arm"]] : LEGEND;
       return rows.map(([what, ...meanings]) => [what, ...meanings.map((meaning) => printed(shown(meaning)))]);
     },
@@ -233,6 +245,7 @@ export default {
       const view = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
       const trip = view.echo ? Math.max(0, came - view.echo - view.kept) : 0;
       if (this.view.driving && !view.driving) this.releaseAll();
+      if (this.view.driving !== view.driving) this.hint = "";
       [this.view, this.online, this.ended] = [view, true, false];
       this.unsent = this.unsent.filter((press) => press.number > view.done);
       const number = ++this.seen;
@@ -267,11 +280,29 @@ export default {
       }));
     },
 
+    printed(key) { return NAMES[key] || (this.layout?.get(`Key${key.toUpperCase()}`) || key).toUpperCase(); },
+
+    // Says for a while why what the person does has no effect.
+    tell(hint) {
+      [this.hint, this.toldAt] = [hint, performance.now()];
+    },
+
+    // Somebody who is not in control moves something: that does nothing, and is not passed over in silence.
+    nudge() {
+      if (!this.online || this.over || this.view.driving) return;
+      const key = this.printed(Object.keys(this.keys).find((key) => this.keys[key] === "toggle"));
+      this.tell(this.view.taken ? "Keys and sticks move nothing here: somebody else drives." : `Keys and sticks move nothing yet: press Take over (${key}) first.`);
+    },
+
     // Once every PERIOD.
     turnOver() {
       const now = performance.now();
-      if (now - this.turned > FROZEN && this.turned) this.releaseAll();
+      if (now - this.turned > FROZEN && this.turned) {
+        if (this.view.driving && this.held.size) this.tell("Let go, then press again: this page stood still, and nobody knew what you hold.");
+        this.releaseAll();
+      }
       this.turned = now;
+      if (this.hint && now - this.toldAt > TOLD) this.hint = "";
       if (this.online && now - this.heard > SILENT) this.gone();
       if (this.socket.readyState < WebSocket.CLOSING && now - this.heard > 3 * SILENT) { // a dead network does not close it by itself
         this.socket.close();
@@ -330,6 +361,11 @@ export default {
       this.quiet = performance.now() + SHORTEST; // so that a control step sees the new choice with nothing held
     },
 
+    choosePadLegend(on) {
+      document.activeElement?.blur();
+      this.keysChosen = !on;
+    },
+
     chooseFacing(on) {
       this.choose("facing", on);
       remember("localStorage", "hilt-facing", on);
@@ -337,10 +373,13 @@ export default {
 
     moved(stick, to) {
       this.sticks[stick] = to;
+      if (to.some(Boolean)) this.nudge();
       this.sendState();
     },
 
     hold(key, meaning) {
+      if (this.view.driving) this.hint = ""; // it was let go, and pressed again
+      this.nudge();
       this.held.set(key, {meaning, amount: 1, since: performance.now()});
       this.sendState();
     },
@@ -381,6 +420,7 @@ export default {
       const name = (pad || pads[0])?.id.split("(")[0];
       this.gamepad = pad ? `Gamepad: ${name}` : pads.length ? `${name}: its layout is not known here.` : navigator.getGamepads ? "Gamepad: press a button." : "";
       this.padHeld = [];
+      this.pad = Boolean(pad);
       if (!pad) return this.rested.clear();
       const counted = (part, value) => {
         if (!value) this.rested.add(part);
@@ -394,6 +434,7 @@ export default {
         {meaning: "+pitch", amount: button(13) - button(12)}, {meaning: "+roll", amount: button(15) - button(14)},
         ...(button(6) > 0.5 ? [{meaning: "open"}] : []), ...(button(7) > 0.5 ? [{meaning: "close"}] : []),
       ];
+      if (this.padHeld.some(({amount}) => amount !== 0)) this.nudge();
     },
   },
 };
