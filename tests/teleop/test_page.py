@@ -536,6 +536,21 @@ def test_a_broken_connection_comes_back_to_the_same_seat(page: Any, device: Any)
 
 
 @needs_chromium
+def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
+    """They stood still, with the age of new ones beside them, for as many messages as had come before the connection broke."""
+    device.show({"front": np.zeros_like(PICTURE)}, Status("policy"))
+    pixel = "return document.querySelector('canvas[data-camera=front]')?.getContext('2d').getImageData(5, 5, 1, 1).data[0]"
+    chromium.wait(page, f"{pixel} < 20")
+    chromium.wait(page, "return document.querySelector('.hilt').cockpit.seen > 20")
+    page.execute_script("document.querySelector('.hilt').cockpit.socket.close()")
+    chromium.wait(page, "return !document.querySelector('.hilt').cockpit.online")
+    chromium.wait(page, "const cockpit = document.querySelector('.hilt').cockpit; return cockpit.online && cockpit.seen < 10")
+    device.show({"front": np.full_like(PICTURE, 255)}, Status("policy"))
+    chromium.wait(page, f"{pixel} > 235 ? 'drawn' : document.querySelector('.hilt').cockpit.seen > 18 && 'not drawn'")
+    assert page.execute_script(pixel) > 235
+
+
+@needs_chromium
 def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts: Path):
     class Dual:
         action_space = type("Space", (), {"shape": (14,)})

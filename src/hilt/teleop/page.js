@@ -189,7 +189,7 @@ export default {
   mounted() {
     // What changes with every message and is not shown stays out of Vue's sight.
     Object.assign(this, {held: new Map(), sticks: {move: [0, 0], lift: [0, 0]}, padHeld: [], rested: new Set(), unsent: []});
-    Object.assign(this, {seen: 0, drawn: 0, turned: 0, heard: 0});
+    Object.assign(this, {seen: 0, came: 0, drawn: 0, turned: 0, heard: 0});
     // A page that is reloaded comes back to its seat. It leaves its name when it goes and not before, or a copy of this tab would have it too.
     const name = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
     [this.viewer, this.number] = recall("sessionStorage", "hilt-seat") || [name, 0];
@@ -248,7 +248,8 @@ export default {
       if (this.view.driving !== view.driving) this.hint = "";
       [this.view, this.online, this.ended] = [view, true, false];
       this.unsent = this.unsent.filter((press) => press.number > view.done);
-      const number = ++this.seen;
+      ++this.seen; // on this connection, for the page's process
+      const number = ++this.came; // on all of them: a picture of the last connection is older than one of this
       if (view.pictures.length) await this.draw(view.pictures, data, 4 + length, number);
       if (view.age !== null) this.age = view.age + trip / 2 + seconds() - came;
       if (view.pictures.length) {
