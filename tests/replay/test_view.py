@@ -235,6 +235,8 @@ def test_relabelled_steps_are_checked(log: Log):
         ("rewards", [[1.0]], r"rewards: expected one value of shape \(\) per step, got an array of shape \(1, 1\)"),
         ("rewards", 1.0, r"rewards: expected one value of shape \(\) per step, got an array of shape \(\)"),
         ("source", [300], "source: expected uint8, got 300, which does not fit into it"),
+        ("source", [9], r"source: expected one of 0 \(policy\), .*, got 9"),
+        ("rewards", [], "rewards: expected one value or more from a whole offset on, got 0 from 0 on"),
         ("source", [0.5], r"source: expected uint8 \(1,\), got float64 \(1,\)"),
         ("observations/image", [1], "no small column named 'observations/image'"),
         ("reward", [1], "no small column named 'reward'; did you mean 'rewards'"),
@@ -244,6 +246,8 @@ def test_relabelled_steps_are_checked(log: Log):
             log.relabel(1, column, values)
     with pytest.raises(SchemaError, match="trajectory 1 has the steps 0 to 2, and 2 to 3 were to get"):
         log.relabel(1, "rewards", [1, 2], first=2)
+    with pytest.raises(SchemaError, match=r"got 1 from 0\.5 on"):
+        log.relabel(1, "rewards", [1.0], first=0.5)  # type: ignore[arg-type]
     assert rewards(log.all())[5:8] == [10, 11, 12]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import SchemaError
+from hilt.core.errors import CorruptError, SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.journal import Journal
@@ -144,7 +144,7 @@ class Facts:
                     continue
                 if column not in self._sorted:
                     order = sorted(known)
-                    self._sorted[column] = (np.array(order, np.int64), np.array([known[key] for key in order], batch[column].dtype))
+                    self._sorted[column] = (np.array(order, np.int64), _values(column, [known[key] for key in order], batch[column]))
                 relabelled, values = self._sorted[column]
             place = np.minimum(np.searchsorted(relabelled, keys), len(relabelled) - 1)
             there = relabelled[place] == keys
@@ -195,6 +195,17 @@ class Facts:
             self.unfinished.discard(int(fact["trajectory"]))
         elif "whole" in fact:
             (self.unfinished.discard if fact["whole"] else self.unfinished.add)(int(fact["trajectory"]))
+
+
+def _values(column: str, values: list[Any], like: Array) -> Array:
+    """Relabelled values as an array; the file may be somebody else's."""
+    try:
+        made = np.array(values, like.dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CorruptError(f"annotations.jsonl: relabelled values of {column} are not {like.dtype} ({error}).") from None
+    if made.shape[1:] != like.shape[1:]:
+        raise CorruptError(f"annotations.jsonl: relabelled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}.")
+    return made
 
 
 def _is_kept(fact: Mapping[str, Any], live: set[int], on_disk: set[int]) -> bool:

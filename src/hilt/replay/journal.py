@@ -11,6 +11,7 @@ from typing import Any
 
 from hilt.core.errors import SchemaError, StorageError
 from hilt.core.files import Files, checksum, storage_errors
+from hilt.replay.records import is_fact
 
 
 class Journal:
@@ -131,5 +132,8 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """The fact on a line, without its line break; None when the line does not have its checksum."""
     if line[:9] != f"{checksum(line[9:]):08x} ".encode():
         return None
-    fact: dict[str, Any] = json.loads(line[9:])
-    return fact
+    try:
+        fact: dict[str, Any] = json.loads(line[9:])
+    except (ValueError, RecursionError):
+        return None
+    return fact if is_fact(fact) else None

@@ -24,15 +24,16 @@ from typing import Any, Literal
 import numpy as np
 
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
-from hilt.core.files import DISK, Files, read_json, storage_errors, write_json
+from hilt.core.files import DISK, Files, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
 from hilt.replay.assemble import Steps, check_out
 from hilt.replay.durability import Durability, Syncer
 from hilt.replay.limiter import Limited, RateLimiter
 from hilt.replay.lock import WriterLock
+from hilt.replay.records import FORMAT, read_settings
 from hilt.replay.runs import OFFSET_BITS
-from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema
-from hilt.replay.segment import FORMAT, Segment, check_format
+from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
+from hilt.replay.segment import Segment
 from hilt.replay.settings import ReadOptions, check_new, check_settings
 from hilt.replay.store import Lane, Store
 from hilt.replay.view import Selection, View
@@ -126,8 +127,7 @@ class Log(Store):
             found = os.listdir(folder)
         if "log.json" not in found:
             raise FormatError(f"{folder}: not a Hilt log (no log.json in it). Give the folder that Log.create made.")
-        settings = read_json(folder / "log.json")
-        check_format(settings.get("format") if settings.get("schemas") else None, folder)
+        settings = read_settings(folder / "log.json")
         known = [name for name in settings if name not in ("format", "schemas")]
         if unknown := [name for name in changes if name not in known]:
             raise UnknownNameError("setting", unknown[0], known)
@@ -302,11 +302,15 @@ class Log(Store):
             if spec.dtype.kind == "f" and given.dtype.kind in "iu":
                 given = given.astype(spec.dtype)
             _, (checked,) = Spec({column: spec}).check_batch(unflatten({column: given}), leading=1, cast=True)
+            if column == "source":
+                check_sources(checked)
             steps = self.trajectory_keys(trajectory) & _OFFSET
+            if not len(given) or not isinstance(first, (int, np.integer)):
+                raise SchemaError(f"{column}: expected one value or more from a whole offset on, got {len(given)} from {first!r} on.")
             if first < steps[0] or first + len(given) - 1 > steps[-1]:
                 has, given_to = f"{steps[0]} to {steps[-1]}", f"{first} to {first + len(given) - 1}"
                 raise SchemaError(f"trajectory {trajectory} has the steps {has}, and {given_to} were to get new values in {column}.")
-            self.facts.relabel(trajectory, column, checked, first)
+            self.facts.relabel(trajectory, column, checked, int(first))
             self._facts_changed(trajectory)
 
     def delete(self, trajectory: int) -> None:

@@ -19,11 +19,12 @@ from hilt.core.errors import CorruptError, StorageError
 from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.quarantine import Quarantine
+from hilt.replay.records import CODECS
 from hilt.replay.salvage import Salvage
-from hilt.replay.scan import Scan, build_extents, committed_frames, scan_file, scan_frames, scan_rows, without_rows
+from hilt.replay.scan import Scan, build_extents, committed_frames, implausible, scan_file, scan_frames, scan_rows, without_rows
 from hilt.replay.schema import Schema
 from hilt.replay.seal import LogSeal
-from hilt.replay.segment import CODECS, EXTENT, ROWS, Segment
+from hilt.replay.segment import EXTENT, ROWS, Segment
 
 _TRIES = 4
 _AGAIN_SECONDS = 0.01
@@ -98,6 +99,7 @@ class Opener:
         rows = segment.read_rows(seen, os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize)
         scan = scan_rows(segment, rows, growing=True)
         rows = rows[: scan.rows]
+        scan.damage += implausible(segment, rows, scan.bad_rows())
         frames = committed_frames(segment.layout, rows, scan.bad_rows())
         segment.set_counts(seen + scan.rows, {name: max(count, segment.frames[name]) for name, count in frames.items()})
         scan.damage += scan_frames(segment, rows, scan.bad_rows())

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import CorruptError
-from hilt.core.files import Files, read_json, write_json
+from hilt.core.files import Files, write_json
 from hilt.core.tree import Array
+from hilt.replay.records import read_quarantine
 from hilt.replay.scan import Damage
 
 
@@ -25,7 +26,7 @@ class Quarantine:
 
     def load(self) -> None:
         try:
-            self._entries = read_json(self._path)["segments"] if self._path.exists() else {}
+            self._entries = read_quarantine(self._path) if self._path.exists() else {}
         except CorruptError:
             self.lost = True
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, DeadlineError, FormatError
-from hilt.core.files import DISK, Files, read, read_json, storage_errors, write_json
+from hilt.core.errors import CorruptError, DeadlineError, FormatError, VersionError
+from hilt.core.files import DISK, Files, read, storage_errors, write_json
 from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Report, Span
 from hilt.replay.journal import format_line, parse_line
@@ -30,12 +30,12 @@ from hilt.replay.lock import WriterLock, writer_of
 from hilt.replay.log import SEGMENT_BYTES, Log
 from hilt.replay.merge import merge, split
 from hilt.replay.quarantine import Quarantine
-from hilt.replay.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage
+from hilt.replay.records import FORMAT, ContentError, read_header, read_settings
+from hilt.replay.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage, wrong_with
 from hilt.replay.scan import Damage
 from hilt.replay.schema import Schema
 from hilt.replay.seal import NAME as SEAL
 from hilt.replay.seal import LogSeal, Loss
-from hilt.replay.segment import FORMAT, check_format
 
 __all__ = ["Progress", "merge", "repair", "split", "verify"]
 
@@ -48,6 +48,8 @@ KNOWN_LOST = "nothing more: it is lost, and noted"
 _AGAIN_SECONDS = 0.05
 """While a writer is at work, damage counts when it is still there after so long."""
 _LOOKS = 8
+_MOST_PASSES = 6
+"""Of one repair."""
 
 
 def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
@@ -62,17 +64,32 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
 def repair(path: str | os.PathLike[str], progress: Progress | None = None, files: Files = DISK) -> Report:
     """Mends a log, as its one writer: afterwards it opens, and every step that it shows is as it was written.
 
-    A second run finds nothing to do. Interrupted at any moment, it is simply run again.
+    A second run finds nothing to do. Interrupted at any moment, it is simply run again. What is mended may show more that is wrong, so
+    it looks again until nothing is; damage that stays is a `CorruptError` that names it.
     """
-    folder = Path(path)
+    first = report = _mend_once(Path(path), progress, files)
+    for _ in range(_MOST_PASSES):
+        if not report.mended:
+            first.steps, first.trajectories, first.frames, first.facts = report.steps, report.trajectories, report.frames, report.facts
+            return first
+        report = _mend_once(Path(path), None, files)
+        first.mended += report.mended
+        first.findings += [finding for finding in report.of("damage") if finding not in first.findings]
+    left = "; ".join(map(str, report.of("damage")[:3])) or "; ".join(report.mended[:3])
+    raise CorruptError(f"{path}: still damaged after {_MOST_PASSES} repairs: {left}. Restore these files from a copy.")
+
+
+def _mend_once(folder: Path, progress: Progress | None, files: Files) -> Report:
     _require_log(folder)
     with WriterLock(folder):
         mending = Mending(Examination(folder, files, progress, own=True))
         mending.run()
     with Log.open(folder, files=files) as log:  # cuts torn tails, and shows that the log opens
         for trajectory, missing in mending.examination.gaps.items():
-            log.annotate(trajectory, missing_steps=missing)
-    return mending.examination.report
+            known = log.facts.about(trajectory).get("missing_steps", [])
+            log.annotate(trajectory, missing_steps=[*(gap for gap in known if gap not in missing), *missing])
+            mending.report.mended.append(f"segments: steps of trajectory {trajectory} are missing: noted as the fact missing_steps")
+    return mending.report
 
 
 class Examination:
@@ -82,13 +99,12 @@ class Examination:
         _require_log(folder)
         self.folder, self.files = folder, files
         self.report = Report(folder, writing=not own and writer_of(folder) is not None)
-        self.settings = self._read_small("log.json", REBUILT)
-        if self.settings is not None:
-            check_format(self.settings.get("format"), folder)
+        self.settings = self._read_settings()
         self.quarantine = Quarantine(folder / "quarantine.json", files)
-        self.quarantine_lost = (folder / "quarantine.json").exists() and self._read_small("quarantine.json", REBUILT) is None
-        if not self.quarantine_lost:
-            self.quarantine.load()
+        self.quarantine.load()
+        self.quarantine_lost = self.quarantine.lost
+        if self.quarantine_lost:
+            self.add("damage", "quarantine.json", "does not have its checksum, or not what it should hold", REBUILT)
         self.annotations = Annotations(folder / "annotations.jsonl")
         self.seal = LogSeal(folder, files)
         self.seal.load()
@@ -169,16 +185,20 @@ class Examination:
         segment = Salvage(folder, self.schemas, self.files, self.seal.promise(int(folder.name)))
         return segment, segment.check(self.quarantine.rows(segment.number), self.report.writing)
 
-    def _read_small(self, name: str, cure: str) -> dict[str, Any] | None:
-        path = self.folder / name
+    def _read_settings(self) -> dict[str, Any] | None:
+        path = self.folder / "log.json"
         if not path.exists():
-            self.add("damage", name, "the file is missing", cure)
+            self.add("damage", path.name, "the file is missing", REBUILT)
             return None
         try:
-            return read_json(path)
-        except CorruptError:
-            self.add("damage", name, "does not have its checksum", cure)
-            return None
+            return read_settings(path)
+        except CorruptError as error:
+            self.add("damage", path.name, wrong_with(error), REBUILT)
+        except VersionError:
+            raise
+        except FormatError:
+            self.add("damage", path.name, wrong_with(ContentError()), REBUILT)
+        return None
 
     def _schemas(self) -> list[Schema]:
         """The schemas of the log, oldest first: from log.json, or else from the headers that are whole."""
@@ -186,13 +206,9 @@ class Examination:
             return [Schema.from_json(schema) for schema in self.settings["schemas"]]
         found: list[Any] = []
         for folder in _segment_folders(self.folder):
-            try:
-                header = read_json(folder / "header.json") if (folder / "header.json").exists() else {}
-            except CorruptError:
-                continue
-            if header and header["schema"] not in found:
-                check_format(header.get("format"), folder)
-                found.append(header["schema"])
+            with contextlib.suppress(CorruptError):
+                if (folder / "header.json").exists() and (schema := read_header(folder / "header.json")[0].to_json()) not in found:
+                    found.append(schema)
         return [Schema.from_json(schema) for schema in found]
 
     def _check_annotations(self) -> None:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hilt.core.errors import CorruptError
-from hilt.core.files import DISK, Files, checksum, read, read_json, write_json
+from hilt.core.files import DISK, Files, checksum, read, write_json
 from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Span, spans
+from hilt.replay.records import CODECS, FORMAT, ContentError, read_header, read_seal
 from hilt.replay.scan import Damage, Scan, build_extents, committed_frames, frames_in_use, scan_file, scan_frames, scan_rows
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.seal import NOTHING, Promise
-from hilt.replay.segment import CODECS, EXTENT, FORMAT, HELD, ROWS, Segment, check_format, frame_end
+from hilt.replay.segment import EXTENT, HELD, ROWS, Segment, frame_end
 
 REBUILT = "is rebuilt"
 QUARANTINED = "its steps go into quarantine"
@@ -31,6 +32,9 @@ ASIDE = "the segment is set aside in the folder 'damaged'"
 REMOVED = "is removed"
 CUT = "is cut"
 LEFT = "is left alone: it is not Hilt's"
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,11 @@ class Salvage(Segment):
     # Opening
 
     def _find_schema(self, folder: Path, schemas: Sequence[Schema]) -> tuple[Schema, int]:
-        header = self._read_json(folder / "header.json")
+        header = self._read(folder / "header.json", read_header)
         rows = folder / "rows"
         self.hopeless = not rows.is_file()
         if header is not None:
-            check_format(header.get("format"), folder)
-            return Schema.from_json(header["schema"]), int(header["room"])
+            return header
         self.header_lost = True
         if not schemas:
             raise CorruptError(f"{folder}: neither its header nor log.json tells the schema; restore one of them from a copy.")
@@ -144,7 +147,7 @@ class Salvage(Segment):
         packed = {c.name: codec for c in self.layout.frames for codec in CODECS if self._is_packed(c, codec)}
         if not path.exists() and not packed:
             return
-        seal = self._read_json(path)
+        seal = self._read(path, lambda file: read_seal(file, self.layout, self.room))
         if seal is None:
             self.seal_lost = True
             sizes = {c.name: self._size_of(c.file) // c.nbytes for c in self.layout.frames}
@@ -190,14 +193,14 @@ class Salvage(Segment):
         if self.sealed is None or self.seal_lost:
             try:
                 self._listed = self.held()  # of the last close: it still names the steps from before
-            except CorruptError:
-                self._add("damage", HELD, "does not have its checksum", REMOVED)
+            except CorruptError as error:
+                self._add("damage", HELD, wrong_with(error), REMOVED)
                 self._leftovers.append(self.folder / HELD)
             return
         try:
             self._listed = self.extents() if (self.folder / "extents").exists() else None
-        except CorruptError:
-            self._add("damage", "extents", "does not have its checksum", REBUILT)
+        except CorruptError as error:
+            self._add("damage", "extents", wrong_with(error), REBUILT)
         else:
             if self._listed is None:
                 self._add("damage", "extents", "the file is missing", REBUILT)
@@ -261,15 +264,15 @@ class Salvage(Segment):
 
     # Inside
 
-    def _read_json(self, path: Path) -> dict[str, Any] | None:
+    def _read(self, path: Path, reader: Callable[[Path], _T]) -> _T | None:
         """What a small file says; None, and a finding, when it says nothing any more."""
         if not path.exists():
             self._add("damage", path.name, "the file is missing", REBUILT)
             return None
         try:
-            return read_json(path)
-        except CorruptError:
-            self._add("damage", path.name, "does not have its checksum", REBUILT)
+            return reader(path)
+        except CorruptError as error:
+            self._add("damage", path.name, wrong_with(error), REBUILT)
             return None
 
     def _mend_index(self, column: FrameColumn, ends: Array) -> str:
@@ -310,6 +313,10 @@ class Salvage(Segment):
 
     def _add(self, kind: Kind, file: str, what: str, cure: str, steps: tuple[Span, ...] = ()) -> None:
         self.findings.append(Finding(kind, self._path(file), what, cure, steps))
+
+
+def wrong_with(error: CorruptError) -> str:
+    return "does not hold what it should" if isinstance(error, ContentError) else "does not have its checksum"
 
 
 def _vote(rows: Array, damage: Damage) -> tuple[int, Any]:

@@ -14,7 +14,9 @@ import numpy as np
 
 from hilt.core.errors import CorruptError
 from hilt.core.files import checksum
+from hilt.core.trajectory import Source
 from hilt.core.tree import Array
+from hilt.replay.records import MAX_ROOM
 from hilt.replay.schema import Layout
 from hilt.replay.segment import EXTENT, ROWS, Segment
 
@@ -81,13 +83,25 @@ def scan_file(segment: Segment, growing: bool = False) -> tuple[Scan, Array]:
     whole, partial = divmod(size, segment.layout.row.itemsize)
     rows = segment.read_rows(0, whole)
     if segment.sealed is None:
-        return _expect_promised(segment, scan_rows(segment, rows, partial, growing), rows)
+        scan = scan_rows(segment, rows, partial, growing)
+        scan.damage += implausible(segment, rows[: scan.rows], scan.bad_rows())
+        return _expect_promised(segment, scan, rows)
     scan = scan_rows(segment, rows[: segment.rows])
+    scan.damage += implausible(segment, rows[: scan.rows], scan.bad_rows())
     missing = segment.rows - scan.rows
     if missing:
         scan.damage.append(Damage(segment.number, f"rows: row {scan.rows} does not have its checksum or is missing", scan.rows, missing))
     scan.rows, scan.torn_rows = segment.rows, 0
     return scan, rows
+
+
+def implausible(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
+    """Rows that have their checksum and hold what no step has: the file may be somebody else's, or of another segment."""
+    wrong = (rows["#trajectory"] < 0) | (rows["#trajectory"] >= MAX_ROOM) | (rows["#width"] == 0) | (rows["source"] >= len(Source))
+    for number, _, row in frames_in_use(segment.layout, rows).values():
+        wrong[row[(number < 0) | (number >= (segment.room or MAX_ROOM))]] = True
+    wrong[bad[bad < len(rows)]] = False
+    return [Damage(segment.number, f"rows: row {row} holds numbers that no step has", row, 1) for row in np.flatnonzero(wrong).tolist()]
 
 
 def _expect_promised(segment: Segment, scan: Scan, rows: Array) -> tuple[Scan, Array]:

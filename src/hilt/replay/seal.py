@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hilt.core.errors import CorruptError, FormatError, StorageError
+from hilt.core.errors import CorruptError, StorageError
 from hilt.core.files import Files, checksum, read, read_json, write_json
+from hilt.replay.records import MAX_ROOM
 
 if TYPE_CHECKING:
     from hilt.replay.segment import Segment
@@ -73,10 +74,13 @@ class LogSeal:
         self._written = True
         try:
             self.segments = {int(number): Promise(**promise) for number, promise in said["segments"].items()}
+            if any(not isinstance(p.rows, int) or not 0 <= p.rows <= MAX_ROOM for p in self.segments.values()):
+                raise ValueError("rows of a segment")
             self.facts = (int(said["facts"]["bytes"]), int(said["facts"]["crc"])) if said["facts"] else None
             self.losses = [Loss(**loss) for loss in said["losses"]]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"{self._path}: expected segments, facts and losses as Log.close writes them ({error!r}).") from None
+            logger.warning("%s: expected segments, facts and losses as Log.close writes them (%r)", self._path, error)
+            self.segments, self.facts, self.losses, self.damaged, self._written = {}, None, [], True, False
 
     @property
     def is_there(self) -> bool:

@@ -28,15 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import CorruptError, FormatError, HiltError, MissingPackageError, StorageError, UnknownNameError, VersionError
+from hilt.core.errors import CorruptError, HiltError, MissingPackageError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
 from hilt.core.platform import boot_id, read_into, start_writing
 from hilt.core.tree import Array
+from hilt.replay.records import CODECS, FORMAT, MAX_ROOM, ContentError, read_header, read_seal
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.seal import NOTHING
-
-FORMAT = 1
-"""Version of the segment format. A reader refuses a newer one."""
 
 _COUNT = Struct("<I")
 ROWS = "#rows"
@@ -123,11 +121,10 @@ class Segment:
     def open(cls, folder: Path, files: Files = DISK, write: bool = False) -> Segment:
         """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
         require_file(folder / "header.json")
-        header = read_json(folder / "header.json")
-        check_format(header.get("format"), folder)
-        segment = cls(folder, Schema.from_json(header["schema"]), int(header["room"]), files, write)
+        schema, room = read_header(folder / "header.json")
+        segment = cls(folder, schema, room, files, write)
         if (folder / "seal.json").exists():
-            segment._load_seal(read_json(folder / "seal.json"))
+            segment._load_seal(read_seal(folder / "seal.json", schema.layout, room))
         segment._open_files()
         # What a killed process wrote, and what one wrote that never synced, may not be on the disk.
         segment.unsynced = segment._loose = write and not (segment.sealed or {}).get("durable", False)
@@ -247,7 +244,7 @@ class Segment:
         raw = read(path)
         if len(raw) % EXTENT.itemsize != _COUNT.size or _COUNT.pack(checksum(raw[: -_COUNT.size])) != raw[-_COUNT.size :]:
             raise CorruptError(f"{path}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
-        return np.frombuffer(raw[: -_COUNT.size], EXTENT)
+        return self._checked_extents(raw[: -_COUNT.size], HELD)
 
     def compress(self, codecs: Mapping[str, str]) -> list[Path]:
         """Writes frame columns of a sealed segment once more with a lossless codec, beside the raw files.
@@ -329,7 +326,7 @@ class Segment:
         data = bytearray(max(0, int(ends[number]) - start))
         read_into(self._fds[column.name], data, start)
         try:
-            raw = _decoder(made["codec"])(data)
+            raw = _decoder(made["codec"])(data, column.nbytes)
         except (zlib.error, ValueError) as error:
             raise self._bad_frame(column, number, f"does not decompress ({error})") from None
         if len(raw) != column.nbytes:
@@ -390,7 +387,10 @@ class Segment:
                     raw = file.read()
                 if checksum(raw) != made["index_crc"] or len(raw) != 8 * self.frames[column.name]:
                     raise CorruptError(f"{path}: the index at its end does not have its checksum; run: hilt data repair.")
-                self._offsets[column.name] = np.frombuffer(raw, np.int64)
+                ends = np.frombuffer(raw, np.int64)
+                if len(ends) and (ends[0] < 0 or (np.diff(ends) < 0).any() or ends[-1] > made["bytes"]):
+                    raise ContentError(f"{path}: the index at its end does not list its frames; run: hilt data repair.")
+                self._offsets[column.name] = ends
 
     def extents(self) -> Array:
         """The extents that `seal` listed."""
@@ -399,7 +399,19 @@ class Segment:
         raw = read(self.folder / "extents")
         if checksum(raw) != self.sealed["extents_crc"]:
             raise CorruptError(f"{self.folder / 'extents'}: does not have its checksum; run: hilt data repair {self.folder.parent.parent}.")
-        return np.frombuffer(raw, EXTENT)
+        return self._checked_extents(raw, "extents")
+
+    def _checked_extents(self, raw: bytes, name: str) -> Array:
+        """Extents that lie within the segment and give every step a key: they may be somebody else's."""
+        extents = np.frombuffer(raw, EXTENT) if len(raw) % EXTENT.itemsize == 0 else np.zeros(1, EXTENT)
+        right = (extents["row"] >= 0) & (extents["steps"] > 0) & (extents["width"] > 0)
+        right &= (extents["trajectory"] >= 0) & (extents["trajectory"] < MAX_ROOM) & (extents["offset"] >= 0)
+        right &= (extents["offset"] < 1 << 32) & (extents["offset"] + extents["steps"] <= 1 << 32)
+        if self.sealed is not None:
+            right &= (extents["row"] < self.rows) & (extents["row"] + extents["steps"] <= self.rows)
+        if not right.all():
+            raise ContentError(f"{self.folder / name}: has its checksum, and lists rows that are not there; run: hilt data repair.")
+        return extents
 
     def is_there(self) -> bool:
         """Whether the files that are open are those in the folder: somebody may have put another log in its place."""
@@ -478,16 +490,6 @@ def require_file(path: Path) -> None:
         raise CorruptError(f"{path}: the file is missing; run: hilt data repair {path.parent.parent.parent}.")
 
 
-def check_format(version: Any, where: Path) -> None:
-    if not isinstance(version, int):
-        raise FormatError(f"{where}: not a Hilt log (no format version or schema in it).")
-    if version > FORMAT:
-        raise VersionError(f"{where}: written in format {version}, this Hilt reads up to {FORMAT}. Upgrade: pip install -U hilt")
-
-
-CODECS = ("zlib", "zstd")
-
-
 def check_codec(codec: str) -> None:
     """Refuses a codec that is unknown, or whose package is missing."""
     if codec not in CODECS:
@@ -501,14 +503,17 @@ def _encoder(codec: str) -> Callable[[Array], bytes]:
     return _zstd().ZstdCompressor(level=3).compress  # type: ignore[no-any-return]
 
 
-def _decoder(codec: str) -> Callable[[bytes | bytearray], bytes]:
+def _decoder(codec: str) -> Callable[[bytes | bytearray, int], bytes]:
+    """Takes a compressed frame and how many bytes it should give: it never gives many more."""
     if codec == "zlib":
-        return zlib.decompress
+        return lambda data, nbytes: zlib.decompressobj().decompress(data, nbytes + 1)
     zstd = _zstd()
 
-    def decode(data: bytes | bytearray) -> bytes:
+    def decode(data: bytes | bytearray, nbytes: int) -> bytes:
         try:
-            return zstd.ZstdDecompressor().decompress(data)  # type: ignore[no-any-return]
+            if zstd.frame_content_size(data) not in (-1, nbytes):
+                raise ValueError("another size")
+            return zstd.ZstdDecompressor().decompress(data, max_output_size=nbytes + 1)  # type: ignore[no-any-return]
         except zstd.ZstdError as error:
             raise ValueError(str(error)) from None
 

@@ -10,8 +10,8 @@ from typing import Any
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import leftovers, storage_errors
 from hilt.replay.durability import Durability
+from hilt.replay.records import CODECS
 from hilt.replay.schema import Schema
-from hilt.replay.segment import CODECS
 
 VERIFY_READS = ("always", "sampled", "never")
 
