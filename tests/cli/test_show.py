@@ -53,3 +53,13 @@ def test_inspect_shows_names_facts_and_senders_of_a_log_as_text(tmp_path: Path):
     assert r"a\x1b[31m" in done.output and r"v\x1b[2J" in done.output
     done = CliRunner().invoke(cli.app, ["data", "inspect", str(tmp_path / "no\x1b[2J")])
     assert done.exit_code == 1 and "\x1b" not in done.output
+
+
+def test_names_stay_whole_where_sentences_can_be_wrapped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    name, sentence = "observations/a_rather_long_name", "one two three four five six seven eight nine ten eleven twelve"
+    console = Console(width=60, file=io.StringIO(), record=True)
+    console.print(table("column", "meaning", "bytes", rows=[[name, sentence, "405.5 kB"], [name, "short", "1 B"]]))
+    text = console.export_text()
+    assert text.count(name) == 2 and "405.5 kB" in text and max(map(len, text.splitlines())) <= 60
+    assert all(word in text.split() for word in sentence.split())

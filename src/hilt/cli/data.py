@@ -242,7 +242,8 @@ def _storage(column: dict[str, Any]) -> tuple[str, str, str]:
         return "row", human_bytes(column["bytes"]), ""
     if "shared_with" in column:
         return f"the frames of {column['shared_with']}", "", ""
-    ratio = f", {column['compression_ratio']}×, {column['compressed_segments']} segments" if column["compression_ratio"] else ""
+    count = column.get("compressed_segments")
+    ratio = f", {column['compression_ratio']}×, {count} segment{'s' * (count != 1)}" if column["compression_ratio"] else ""
     return f"{column['frames']:,} frames", human_bytes(column["bytes"]), f"{column['codec']}{ratio}" if column["codec"] else "none"
 
 

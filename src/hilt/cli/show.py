@@ -27,10 +27,6 @@ def human_bytes(size: float) -> str:
     raise AssertionError
 
 
-WRAPPED_WIDTH = 16
-"""Characters that a column needs at least to be wrapped at words"""
-
-
 def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", right: Sequence[int] = ()) -> Table:
     """A plain table. Cells are texts: nothing in them is taken for a style, nor steers the terminal. Where a terminal is too narrow, long
     sentences are wrapped rather than names and numbers."""
@@ -38,7 +34,7 @@ def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", righ
     from rich.text import Text
 
     cells = [[cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row] for row in rows]
-    whole = _unwrapped([max([len(header), *(len(row[number]) for row in cells)]) for number, header in enumerate(headers)])
+    whole = _unwrapped([[header, *(row[number].plain for row in cells)] for number, header in enumerate(headers)])
     made = Table(title=Text(title, "bold") if title else None, title_justify="left", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         made.add_column(header, justify="right" if number in right else "left", overflow="fold", no_wrap=number in whole)
@@ -47,16 +43,20 @@ def table(*headers: str, rows: Sequence[Sequence[object]], title: str = "", righ
     return made
 
 
-def _unwrapped(widths: Sequence[int]) -> set[int]:
-    """The columns that keep their whole width: the narrowest ones, as long as the others have room to be wrapped at words."""
+def _unwrapped(columns: Sequence[Sequence[str]]) -> set[int]:
+    """The columns that keep their whole width: those that cannot be wrapped at words first, then the narrowest, as long as the longest
+    word of each other column fits."""
     from rich.console import Console
 
-    left, narrowest = Console().width, sorted(range(len(widths)), key=lambda number: widths[number])
-    for place, number in enumerate(narrowest):
+    widths = [max(map(len, texts)) for texts in columns]
+    words = [max(len(word) for text in texts for word in text.split() or [""]) for texts in columns]
+    order = sorted(range(len(columns)), key=lambda number: (words[number] < widths[number], widths[number]))
+    left = Console().width
+    for place, number in enumerate(order):
         left -= widths[number] + 2
-        if left < WRAPPED_WIDTH * (len(widths) - place - 1):
-            return set(narrowest[:place])
-    return set(narrowest)
+        if left < sum(words[other] + 2 for other in order[place + 1 :]) - 2:
+            return set(order[:place])
+    return set(order)
 
 
 PROGRESS = Progress()
