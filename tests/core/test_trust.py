@@ -285,3 +285,17 @@ def test_a_file_of_settings_calls_no_resolver(value: str):
         build(Hil(), "run.yaml")
     Path("run.yaml").write_text("seed: 7\nbatch_size: ${seed}\n")
     assert build(Hil(), "run.yaml").batch_size == 7
+
+
+def test_a_file_of_settings_does_not_grow_when_it_is_read():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]" for n in range(9)]
+    Path("bomb.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="more than 100,000 values"):
+        build(Hil(), "bomb.yaml")
+    for text in ("task_options: &a {b: *a}", "task_options: " + "[" * 5000 + "]" * 5000):
+        Path("bomb.yaml").write_text(text)
+        with pytest.raises(ConfigError):
+            build(Hil(), "bomb.yaml")
+    Path("fine.yaml").write_text("demo_path: &paths [a, b]\nimage_keys: *paths\n")
+    assert build(Hil(), "fine.yaml").image_keys == ["a", "b"]

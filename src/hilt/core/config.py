@@ -23,15 +23,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import yaml  # type: ignore[import-untyped]
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from hilt.core import trust
 from hilt.core.errors import ConfigError, Problems, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
+MAX_VALUES = 100_000
+"""In a file of settings"""
 _CALLS = re.compile(r"\$\{[^}]*?:")  # ${name:...} calls a resolver; ${a.b} is another setting
 _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.proprio_floor.state/tcp_pose
 
@@ -138,8 +140,12 @@ def read_yaml(path: Path) -> DictConfig:
     """The settings in a file, by name. Nothing in it reaches beyond it: see `hilt.core.trust`, and `_refuse_references`."""
     data = read(path)
     try:
+        if _size(yaml.compose(data.decode(), yaml.SafeLoader), {}) > MAX_VALUES:
+            raise ConfigError(f"{path}: it stands for more than {MAX_VALUES:,} values, with what its aliases (*name) repeat. Write it out.")
         values = OmegaConf.create(data.decode())
-    except (YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply, or within itself.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: not readable as YAML ({_first_line(error)}).") from None
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{path}: expected settings by name, got a list.")
@@ -147,6 +153,16 @@ def read_yaml(path: Path) -> DictConfig:
     _refuse_references(plain, path)
     trust.came_from(path, data, plain)
     return values
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """The number of values that a YAML node stands for: a few aliases of aliases can stand for billions."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        children = [child for entry in node.value for child in (entry if isinstance(entry, tuple) else (entry,))]
+        known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    return known[id(node)]
 
 
 def _refuse_references(values: Any, path: Path, key: str = "") -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
+from hilt.core.config import read_yaml
 from hilt.core.errors import Problems, UnknownNameError, optional_module, require_module
 from hilt.core.files import DISK, read, read_json, write_json
 
@@ -175,5 +176,5 @@ def run_id(folder: Path) -> str:
 def config_of(folder: Path) -> dict[str, Any]:
     """The settings of a run, as its frozen config has them; none when it has none."""
     path = folder / "config.yaml"
-    found = OmegaConf.to_container(OmegaConf.create(read(path).decode())) if path.exists() else {}
+    found = OmegaConf.to_container(read_yaml(path)) if path.exists() else {}
     return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}

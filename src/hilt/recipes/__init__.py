@@ -8,11 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from yaml import YAMLError  # type: ignore[import-untyped]
-
 from hilt.core import trust
-from hilt.core.config import build
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.config import build, read_yaml
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.names import load
 from hilt.runtime.config import Hil
 
@@ -43,11 +41,9 @@ def file_of(name: str) -> Path:
 def is_vla(name: str) -> bool:
     """Whether a recipe is of post-training: one of `VLA_RECIPES`, a file that names `tasks`, or a function that returns a `Vla`."""
     if name.endswith((".yaml", ".yml")):
-        from omegaconf import OmegaConf
-
         try:
-            return "tasks" in OmegaConf.load(file_of(name))
-        except (OSError, ValueError, YAMLError):
+            return "tasks" in list(read_yaml(file_of(name)))
+        except HiltError:
             return False  # whoever reads it says what is wrong with it
     if name in VLA_RECIPES or ":" not in name or name.startswith("hil-serl:"):
         return name in VLA_RECIPES
