@@ -203,6 +203,17 @@ def test_buffers_read_the_same_ends_from_a_block(kind: str, chosen: list[Any], w
     many.close()
 
 
+def test_keys_that_a_buffer_does_not_store_are_passed_over_in_a_block(caplog: pytest.LogCaptureFixture):
+    buffer, queue = make("efficient"), QueuedDataStore(10)
+    for n in range(6):
+        queue.insert({**transition(n), "times": {"sent": 0.1 * n}, "source": 1})
+    ((first, block),) = parcels(queue, -1, [10])
+    assert buffer.insert_block(block, "a", first, 0, boot="b", store="s") == 6
+    assert buffer.log.read(buffer.view.keys(), ["source"])["source"].tolist() == [1] * 6
+    assert "transitions have times, which this buffer does not store" in caplog.text
+    buffer.close()
+
+
 def test_grasp_penalties_of_infos():
     buffer = make("plain", include_grasp_penalty=True)
     queue = QueuedDataStore(10)
