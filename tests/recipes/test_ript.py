@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes.ript import KEYS, rloo
 
 PLAN = """
@@ -59,6 +59,7 @@ def test_nine_is_task_nine(tmp_path, key):
 OTHER = {
     "policy_path": "/some/folder", "algo.enable_dynamic_sampling": True, "algo.enable_rollout_stats_tracking": True,
     "algo.init_state_mode": "distinct", "algo.ppo_clip_range": 0.3, "algo.ppo_clip_high": 0.3, "algo.lr": 3e-6,
+    "algo.log_prob_mode": "sum_on_action_dim",
 }  # fmt: skip
 
 
@@ -84,6 +85,38 @@ def test_every_key_changes_the_run(tmp_path, key):
 def test_what_is_wrong_is_told(tmp_path, changes, words):
     with pytest.raises((ConfigError, UnknownNameError), match=words):
         made(tmp_path, **changes)
+
+
+RIPT = """
+defaults: [train_base_rl_openvla_oft, _self_, {override reward_function: success}, {override task: libero_long}]
+exp_name: mine
+algo: {rloo_batch_size: 8, rollouts_per_env: 50, num_ppo_epochs: 2, num_parallel_envs: 1, max_episode_length: null, lr: 5e-5,
+       use_val_init: false, max_step_batch_size: 1, log_prob_mode: sum_on_action_dim, checkpoint_path: null, ppo_clip_high: 0.1}
+task: {task_names_to_use: null}
+train_dataloader: {batch_size: 6, shuffle: true}
+training: {n_steps: 3, rollout_steps: 1}
+rollout: {enabled: true}
+"""
+
+
+def test_names_of_ripts_own_files_are_understood(tmp_path):
+    config = made(tmp_path, RIPT)
+    assert len(config.tasks) == 10 and config.tasks[0] == "libero_10/0" and config.task_options == {}
+    assert (config.collect.group_size, config.collect.data_batch_size, config.max_steps) == (8, 48, 3)
+    assert (config.algorithm.epochs, config.algorithm.ratio, config.validation.episodes) == (2, "action", 50)
+    assert made(tmp_path, RIPT, checkpoint_path="here").policy == "here"
+    with pytest.raises(ConfigError, match=r"algo\.num_ppo_epochs and algo\.num_epochs are one setting"):
+        made(tmp_path, RIPT, algo__num_epochs=3)
+    with pytest.raises(ConfigError, match=r"no algo\.data_batch_size beside it"):
+        made(tmp_path, RIPT, algo__data_batch_size=3)
+
+
+def test_what_ript_has_and_is_not_here_is_one_list(tmp_path):
+    own = {"algo__use_laplace_sampling": True, "algo__scale_factor": 5.0, "algo__header_lr": 5e-5, "algo__log_scale_clip": [-2, 0.5]}
+    with pytest.raises(SeveralErrors) as error:
+        made(tmp_path, RIPT, **own, algo__fix_scale_head=True, algo__rloo_batchsize=3, algo__lr="much")
+    assert len(error.value.errors) == 7 and str(error.value).count("Leave it out.") == 5
+    assert made(tmp_path, RIPT, algo__use_laplace_sampling=False, algo__scale_factor=1.0, algo__header_checkpoint=None)
 
 
 def test_an_impossible_batch_is_told_before_anything_starts(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla as recipe
 from hilt.recipes.simplevla import Run, Told, simplevla
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, READ, REF, ROLLOUT, SETTINGS, known
@@ -291,3 +291,46 @@ def test_the_environment(tmp_path: Path):
     assert run(f"{MODEL}path={tmp_path}", ROBOT_PLATFORM="ALOHA").config.policy == str(tmp_path)
     with pytest.raises(ConfigError, match=f"LIBERO has chunks of 8 actions of 7 numbers, and {tmp_path} has 25 of 14"):
         run(f"{MODEL}path={tmp_path}", ROBOT_PLATFORM="LIBERO")
+
+
+SCRIPT = """set -x
+export ROBOT_PLATFORM=LIBERO # a comment
+NAME='my run'
+SUITE="libero_goal"
+GPUS=0
+HYDRA_FULL_ERROR=1 python -u -m verl.trainer.main_ppo \\
+    data.task_suite_name=$SUITE \\
+    trainer.experiment_name=${NAME} trainer.n_gpus_per_node=$GPUS \\
+    trainer.logger=['console'] \\
+    data.train_batch_size=64 actor_rollout_ref.model.path=here \\
+
+
+"""
+
+
+def test_a_script_is_read_and_not_run(tmp_path: Path):
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT)
+    run = simplevla([str(path), "data.n_samples=4"], {})
+    assert run.config.tasks[0] == "libero_goal/0" and run.config.policy == "here" and run.config.collect.group_size == 4
+    assert run.folder.name == "my run" and run.config.sinks == []
+    for change, words in {
+        ("$SUITE", "$OTHER"): r"\$OTHER is not set in the script",
+        ("$GPUS", "$(nproc)"): "runs a command, and a script is only read here",
+        ("verl.trainer.main_ppo", "verl.trainer.main"): r"calls verl\.trainer\.main_ppo; there is no such call in it",
+        ("'my run'", "'my run"): "cannot be read as a line of a shell",
+    }.items():
+        path.write_text(SCRIPT.replace(*change))
+        with pytest.raises(ConfigError, match=words):
+            simplevla([str(path)], {})
+
+
+def test_all_that_cannot_work_is_one_list():
+    words = ["data.n_sample=8", "trainer.runtime_env=align.json", "data.n_samples=many", "data.val_batch_size=0", "trainer.logger=[paper]"]
+    words += ["data.train_batch_size=64"]
+    with pytest.raises(SeveralErrors) as error:
+        simplevla(words, {"ROBOT_PLATFORM": "MOON"}, here=True)
+    said = str(error.value)
+    wanted = ["'data.n_sample'", "runtime_env=align.json has no meaning", "n_samples=many", "which checkpoint?", "val_batch_size=0"]
+    wanted += ["'MOON'", "'paper'"]
+    assert all(word in said for word in wanted), said

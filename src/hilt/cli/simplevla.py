@@ -36,7 +36,7 @@ def simplevla_command(
             raise ConfigError("give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run FOLDER --resume to go on.")
         run_all(None, run, "simplevla", (), resume, dry_run)
         return
-    told = simplevla(words)
+    told = simplevla(words, here=True)
     for name, value in told.environment.items():
         os.environ.setdefault(name, value)
     overrides = [asdict(told.config)] if resume else []

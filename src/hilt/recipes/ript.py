@@ -9,7 +9,7 @@ Each rank works on one of its tasks in an iteration and on the next one in the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.core.config import read_yaml
-from hilt.core.errors import ConfigError, UnknownNameError, suggest
+from hilt.core.errors import ConfigError, Problems, UnknownNameError, suggest
 from hilt.runtime.collect import Collecting
 from hilt.runtime.tasks import chosen
 from hilt.runtime.vla_config import Simulators, Validation, Vla
@@ -58,6 +58,12 @@ def _accumulated(config: Vla, steps: Any) -> None:
     config.algorithm.batch.chunks_per_pass = CHUNKS_PER_PASS // steps
 
 
+def _ratio(config: Vla, mode: Any) -> None:
+    if mode != "sum_on_action_dim":
+        raise ConfigError(f"{mode!r} was given; expected is sum_on_action_dim. Others: algorithm.ratio=token, action or chunk.")
+    config.algorithm.ratio = "action"
+
+
 def _to(path: str) -> Callable[[Vla, Any], None]:
     return lambda config, value: _given(config, path, value)
 
@@ -80,20 +86,60 @@ KEYS: Mapping[str, Callable[[Vla, Any], None]] = {
     "algo.lr": _to("optimiser.learning_rate"),
     "training.num_train_steps": _to("max_steps"),
     "training.seed": _to("seed"),
+    "algo.weight_decay": _to("optimiser.weight_decay"),
+    "algo.grad_norm_clip_model": _to("optimiser.gradient_clip"),
+    "algo.lora_rank": _to("lora.rank"),
+    "algo.log_prob_mode": _ratio,
 }
 """What each key sets; those that choose the tasks are beside"""
+ALIASES = {
+    "algo.num_ppo_epochs": "algo.num_epochs",
+    "algo.num_parallel_envs": "task.num_parallel_envs",
+    "algo.rollouts_per_env": "task.rollouts_per_env",
+    "algo.max_episode_length": "task.max_episode_length",
+    "training.n_steps": "training.num_train_steps",
+    "algo.checkpoint_path": "policy_path",
+    "checkpoint_path": "policy_path",
+}
+"""Names of the same in RIPT's own files"""
+STATES = "train_dataloader.batch_size"
+"""RIPT's own: initial states of a step at each rank, of which each has `algo.rloo_batch_size` episodes"""
+PASSING: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(("exp_name", "variant_name", "logging_folder", "make_unique_experiment_dir", "stage"), ((), "")),
+    **dict.fromkeys(("train_dataloader.shuffle", "algo.max_step_batch_size", "algo.early_stop_percentage"), ((), "")),
+    **dict.fromkeys(("training.rollout_steps", "training.save_interval", "rollout.enabled", "rollout.interval"), ((), "")),
+    "algo.use_val_init": ((False,), "states of the validation are not trained on"),
+    "algo.mix_val_init_in_rloo": ((False,), "states of the validation are not trained on"),
+    "algo.rloo_over_all_rollouts": ((False,), "the members of a group are compared with each other"),
+    "algo.eval_only": ((False,), "hilt eval RUN evaluates"),
+    "algo.use_laplace_sampling": ((False,), "how a policy draws is its head's: policy_options.head=laplace for an L1 head"),
+    "algo.scale_factor": ((1, 1.0), "a scale is multiplied by the temperature: collect.temperature=VALUE on the command line"),
+    "algo.fix_scale_head": ((False,), "all that policy_options and lora leave trainable is trained: lora.targets=[...] chooses"),
+    "algo.log_scale_clip": ((), "the head of a checkpoint has bounds of its own"),
+    "algo.header_lr": ((), "one learning rate counts for all: algo.lr"),
+    "algo.header_checkpoint": ((), "a checkpoint folder has its heads in it: policy=FOLDER"),
+    "algo.lora_adaptor_ckpt": ((), "merge the adapter into its policy first, or give the folder of the merged one: policy=FOLDER"),
+}
+"""RIPT's own keys that set nothing here: the values with which they may stay (none listed and no reason: any), and why others may not"""
+SUITES_OF = {"libero_long": "libero_10"}
+"""What RIPT calls a suite, where it is not LIBERO's word"""
 TASKS = ("task.benchmark_name", "task.task_names_to_use", "task.task_name")
 
 
 def rloo(path: str | Path) -> Vla:
     """The settings that a file of RIPT's kind stands for."""
-    known = [*KEYS, *TASKS]
-    given = _read(Path(path), {key.rpartition(".")[2]: key for key in known})
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{path}: no setting named {key!r}{suggest(key, known)} Known: {', '.join(known)}.")
+    known, problems = [*KEYS, *TASKS], Problems()
+    given = _renamed(_read(Path(path), {key.rpartition(".")[2]: key for key in known}), path)
+    for key, value in list(given.items()):
+        with problems.collected():
+            if key in PASSING or key not in known:
+                del given[key]
+                _pass(key, value, known, path)
+    tasks: list[str] = []
+    with problems.collected():
+        tasks = _tasks(given, path)
     config = Vla(
-        tasks=_tasks(given, path),
+        tasks=tasks,
         pool=Simulators(slots=1),
         collect=Collecting(group_size=2, data_batch_size=4, tasks_per_step=1),
         algorithm=PolicyGradient(estimator="rloo", clip_low=0.1, clip_high=0.1, batch=Batching(chunks_per_pass=CHUNKS_PER_PASS)),
@@ -105,8 +151,38 @@ def rloo(path: str | Path) -> Vla:
             try:
                 KEYS[key](config, value)
             except ConfigError as error:
-                raise ConfigError(f"{path}: {key}: {error}") from None
+                problems.errors.append(ConfigError(f"{path}: {key}: {error}"))
+    problems.report()
     return config
+
+
+def _pass(key: str, value: Any, known: Sequence[str], path: str | Path) -> None:
+    """Refuses a key of which nothing could be made, and one that is not known."""
+    if key not in PASSING:
+        raise ConfigError(f"{path}: no setting named {key!r}{suggest(key, known)} Known: {', '.join(known)}.")
+    values, why = PASSING[key]
+    if why and value is not None and not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values):
+        raise ConfigError(f"{path}: {key}: {value!r} has no meaning here: {why}. Leave it out.")
+
+
+def _renamed(given: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """RIPT's own names and sizes in those of `KEYS`. Of Hydra's `defaults` the suite counts; the files that it names are not read."""
+    for entry in given.pop("defaults", None) or []:
+        for name, value in entry.items() if isinstance(entry, dict) else ():
+            if str(name).split()[-1] == "task":
+                suite = str(value).removesuffix("_rl")
+                given.setdefault("task.benchmark_name", SUITES_OF.get(suite, suite))
+    for theirs, ours in ALIASES.items():
+        if theirs in given:
+            if given.get(ours) is not None and given[theirs] is not None:
+                raise ConfigError(f"{path}: {theirs} and {ours} are one setting: leave one out.")
+            given[ours] = given.pop(theirs) if given.get(ours) is None else (given.pop(theirs), given[ours])[1]
+    if (states := given.pop(STATES, None)) is not None:
+        members = given.get("algo.rloo_batch_size", 2)
+        if not (isinstance(states, int) and isinstance(members, int)) or "algo.data_batch_size" in given:
+            raise ConfigError(f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no algo.data_batch_size beside it.")
+        given["algo.data_batch_size"] = states * members
+    return given
 
 
 def _tasks(given: Mapping[str, Any], path: str | Path) -> list[str]:

@@ -22,12 +22,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hilt.core.config import build
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.envs import libero, robotwin
 from hilt.envs.task import STATES
 from hilt.policies.normalize import read_statistics, resolve_key
 from hilt.policies.weights import read_json
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
+from hilt.recipes.simplevla_script import words_of
 from hilt.runtime.verl import split_name, suites
 from hilt.runtime.vla_config import Vla
 
@@ -55,9 +56,14 @@ class Run:
     """The arithmetic of sizes in words, and what else should be known before the start"""
 
 
-def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Run:
-    """The run that a command line of SimpleVLA-RL asks for. Nothing is started, and nothing but the checkpoint's config.json read."""
-    return Told(words, os.environ if environment is None else environment).run()
+def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None, here: bool = False) -> Run:
+    """The run that a command line of SimpleVLA-RL asks for; the first word may be a script of it. Nothing is started, and nothing but that
+    and the checkpoint's config.json is read. All that cannot work is listed at once; with `here`, beside it what this machine lacks."""
+    environment = os.environ if environment is None else environment
+    if words and words[0].endswith(".sh") and "=" not in words[0]:
+        keys, variables = words_of(Path(words[0]))
+        words, environment = [*keys, *words[1:]], {**variables, **environment}
+    return Told(words, environment).run(here)
 
 
 class Told:
@@ -65,16 +71,25 @@ class Told:
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]):
         self._environment, self._ours = environment, [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")]
-        self.given = dict(_parsed(word) for word in words if not word.startswith("hilt."))
+        self.given: dict[str, Any] = {}
         self.lines: list[str] = []
-        keys = set(known())
-        for key in self.given:
-            if key not in keys:
-                raise UnknownNameError("key of SimpleVLA-RL", key, keys)
-        self._refuse()
+        self.problems, keys = Problems(), set(known())
+        for word in words:
+            with self.problems.collected():
+                key, value = ("", "") if word.startswith("hilt.") else _parsed(word)
+                if key and key not in keys:
+                    raise UnknownNameError("key of SimpleVLA-RL", key, keys)
+                self.given |= {key: value} if key else {}
+        for key, value in list(self.given.items()):
+            if not self.problems.check(self._refuse, key, value):
+                del self.given[key]  # as it is there, so that the rest can be looked at
+        self.problems.check(self._refuse_critic)
         self.suite = str(self["data.task_suite_name"])
-        self.tasks = _tasks(self.suite)
-        self.nodes, self.gpus = self.whole("trainer.nnodes", 1), self.whole("trainer.n_gpus_per_node", 0)
+        self.tasks, self.nodes, self.gpus = list[str](), 1, 0
+        with self.problems.collected():
+            self.tasks = _tasks(self.suite)
+        with self.problems.collected():
+            self.nodes, self.gpus = self.whole("trainer.nnodes", 1), self.whole("trainer.n_gpus_per_node", 0)
         self.ranks = self.nodes * max(self.gpus, 1)
 
     def __getitem__(self, key: str) -> Any:
@@ -88,17 +103,16 @@ class Told:
             raise ConfigError(f"{key}={value}: expected a whole number from {least} on.")
         return value
 
-    def _refuse(self) -> None:
-        for key, value in self.given.items():
-            if (kind := _kind(_default(key))) and not _is(value, kind):
-                raise ConfigError(f"{key}={value}: expected {KINDS[kind]}, such as {_default(key)}.")
-            passing, why = PASSING.get(key, ((value,), ""))
-            if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in passing):
-                raise ConfigError(f"{key}={value} has no meaning here: {why}." + " Leave it out." * (passing != ()))
-            if key in AGREE and value != self[AGREE[key]]:
-                raise ConfigError(
-                    f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first."
-                )
+    def _refuse(self, key: str, value: Any) -> None:
+        if (kind := _kind(_default(key))) and not _is(value, kind):
+            raise ConfigError(f"{key}={value}: expected {KINDS[kind]}, such as {_default(key)}.")
+        passing, why = PASSING.get(key, ((value,), ""))
+        if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in passing):
+            raise ConfigError(f"{key}={value} has no meaning here: {why}." + " Leave it out." * (passing != ()))
+        if key in AGREE and value != self[AGREE[key]]:
+            raise ConfigError(f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first.")
+
+    def _refuse_critic(self) -> None:
         gae = self["algorithm.adv_estimator"] == "gae"
         for key, (default, _) in CRITIC.items():
             if not gae and self[key] != default:
@@ -108,9 +122,12 @@ class Told:
 
     # --- to a run ---
 
-    def run(self) -> Run:
-        _check_platform(self)
-        made = self.settings()
+    def run(self, here: bool = False) -> Run:
+        self.problems.check(_check_platform, self)
+        made = self._gathered()
+        if self.problems.errors and here:
+            self.problems.check(self._look_around, made)
+        self.problems.report()
         return Run(build(Vla(), _nested(made), *self._ours), self.folder, self.tracker(), self.lines)
 
     @property
@@ -120,10 +137,23 @@ class Told:
 
     def settings(self) -> dict[str, Any]:
         """Ours, by their dotted names."""
-        made = self._settings(SETTINGS)
-        for part in (self._policy(), self._places(), self._sizes(), self._learning(), self._schedule(), {"sinks": self._sinks()}):
-            made |= part
+        made = self._gathered()
+        self.problems.report()
         return made
+
+    def _gathered(self) -> dict[str, Any]:
+        """As far as nothing is wrong; what is wrong is in `problems`."""
+        made = self._settings(SETTINGS)
+        for part in (self._policy, self._places, self._sizes, self._learning, self._schedule, self._sinks):
+            if part is self._sizes and not self.tasks:
+                continue  # nothing to divide
+            with self.problems.collected():
+                made |= part()
+        return made
+
+    def _look_around(self, made: Mapping[str, Any]) -> None:
+        """Beside what is wrong already: whether the checkpoint, the simulator and the device are there."""
+        build(Vla(), {name: made[name] for name in ("policy", "tasks", "device", "sinks") if name in made}).check_place()
 
     def _settings(self, table: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
         """Of null nothing is made: it is as ours is by default."""
@@ -285,14 +315,14 @@ class Told:
             self.lines.append("trainer.val_only: the policy is validated, and nothing is trained")
         return made
 
-    def _sinks(self) -> list[str]:
+    def _sinks(self) -> dict[str, Any]:
         loggers, mode = [str(name) for name in _listed(self["trainer.logger"])], str(self["trainer.wandb_mode"])
         for kind, given, choices in (("logger", loggers, (*SINKS, "console")), ("wandb_mode", [mode], ("online", "offline", "disabled"))):
             if unknown := [name for name in given if name not in choices]:
                 raise UnknownNameError(kind, unknown[0], choices)
         if "wandb" in loggers and not self._tracked:
             self.lines.append("wandb is off or not installed: metrics are in RUN/metrics.jsonl, and `hilt plot RUN` draws them")
-        return [name for name in loggers if name in SINKS and (name != "wandb" or self._tracked)]
+        return {"sinks": [name for name in loggers if name in SINKS and (name != "wandb" or self._tracked)]}
 
     @property
     def _tracked(self) -> bool:

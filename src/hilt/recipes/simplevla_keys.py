@@ -239,7 +239,7 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "trainer.default_hdfs_dir": ((None,), "files go to this machine alone (hdfs_path); copy RUN/policy where you need it"),
     "trainer.runtime_env": (
         ("none", None),
-        "ranks have the environment of this shell: export what the file (align.json) sets, and leave it out",
+        "ranks have the environment of this shell: export what the file (align.json) sets",
     ),
 }
 """Keys that change nothing: the values that pass, and what is said of others"""

@@ -174,6 +174,12 @@ class Vla:
         problems.check(self._check_sense)
         problems.check(self._check_limits)
         problems.check(words, self)
+        problems.check(self.check_place)
+        problems.report()
+
+    def check_place(self) -> None:
+        """Raises for what this machine lacks: a device, a package, a folder, a simulator."""
+        problems = Problems()
         problems.check(check_device, self.device)
         problems.check(check_sinks, self.sinks)
         problems.check(self._check_there)
