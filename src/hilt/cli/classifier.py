@@ -57,7 +57,7 @@ def classifier(
 
         clips = read_frames([word for word in words if word not in changes], report)
         report("")
-        typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episodes, {class_count(clips)} classes")
+        typer.echo(f"{sum(map(len, clips)):,} frames of {len(clips)} episode{'s' * (len(clips) != 1)}, {class_count(clips)} classes")
         trained = train(clips, config, watch)
     save(out, trained)
     show(trained.card)

@@ -88,7 +88,10 @@ def learn_from(path: Path, format: str) -> list[str]:
     """The commands that train from a log; other formats are written for other programs."""
     if format != "log":
         return []
-    return [shell("hilt", "train", "RECIPE", "demonstrations=0", f"demo_path=[{path}]"), shell("hilt", "train", "sft", path)]
+    return [
+        shell("hilt", "train", "RECIPE", "demonstrations=0", f"demo_path=[{path}]"),
+        shell("hilt", "train", "sft", path, "suite=NAME", "--dry-run"),
+    ]
 
 
 @contextlib.contextmanager
