@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import write_json
 from hilt.observe import Metrics
-from hilt.observe.drawing import DASHES, Chart, Line, axes, dash_of, short, ticks
+from hilt.observe.drawing import DASHES, WIDTH, Chart, Line, Svg, axes, dash_of, short, ticks
 from hilt.observe.metrics import GOES_ON, wilson
 from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot
 from tests.observe.toy_run import make_run
@@ -81,6 +81,9 @@ def test_two_runs_with_every_curve_of_a_panel(tmp_path: Path):
     assert all(len({dash_of(line) for line in chart.lines if line.name == name}) == 1 for name in {line.name for line in chart.lines})
     assert max(len(panel.curves) for panel in PANELS) <= len(DASHES)
     assert len(plot(runs, tmp_path / "plots")) == 3
+    names = {line.name for line in chart.lines}
+    drawn = [(float(x), text) for x, text in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]*)</text>', Svg().chart(chart)) if text in names]
+    assert {text for _, text in drawn} == names and all(x + 5 * len(text) < WIDTH for x, text in drawn), "all names are in the picture"
 
 
 def test_dash_patterns_are_for_curves_that_are_there(tmp_path: Path):

@@ -89,13 +89,16 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
     for line in chart.lines:
         if line.low is not None and line.high is not None and not line.dots and len(line.x) > 1:
             on.area(np.concatenate([place(line.x, line.low), place(line.x, line.high)[::-1]]), line.colour)
+    below = 0.0
     for name, line in {line.name: line for line in chart.lines if line.name}.items():
         colour = line.colour if len({other.colour for other in chart.lines if other.name == name}) == 1 else "faint"
+        if right + 23 + 6 * len(name) > WIDTH and not below:  # about as wide as it will be
+            right, below = LEFT, 13.0  # beside the numbers of the axis
         if line.dots:
-            on.dot(right + 9, 36, colour)
+            on.dot(right + 9, 36 + below, colour)
         else:
-            on.line(np.array([[right, 36.0], [right + 18, 36.0]]), colour, 2.2, dash_of(line))
-        right += 23 + on.text(right + 23, 40, name, 11) + 12
+            on.line(np.array([[right, 36 + below], [right + 18, 36 + below]]), colour, 2.2, dash_of(line))
+        right += 23 + on.text(right + 23, 40 + below, name, 11) + 12
     for line in chart.lines:
         points = place(line.x, line.y)
         if line.dots or len(points) == 1:
