@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,5 +248,21 @@ def test_stored_states_that_carry_code_are_not_run(installed: Path, tmp_path: Pa
 def test_without_libero_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libero.importlib.util, "find_spec", lambda name: None)
     for what in (lambda: make("libero_goal/0"), lambda: ready(["libero_goal/0"])):
-        with pytest.raises(MissingPackageError, match=r"pip install --no-deps hf-libero.*pip install 'hilt\[libero\]'"):
+        with pytest.raises(MissingPackageError, match=r"is not installed: pip install 'hilt\[libero\]' && pip install --no-deps hf"):
             what()
+
+
+def test_with_half_of_what_it_needs_the_whole_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LIBERO itself, without what it imports: it was a traceback of robosuite's."""
+    package = tmp_path / "libero" / "libero" / "envs"
+    package.mkdir(parents=True)
+    for folder in (tmp_path / "libero", package.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text("import a_package_that_is_nowhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "libero"]:
+        monkeypatch.delitem(sys.modules, name)
+    libero._libero.cache_clear()
+    said = r"the package 'a_package_that_is_nowhere', which cannot be imported \(.*\): pip install 'hilt\[libero\]' && pip"
+    with pytest.raises(MissingPackageError, match=said):
+        libero._libero()

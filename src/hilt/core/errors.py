@@ -160,10 +160,12 @@ class UnsafeError(FormatError):
 class MissingPackageError(HiltError, ImportError):
     """Raised when an optional package is needed and missing, or broken; the message has the pip line that installs it."""
 
-    def __init__(self, package: str, purpose: str, extra: str, broken: str = ""):
-        self._made_from = (package, purpose, extra, broken)
+    def __init__(self, package: str, purpose: str, extra: str, broken: str = "", command: str = ""):
+        """`broken`: why it cannot be imported; `command`: what installs it, where an extra alone does not."""
+        self._made_from = (package, purpose, extra, broken, command)
         state, cure = (f"cannot be imported ({broken})", "--upgrade ") if broken else ("is not installed", "")
-        super().__init__(f"{purpose} needs the package {package!r}, which {state}: pip install {cure}'hilt[{extra}]'")
+        command = command or f"pip install {cure}'hilt[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package!r}, which {state}: {command}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_from

@@ -52,7 +52,8 @@ CONTROL_HZ = 20
 
 _LISTED = 12
 _SHADOW, _REFLECTION = 0, 2  # of mujoco.mjtRndFlag
-_PIP = "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"
+INSTALL = "pip install 'hilt[libero]' && pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"
+"""Both parts: what LIBERO imports, and LIBERO itself without its pins"""
 _WHERE = "give assets=FOLDER or set HILT_LIBERO_ASSETS to LIBERO's assets (on the hub: lerobot/libero-assets)"
 
 
@@ -330,7 +331,7 @@ def _shared_out(splits: Mapping[str, Sequence[int]] | None) -> dict[str, range]:
 def _root() -> Path:
     spec = importlib.util.find_spec("libero")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingPackageError("hf-libero", f"LIBERO (which comes apart, for its pins: {_PIP})", "libero")
+        raise MissingPackageError("hf-libero", "LIBERO", "libero", command=INSTALL)
     return Path(next(iter(spec.submodule_search_locations))) / "libero"
 
 
@@ -349,6 +350,8 @@ def _libero() -> Any:
         os.environ["LIBERO_CONFIG_PATH"] = str(config.parent)
         try:
             return importlib.import_module("libero.libero.envs")
+        except ImportError as error:  # of what it imports, if only the half of `INSTALL` was run
+            raise MissingPackageError(error.name or "hf-libero", "LIBERO", "libero", str(error), INSTALL) from error
         finally:
             os.environ.pop("LIBERO_CONFIG_PATH") if before is None else os.environ.update(LIBERO_CONFIG_PATH=before)
 
