@@ -16,7 +16,7 @@ import pytest
 
 from hilt.core.errors import ConfigError, FormatError, LockedError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.replay import Log, Schema, store
+from hilt.replay import Log, Schema, scan
 from hilt.replay.repair import verify
 from hilt.replay.scan import scan_file
 from hilt.replay.segment import Segment
@@ -216,7 +216,7 @@ def test_looking_for_damage_while_segments_are_compressed_and_evicted(tmp_path: 
         return scan_file(segment, *rest)
 
     monkeypatch.setattr(Segment, "compress", later)
-    monkeypatch.setattr(store, "scan_file", look)
+    monkeypatch.setattr(scan, "scan_file", look)
     with new_log(tmp_path, compression={"observations/image": "zlib"}, segment_bytes=30_000) as log:
         for first in range(0, 80, 20):
             write(log, numbers(first, 20))

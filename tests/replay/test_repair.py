@@ -446,6 +446,47 @@ def test_a_crafted_log_is_refused_by_name(log_folder: Path, seed: int):
         assert repair(log_folder).mended == []
 
 
+@pytest.fixture
+def two_cameras(tmp_path: Path) -> Path:
+    """93 steps with two cameras, in several segments."""
+    folder = tmp_path / "log"
+    made = step(0, 0)
+    made["observations"]["wrist"] = made["next_observations"]["wrist"] = made["observations"]["image"]
+    with Log.create(folder, Schema.of(made), segment_bytes=150_000) as log:
+        for episode in range(3):
+            with log.episode() as running:
+                for t in range(31):
+                    made = step(episode, t, 30)
+                    for name in ("observations", "next_observations"):
+                        made[name]["wrist"] = 255 - made[name]["image"]
+                    running.append(made)
+    return folder
+
+
+@pytest.mark.parametrize("repaired", [False, True])
+def test_one_cameras_files_are_gone_and_the_other_is_kept(two_cameras: Path, tmp_path: Path, repaired: bool):
+    for path in two_cameras.rglob("observations.wrist.frames"):
+        path.unlink()
+    found = verify(two_cameras)
+    assert len(found.findings) <= 2 * found.segments + 3  # that the file is missing, and whose frames these were
+    assert (found.lost_steps, found.damaged_columns()) == (93, ["observations/wrist"])
+    if repaired:
+        repair(two_cameras)
+        assert verify(two_cameras).ok
+    with Log.open(two_cameras, "r", without=["observations/wrist"]) as log:
+        assert len(log) == 93 and "next_observations/wrist" not in log.schema.columns
+    assert merge([two_cameras], tmp_path / "kept", without=["observations/wrist"]).steps == 93
+    assert verify(tmp_path / "kept").findings == []
+    with Log.open(tmp_path / "kept", "r") as log:
+        batch = log.read(log.all().keys())
+        for i in range(93):
+            right = step(i // 31, i % 31)
+            assert (batch["observations"]["image"][i] == right["observations"]["image"]).all()
+            assert (batch["next_observations"]["image"][i] == right["next_observations"]["image"]).all()
+    with pytest.raises(ConfigError, match="a writer needs every column"):
+        Log.open(two_cameras, "a", without=["observations/wrist"])
+
+
 # --- late facts -------------------------------------------------------------------------------------------------------------------
 
 

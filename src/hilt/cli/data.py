@@ -108,6 +108,7 @@ def repair_log(log: LogPath) -> None:
         typer.echo(printable(line))
     if report.mended:
         typer.echo(f"mended: {report.steps:,} steps are whole, {report.lost_steps:,} were lost. Check with: hilt data verify {log}")
+        show_way_out(report)
     else:
         typer.echo(f"nothing to mend: {describe_size(report)}")
 
@@ -116,10 +117,13 @@ def repair_log(log: LogPath) -> None:
 def merge_logs(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG...", help="Logs with the same columns.", show_default=False)],
     into: Annotated[Path, typer.Option("--into", help="The folder of the new log.", show_default=False)],
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="A column to leave out, as a damaged camera; repeatable.", show_default=False)
+    ] = None,
 ) -> None:
     """Copy the trajectories of several logs into a new one, log after log, oldest first."""
     with progress_bar("copying", "trajectories") as progress:
-        made = merge([located(log) for log in logs], into, progress)
+        made = merge([located(log) for log in logs], into, progress, without=without or ())
     show_copied([made])
 
 
@@ -271,6 +275,15 @@ def show_report(report: Report) -> None:
         typer.echo(f"ok: {describe_size(report)}")
     else:
         typer.echo(f"damaged: {len(report.of('damage'))} findings; {describe_size(report)}. Run: hilt data repair {report.path}")
+        show_way_out(report)
+
+
+def show_way_out(report: Report) -> None:
+    """When only some columns are damaged: how to keep the others of every step."""
+    if columns := report.damaged_columns():
+        drop = " ".join(f"--without {column}" for column in columns)
+        typer.echo(f"only frames of {', '.join(columns)} are damaged. To keep every step without them:")
+        typer.echo(f"  hilt data merge {report.path} --into NEW {drop}")
 
 
 def _steps(finding: Finding) -> str:

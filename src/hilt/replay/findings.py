@@ -16,6 +16,10 @@ Kind = Literal["damage", "quarantined", "torn", "leftover"]
 what was being written when a process ended, which nobody was promised. ``leftover``: of no use, and harmless."""
 
 
+MAX_SPANS = 8
+"""Stretches of steps that the text of a finding names."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Consecutive steps of one trajectory."""
@@ -43,9 +47,12 @@ class Finding:
     """What `repair` does about it."""
     steps: tuple[Span, ...] = ()
     """The steps that cannot be used because of it."""
+    column: str = ""
+    """Of a file of frames, its column."""
 
     def __str__(self) -> str:
-        where = f" ({', '.join(map(str, self.steps))})" if self.steps else ""
+        more = f" and {len(self.steps) - MAX_SPANS} more stretches" if len(self.steps) > MAX_SPANS else ""
+        where = f" ({', '.join(map(str, self.steps[:MAX_SPANS]))}{more})" if self.steps else ""
         return f"{self.file}: {self.what}{where}"
 
 
@@ -77,6 +84,11 @@ class Report:
     def ok(self) -> bool:
         """Whether everything that can be sampled is as it was written."""
         return not self.of("damage")
+
+    def damaged_columns(self) -> list[str]:
+        """The columns whose frames are damaged, when nothing else is: without them every step can be kept."""
+        found = {finding.column for finding in self.of("damage")}
+        return sorted(found) if "" not in found else []
 
     @property
     def lost_steps(self) -> int:

@@ -79,9 +79,8 @@ class Log(Store):
 
         `capacity_steps` and `capacity_bytes` bound it: the oldest trajectories go first, and their files are deleted.
         `compression` maps a large column to ``"zlib"`` or ``"zstd"``; it is done in the background, when a segment is
-        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads`
-        says which frames are compared with their checksums when they are read: ``"always"`` all, ``"sampled"`` all that come
-        from the disk and one in 16 of those in memory, ``"never"`` none.
+        full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads` says which
+        frames are compared with their checksums: ``"always"`` all, ``"sampled"`` of those in memory 1 in 16, ``"never"`` none.
         """
         folder = Path(path)
         check_new(folder)
@@ -112,13 +111,14 @@ class Log(Store):
         schema: Schema | None = None,
         cache_bytes: int | None = None,
         verify_reads: str = "sampled",
+        without: Sequence[str] = (),
         files: Files = DISK,
         **changes: Any,
     ) -> Log:
         """An existing log, for reading ('r', any number of processes) or for appending too ('a', one process).
 
         `schema` may add columns that have a default. `changes` are settings that change from now on, such as
-        ``capacity_steps=``.
+        ``capacity_steps=``. A reader may leave out columns with `without`: steps whose frames are damaged only there are shown.
         """
         folder = Path(path)
         if mode not in ("r", "a"):
@@ -138,7 +138,9 @@ class Log(Store):
         if schema is not None and schema.grown_from(old):
             changed["schemas"] = [*settings["schemas"], schema.to_json()]
         check_settings(changed, schema or old)
-        options = ReadOptions(cache_bytes, verify_reads)
+        if without and mode == "a":
+            raise ConfigError("without=: a writer needs every column; open the log with mode='r'.")
+        options = ReadOptions(cache_bytes, verify_reads, (without,) if isinstance(without, str) else tuple(without))
         if mode == "a" and changed != settings:
             with WriterLock(folder):
                 write_json(folder / "log.json", changed, files)

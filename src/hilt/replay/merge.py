@@ -50,11 +50,12 @@ def merge(
     target: str | os.PathLike[str],
     progress: Progress | None = None,
     files: Files = DISK,
+    without: Sequence[str] = (),
 ) -> Copied:
     """A new log with the trajectories of all sources, source after source, oldest first.
 
     It has the settings of the first source, but no capacity. Sources need the same columns. `progress` gets steps done
-    and steps in all.
+    and steps in all. Columns in `without` are left out: so the steps are kept of which one camera's frames are damaged or gone.
     """
     paths = [Path(source) for source in sources]
     if not paths:
@@ -62,7 +63,7 @@ def merge(
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError(f"merge: the same log is given twice, in {', '.join(map(str, paths))}.")
     with contextlib.ExitStack() as stack:
-        logs = [stack.enter_context(Log.open(path, "r")) for path in paths]
+        logs = [stack.enter_context(Log.open(path, "r", without=without)) for path in paths]
         for log in logs[1:]:
             _require_same_schema(logs[0], log)
         (copied,) = _write([(Path(target), [(log, log.trajectories()) for log in logs])], progress, files)
@@ -144,7 +145,8 @@ def _beside(target: Path, files: Files) -> Path:
 
 
 def _new_log(beside: Path, like: Log, files: Files) -> Log:
-    settings = {name: like.settings[name] for name in ("compression", "segment_bytes")}
+    compression = {column: codec for column, codec in like.settings["compression"].items() if column in like.schema.columns}
+    settings = {"compression": compression, "segment_bytes": like.settings["segment_bytes"]}
     return Log.create(beside, like.schema, durability="never", files=files, **settings)
 
 

@@ -69,8 +69,18 @@ class Recovery:
 class Opener:
     """Opens the segments of one log."""
 
-    def __init__(self, log: Path, schemas: Sequence[Schema], files: Files, write: bool, quarantine: Quarantine, seal: LogSeal):
-        self._seal = seal
+    def __init__(
+        self,
+        log: Path,
+        schemas: Sequence[Schema],
+        files: Files,
+        write: bool,
+        quarantine: Quarantine,
+        seal: LogSeal,
+        unread: frozenset[str] = frozenset(),
+    ):
+        """`unread` are frame columns that nobody will read: what is wrong with their files does not matter."""
+        self._seal, self._unread = seal, unread
         self._log, self._schemas, self._files, self._write, self._quarantine = log, schemas, files, write, quarantine
         self.recovery = Recovery()
         self.aside_steps = 0
@@ -126,14 +136,16 @@ class Opener:
     # Inside
 
     def _open_whole(self, folder: Path) -> tuple[Segment, Array]:
-        segment = Segment.open(folder, self._files, self._write)
+        segment = Segment.open(folder, self._files, self._write, self._unread)
         segment.promise = self._seal.promise(segment.number)
         if segment.sealed is None:
             return segment, self._scan(segment)
-        bad = self._quarantine.rows(segment.number)
+        bad = self._quarantine.rows(segment.number, self._unread)
         if self._write:
             self._remove_unused(segment)
         for name in [ROWS, *(column.name for column in segment.layout.frames if column.name not in segment.codecs)]:
+            if name in self._unread:
+                continue
             segment.check_size(name)
         if self._quarantine.lost or not segment.trusted:
             scan, rows = scan_file(segment)
@@ -168,7 +180,7 @@ class Opener:
             stored = os.fstat(segment.fd(ROWS)).st_size // segment.layout.row.itemsize
             segment.set_counts(min(scan.rows, stored), {name: min(count, segment.stored_frames(name)) for name, count in frames.items()})
         segment.bad_rows = np.zeros(0, np.int64)  # those that are damaged are in quarantine, and nobody asks for them
-        return build_extents(rows, np.union1d(self._quarantine.rows(segment.number), self._take_damage(scan)))
+        return build_extents(rows, np.union1d(self._quarantine.rows(segment.number, self._unread), self._take_damage(scan)))
 
     def _take_damage(self, scan: Scan) -> Array:
         """The damaged rows; a writer puts them into quarantine."""
@@ -180,8 +192,8 @@ class Opener:
 
     def _save(self, folder: Path) -> tuple[Segment, Array] | None:
         number = int(folder.name)
-        saved = Salvage(folder, self._schemas, self._files, self._seal.promise(number))
-        checked = saved.check(self._quarantine.rows(number), live=not self._write)
+        saved = Salvage(folder, self._schemas, self._files, self._seal.promise(number), self._unread)
+        checked = saved.check(self._quarantine.rows(number, self._unread), live=not self._write)
         if saved.hopeless or (not self._write and not len(checked.extents)):
             saved.close()
             self._set_aside(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ class Quarantine:
         if self._entries.pop(str(segment), None) is not None:
             self._save()
 
-    def rows(self, segment: int) -> Array:
-        """The damaged rows of a segment, sorted."""
-        spans = [np.arange(first, first + rows, dtype=np.int64) for first, rows, _ in self._entries.get(str(segment), [])]
+    def rows(self, segment: int, unread: Collection[str] = ()) -> Array:
+        """The damaged rows of a segment, sorted; those whose frames are damaged only in `unread` columns are none."""
+        files = tuple(f"{name.replace('/', '.')}.frames" for name in unread)
+        listed = [(first, rows) for first, rows, what in self._entries.get(str(segment), []) if not (files and what.startswith(files))]
+        spans = [np.arange(first, first + rows, dtype=np.int64) for first, rows in listed]
         return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
 
     def steps(self) -> int:

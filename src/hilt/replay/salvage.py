@@ -7,6 +7,7 @@ schema, a seal and its extents from the rows, the index of a compressed column f
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ CUT = "is cut"
 LEFT = "is left alone: it is not Hilt's"
 
 
+_FRAME = re.compile(r"(?P<file>.*\.frames[^:]*): frame (?P<frame>-?\d+) (?P<fault>.*)")
+MAX_FRAME_FINDINGS = 4
+"""Frames of a file with the same fault that are named one by one; of more it is one finding."""
 _T = TypeVar("_T")
 
 
@@ -54,7 +58,9 @@ class Checked:
 class Salvage(Segment):
     """Open it, `check` it, and `mend` what can be mended. Nothing on disk changes before `mend`."""
 
-    def __init__(self, folder: Path, schemas: Sequence[Schema], files: Files = DISK, promise: Promise = NOTHING):
+    def __init__(
+        self, folder: Path, schemas: Sequence[Schema], files: Files = DISK, promise: Promise = NOTHING, unread: frozenset[str] = frozenset()
+    ):
         self.findings: list[Finding] = []
         self.number = int(folder.name)
         self.header_lost = self.seal_lost = self.extents_lost = self.hopeless = False
@@ -65,7 +71,7 @@ class Salvage(Segment):
         self._rows: Array = np.zeros(0, np.uint8)
         schema, room = self._find_schema(folder, schemas)
         super().__init__(folder, schema, room, files, write=False)
-        self.promise = promise
+        self.promise, self.unread = promise, unread
         self._find_seal()
         self._find_extents()
         self._open_files()
@@ -235,7 +241,7 @@ class Salvage(Segment):
 
     def _name(self, damage: list[Damage], trajectory: Array, offset: Array, known: Array) -> None:
         groups: dict[str, list[Array]] = defaultdict(list)
-        for d in damage:
+        for d in together(damage):
             groups[d.what].append(np.arange(d.first, d.first + d.rows))
         for what, parts in groups.items():
             at = np.unique(np.concatenate(parts))
@@ -312,7 +318,27 @@ class Salvage(Segment):
         return f"segments/{self.number:06d}/{file}"
 
     def _add(self, kind: Kind, file: str, what: str, cure: str, steps: tuple[Span, ...] = ()) -> None:
-        self.findings.append(Finding(kind, self._path(file), what, cure, steps))
+        frames = self.layout.frames if hasattr(self, "layout") else ()
+        column = next((c.name for c in frames if file.startswith(c.file)), "")
+        self.findings.append(Finding(kind, self._path(file), what, cure, steps, column))
+
+
+def together(damage: list[Damage]) -> list[Damage]:
+    """Many frames of one file that have the same fault as one finding."""
+    found: dict[tuple[str, str], set[int]] = defaultdict(set)
+    parsed = [_FRAME.fullmatch(d.what) for d in damage]
+    for match in parsed:
+        if match:
+            found[match["file"], match["fault"]].add(int(match["frame"]))
+    out = []
+    for d, match in zip(damage, parsed, strict=True):
+        frames = found[match["file"], match["fault"]] if match else set()
+        if match and len(frames) > MAX_FRAME_FINDINGS:
+            what = f"{match['file']}: {len(frames)} frames from {min(frames)} to {max(frames)}: each {match['fault']}"
+            out.append(Damage(d.segment, what, d.first, d.rows))
+        else:
+            out.append(d)
+    return out
 
 
 def wrong_with(error: CorruptError) -> str:

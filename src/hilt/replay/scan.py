@@ -141,6 +141,8 @@ def scan_frames(segment: Segment, rows: Array, bad: Array) -> list[Damage]:
     trusted[bad[bad < len(rows)]] = False
     damage = []
     for column in segment.layout.frames:
+        if column.name in segment.unread:
+            continue
         number, crc, row = frames_in_use(segment.layout, rows)[column.name]
         keep = trusted[row]
         number, crc, row = number[keep], crc[keep], row[keep]

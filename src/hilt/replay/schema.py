@@ -134,6 +134,17 @@ class Schema:
             self._selected[asked] = chosen
         return list(self._selected[asked])
 
+    def reduced(self, without: Sequence[str]) -> Schema:
+        """The schema without these columns or subtrees; a next observation goes with its observation, whose frames it shares."""
+        if not without:
+            return self
+        gone = set(self.select(list(without)))
+        gone |= {mate(path) for path in gone} | {path for path in self.columns if mate(path) in gone}
+        if built_in := sorted(gone & BUILT_IN.keys()):
+            raise SchemaError(f"{built_in[0]}: expected columns to leave out, got one that every log has.")
+        kept = {path: spec for path, spec in self.columns.items() if path not in gone}
+        return Schema(Spec(kept), tuple(path for path in self.stacked if path in kept))
+
     def to_json(self) -> dict[str, Any]:
         return {"columns": [[path, spec.to_json()] for path, spec in self.columns.items()], "stacked": list(self.stacked)}
 

@@ -90,6 +90,8 @@ class Segment:
         self._loose = False  # whether files and names, too, may not be on the disk yet
         self._syncing = threading.Lock()
         self._sync_error: StorageError | None = None
+        self.unread: frozenset[str] = frozenset()
+        """Frame columns that nobody reads here: their files may be damaged or missing."""
         self.bad_rows: Array | None = None
         """The rows that do not have their checksum; None while nobody has looked."""
         self.promise = NOTHING
@@ -118,11 +120,12 @@ class Segment:
         return segment
 
     @classmethod
-    def open(cls, folder: Path, files: Files = DISK, write: bool = False) -> Segment:
+    def open(cls, folder: Path, files: Files = DISK, write: bool = False, unread: frozenset[str] = frozenset()) -> Segment:
         """An existing segment. One that was not sealed has zero rows until `scan` has looked at them."""
         require_file(folder / "header.json")
         schema, room = read_header(folder / "header.json")
         segment = cls(folder, schema, room, files, write)
+        segment.unread = unread
         if (folder / "seal.json").exists():
             segment._load_seal(read_seal(folder / "seal.json", schema.layout, room))
         segment._open_files()
@@ -367,7 +370,8 @@ class Segment:
         for column in self.layout.frames:
             made = self.codecs.get(column.name)
             path = self.folder / (f"{column.file}.{made['codec']}" if made else column.file)
-            self._fds[column.name] = self._open_file(path)
+            gone = column.name in self.unread and not path.exists()
+            self._fds[column.name] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) if gone else self._open_file(path)
         self._fds[ROWS] = self._open_file(self.folder / "rows")
 
     def _open_file(self, path: Path) -> int:
@@ -379,7 +383,7 @@ class Segment:
         self.codecs = dict(seal["codecs"])
         for column in self.layout.frames:
             made = self.codecs.get(column.name)
-            if made and column.name not in self._offsets:
+            if made and column.name not in self._offsets and column.name not in self.unread:
                 path = self.folder / f"{column.file}.{made['codec']}"
                 require_file(path)
                 with storage_errors(path), path.open("rb") as file:
@@ -437,6 +441,8 @@ class Segment:
 
     def stored_frames(self, name: str) -> int:
         """How many whole frames of a column there are in its file."""
+        if name in self.unread:
+            return self.frames[name]
         if name in self.codecs:
             return len(self._offsets[name])
         return os.fstat(self._fds[name]).st_size // self.layout.frame_of[name].nbytes

@@ -22,6 +22,8 @@ class ReadOptions:
 
     cache_bytes: int | None = None
     verify_reads: str = "sampled"
+    without: tuple[str, ...] = ()
+    """Columns, or subtrees of them, that this process does not read: damage in their frames is none of its business."""
 
     def __post_init__(self) -> None:
         if self.verify_reads not in VERIFY_READS:

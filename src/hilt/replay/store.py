@@ -59,7 +59,9 @@ class Store:
 
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, write: bool, options: ReadOptions):
         self.path, self.settings = path, settings
-        self.schema = Schema.from_json(settings["schemas"][-1])
+        whole = Schema.from_json(settings["schemas"][-1])
+        self.schema = whole.reduced(options.without)
+        unread = frozenset(column.name for column in whole.layout.frames if column.name not in self.schema.columns)
         self.lock = threading.RLock()
         self.pool = BufferPool()
         self.index = Index()
@@ -68,15 +70,13 @@ class Store:
         self._selections: list[weakref.ref[Selection]] = []
         self.seal = LogSeal(path, files)
         schemas = [Schema.from_json(schema) for schema in settings["schemas"]]
-        self._opener = Opener(path, schemas, files, write, self.quarantine, self.seal)
+        self._opener = Opener(path, schemas, files, write, self.quarantine, self.seal, unread)
         self.recovery = self._opener.recovery
         self.counts = dict.fromkeys(("inserted", "sampled", "evicted", "rejected", "corrupt", "segments_deleted"), 0)
-        self.live_steps = self.live_bytes = 0
-        self.appended = 0
+        self.live_steps = self.live_bytes = self.appended = 0
         self._syncer: Syncer | None = None
-        self.closed = False
+        self.closed = self.cut_by_fork = False
         self.process = os.getpid()
-        self.cut_by_fork = False
         after_fork(self, "stop_writing")
         wait_before_fork(self)
         self._files, self._write, self._options = files, write, options

@@ -58,7 +58,7 @@ class Table:
         """Maps a segment's frames as far as the budget allows; newer segments take the place of older ones."""
         for column in self.layout.frames:
             mapped = self._mapped[column.name]
-            if column.name in segment.codecs:
+            if column.name in segment.codecs or column.name in segment.unread:
                 continue
             size = max(segment.frames[column.name], 0 if segment.sealed else self.rows_per_slot) * column.nbytes
             if self._budget is not None and not self._make_room(column, size, segment.number):
