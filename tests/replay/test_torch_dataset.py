@@ -77,7 +77,7 @@ def test_map_style_in_a_data_loader(dataset: StepDataset, workers: int):
         assert torch.equal(batch["observations"]["state"][:, 0], batch["rewards"])
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_iterable_style_has_one_order_for_any_number_of_workers(dataset: StepDataset, workers: int):
     stream = StepBatches(dataset, 8, seed=5, epochs=2)
     loader = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers, generator=torch.Generator())
@@ -131,7 +131,7 @@ def test_a_resume_with_other_workers_goes_on_after_the_last_delivered_batch(data
     state = loader.state_dict()
     loader.close()
     assert state["delivered"] == 6 and first == expected[:5]
-    resumed = StepLoader(dataset, 8, seed=2, workers=3)
+    resumed = StepLoader(dataset, 8, seed=2, workers=1)
     resumed.load_state_dict(state)
     assert rewards(resumed) + rewards(resumed) == expected[6:]
     resumed.close()
