@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 import typer
@@ -115,3 +117,37 @@ main()
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def hilt_here(*words: str, **given: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hilt", *words]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120, check=False, **given)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("words", [["data", "inspect"], ["plot"], ["eval"]])
+def test_a_path_that_is_too_long_is_a_line(words: list[str]):
+    done = hilt_here(*words, "x" * 300)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: xxx") and "(300 characters): File name too long. Check the path." in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
+def test_output_without_room_is_a_line():
+    with open("/dev/full", "w") as full:
+        done = hilt_here("settings", "hil_debug", stdout=full)
+    assert done.returncode == 1 and done.stderr.startswith("error: the output cannot be written: No space left on device."), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_whoever_reads_may_go_early():
+    process = subprocess.Popen([sys.executable, "-m", "hilt", "settings", "hil_debug"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(120) in (0, 1)
+
+
+def test_letters_that_a_terminal_lacks_are_question_marks():
+    code = "import hilt.cli; hilt.cli.app = lambda: print('5 \\u00d7 5 \\u2013 \\u00e9'); hilt.cli.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=True)
+    assert done.stdout == b"5 \xd7 5 ? \xe9\n"

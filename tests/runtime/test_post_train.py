@@ -13,6 +13,7 @@ from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, EmptyError, LockedError
 from hilt.core.files import read_json
 from hilt.core.progress import silent
+from hilt.observe.live import Standing
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.policies.checkpoints import load_policy
 from hilt.replay import Log
@@ -102,6 +103,22 @@ def test_an_environment_that_does_not_report_success_is_refused_with_its_first_e
     tasks = {"tasks": ["tests.runtime.toy_vla:silent"], "validation": {"before": before}}
     with pytest.raises(ConfigError, match=r"silent does not report success: .* none of succeed, is_success, success.*as_task\(env"):
         started(tmp_path / "run", **tasks)
+
+
+def test_the_first_validation_of_a_run_without_a_checkpoint_is_recorded_once(tmp_path: Path):
+    """It was killed between the validation before the first step and the first checkpoint."""
+    run, settings = tmp_path / "run", config(*SMALL)
+    begin_run(run, "toy", settings)
+    with Metrics(run) as metrics:
+        metrics.event("begins", update=0, step=0)
+        metrics.write("update", {"validation_success": 0.5}, update=0, step=0)
+    train(settings, run)
+    validated = [record["update"] for record in read_metrics(run, ["update"]) if "validation_success" in record]
+    assert validated.count(0) == 1 and validated[-1] == 3
+    assert next(record["event"] for record in read_metrics(run, ["event"])) == "begins", "events stay"
+    standing = Standing(run)
+    standing.read()
+    assert standing.updates == 3
 
 
 def test_a_policy_that_never_succeeds_is_mentioned(tmp_path: Path):

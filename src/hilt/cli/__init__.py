@@ -6,7 +6,12 @@ typer app named ``app``; one with several commands (or with one that is called b
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
+import io
+import os
+import sys
 import traceback
 from typing import Annotated, Any
 
@@ -75,10 +80,28 @@ class LazyGroup(TyperGroup):
             else:
                 typer.echo(printable(f"error: {error}"), err=True)
             raise typer.Exit(1) from error
+        except OSError as error:
+            if ctx.params["debug"] or error.errno == errno.EPIPE:  # whoever read the output has gone: typer ends in silence
+                raise
+            typer.echo(printable(f"error: {_in_words(error)}"), err=True)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt:
             raise typer.Exit(130) from None  # what a shell expects of a program that ended by Ctrl-C
 
 
+def _in_words(error: OSError) -> str:
+    """What the operating system refused: a path that is too long, a disk without room. Without a file it was the output."""
+    why, name = error.strerror or str(error), str(error.filename or "")
+    if not name:
+        with contextlib.suppress(OSError):  # else Python tries to write the rest once more at its end, and fails with a traceback
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"the output cannot be written: {why}. Give it another place. `hilt --debug` shows where it happened."
+    shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}... ({len(name)} characters)"
+    return f"{shown}: {why}. Check the path. `hilt --debug` shows where it happened."
+
+
+MAX_SHOWN = 120
+"""Characters of a path that an error shows"""
 HELP = {"help_option_names": ["-h", "--help"]}
 """Inherited by every command"""
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False, context_settings=HELP)
@@ -107,4 +130,7 @@ for _name, (_module, _help) in COMMANDS.items():
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")  # a terminal that has no such letter shows a question mark
     app()

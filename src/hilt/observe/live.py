@@ -69,7 +69,7 @@ class Standing:
             self._paused += record["time"] - self._last
         self._halted = is_paused(record, self._halted)
         if record.get("event") == RESUMED:
-            self.updates = record["update"]
+            self.updates = max(0, record["update"])
         elif kind == "update":
             self.update |= record
         elif kind == "episode":

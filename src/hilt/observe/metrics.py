@@ -162,7 +162,7 @@ def wilson(successes: int, episodes: int) -> tuple[float, float]:
 
 def _made(record: Mapping[str, Any]) -> int:
     """The update that a record came with, if it comes again with that; else none, and it stays."""
-    return int(record["update"] if record["kind"] == "update" else record.get("training_step", 0))
+    return int(record["update"] if record["kind"] == "update" else record.get("training_step", -1))
 
 
 def _plain(value: Any) -> Value:

@@ -420,7 +420,8 @@ class Controller:
                 own = []
         self._group.call("load_own", own, self.step)
         if self._metrics.path.stat().st_size:
-            self._metrics.resumed(self.step, self._env_steps)
+            # without a checkpoint everything is made again, the validation before the first step, too
+            self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)
 
 
 def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
