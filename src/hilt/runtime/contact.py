@@ -28,7 +28,7 @@ class Contact:
     def wait(self, ended: Callable[[], bool]) -> None:
         """Until contact is back, somebody presses a button, the time is over after which the policy goes on, or `ended()` is true."""
         began, said = time.monotonic(), False
-        self.lost, self._times = True, self._times + 1
+        self.lost, waits = True, False
         while self.lost and not ended():
             reading = self._env.get_wrapper_attr("poll")()
             waited = time.monotonic() - began
@@ -40,6 +40,7 @@ class Contact:
                 self.lost = False
                 self._say(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
             else:
+                self._times, waits = self._times + (not waits), True  # not for the step after a pause, which is marked as lost, too
                 if waited >= REPORT_AFTER_S and not said:
                     said = True
                     self._say(f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}")
