@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
+from hilt.cli.train import _next
 from hilt.core.config import build, freeze, thaw
 from hilt.core.files import read_json
 from hilt.formats.episodes import map_leaves
@@ -239,3 +240,9 @@ def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):
     said = run("train", "vla_debug", "sed=1", "collect.group_size=1", "--dry-run", code=1).stderr
     assert "no setting named 'sed'" in said and "group_size=1" in said and said.startswith("error: 2 things")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_checkpoint_is_not_said_to_be_ready_for_evaluation(tmp_path: Path):
+    assert _next(tmp_path, ended=False) == [f"hilt train --run {tmp_path} --resume"]
+    (tmp_path / "checkpoints" / "00000030").mkdir(parents=True)
+    assert _next(tmp_path, ended=True) == [f"hilt eval {tmp_path}", f"hilt plot {tmp_path}"]

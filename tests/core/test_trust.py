@@ -18,6 +18,7 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnsafeError
 from hilt.core.files import write_json
 from hilt.core.names import load
+from hilt.recipes import recipe
 from hilt.runtime.config import Hil
 
 pytest.importorskip("gymnasium")
@@ -299,3 +300,12 @@ def test_a_file_of_settings_does_not_grow_when_it_is_read():
             build(Hil(), "bomb.yaml")
     Path("fine.yaml").write_text("demo_path: &paths [a, b]\nimage_keys: *paths\n")
     assert build(Hil(), "fine.yaml").image_keys == ["a", "b"]
+
+
+def test_a_recipe_of_the_users_may_name_a_config_of_hil_serls(folder: Path):
+    Path("somebodys.py").write_text(MODULE + "    def get_environment(self, fake_env=False, save_video=False, classifier=False): ...\n")
+    body = "def run():\n    return from_hil_serl('somebodys:Config', encoder_type='small')\n"
+    Path("mine.py").write_text(f"from hilt.recipes.migrate import from_hil_serl\n{body}")
+    with trust.command_line(["train", "mine:run"]):
+        assert recipe("mine:run").task_options["config"] == "somebodys:Config"
+    sys.modules.pop("mine", None)

@@ -13,6 +13,7 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, Problems, SeveralErrors
 from hilt.replay import Log
 from hilt.runtime.config import Hil, Wire
+from hilt.runtime.importing import other_tasks
 from hilt.runtime.preflight import check_begin
 from hilt.runtime.train import begin_run, check_wire, own_ports, undone_if_nothing_is_kept
 from hilt.runtime.vla_config import Vla
@@ -121,8 +122,9 @@ def test_a_run_that_an_error_ends_before_it_has_anything_leaves_no_folder(tmp_pa
 def test_both_sides_take_free_ports_where_the_usual_ones_are_taken(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(Wire.__init__, "__defaults__", ("127.0.0.1", port, *Wire.__init__.__defaults__[2:]))
+        with socket.create_server(("127.0.0.1", 0)) as free:  # not the usual one, which a run on this machine may have
+            port, beside = taken.getsockname()[1], free.getsockname()[1]
+        monkeypatch.setattr(Wire.__init__, "__defaults__", ("127.0.0.1", port, beside, *Wire.__init__.__defaults__[3:]))
         moved = own_ports(Hil(), said.append)
         assert moved.wire.port not in (0, port) and moved.wire.broadcast_port not in (0, moved.wire.port)
         assert said == [f"port {port} is taken: this run uses {moved.wire.port} and {moved.wire.broadcast_port}"]
@@ -134,3 +136,25 @@ def test_both_sides_take_free_ports_where_the_usual_ones_are_taken(monkeypatch: 
         away = Hil(wire=Wire(host="10.1.2.3"))
         assert own_ports(away) == away, "actors of other machines look there"
     assert own_ports(Hil()) == Hil()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "trained", "warns"),
+    [
+        ("tabletop/pick", "tabletop/button", True),
+        ("lab:pick", "lab:insert", True),
+        ("tabletop/pick", "tabletop/pick", False),
+        ("robot/left.yaml", "robot/127.0.0.1:5000", False),  # an address says nothing of a task
+        ("robot/arm.yaml", "hilt.recipes.migrate:HilSerlTask", False),
+        (None, "tabletop/pick", False),
+    ],
+)
+def test_demonstrations_of_another_task_with_the_same_columns_are_warned_of(
+    recorded: str | None, trained: str, warns: bool, tmp_path: Path
+):
+    demonstrations(tmp_path / "demos", range(1))
+    if recorded is not None:
+        with Log.open(tmp_path / "demos") as log:
+            log.annotate(log.trajectories()[0], task=recorded)
+    lines = other_tasks(Hil(task=trained, demo_path=[str(tmp_path / "demos")]))
+    assert len(lines) == warns and all(f"recorded of {recorded}, and this run learns {trained}" in line for line in lines)

@@ -141,6 +141,13 @@ def test_an_expert_that_makes_no_function_is_refused():
         env.step(np.zeros(7))
 
 
+def test_an_expert_whose_function_wants_an_observation_is_told_that_it_gets_none():
+    env = TakeOver(Noting(), Script(expert=lambda env: lambda observation: WISH))
+    env.reset()
+    with pytest.raises(ConfigError, match=r"cannot be called without arguments \(missing a required argument: 'observation'\)"):
+        env.step(np.zeros(7))
+
+
 def test_an_operator_judges_boxes_only():
     with pytest.raises(ConfigError, match="an operator judges actions of a Box with one axis"):
         TakeOver(Noting(action_space=spaces.Discrete(3)), Script(operator=True, expert=lambda env: lambda: 2))

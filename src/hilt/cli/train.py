@@ -89,7 +89,7 @@ def train_command(
         outcome = run_all(config, folder, say=screen.say, stop=stop, report=screen.report, debug=debug)
     killed = ", ".join(f"{name} {count}" for name, count in outcome.restarts.items())
     typer.echo(f"{'ended' if outcome.ended else 'stopped'}: {folder}" + (f"; killed and started again: {killed}" if killed else ""))
-    typer.echo(f"\nhilt eval {folder}\nhilt plot {folder}" + ("" if outcome.ended else f"\nhilt train --run {folder} --resume"))
+    typer.echo("\n" + "\n".join(_next(folder, outcome.ended)))
     leave(stopped)
 
 
@@ -155,6 +155,14 @@ def actor_command(
     elif acted.spooled:
         typer.echo(f"{acted.spooled:,} episodes did not reach the learner and are lost: store={config.store} keeps none on the disk here")
     leave(stopped)
+
+
+def _next(folder: Path, ended: bool) -> list[str]:
+    """Commands that work now: without a checkpoint, as of a run that was stopped before its first update, there is nothing to evaluate."""
+    from hilt.runtime.checkpoint import numbers
+
+    looks = [f"hilt eval {folder}", f"hilt plot {folder}"] if numbers(folder) else []
+    return [*looks, *([] if ended else [f"hilt train --run {folder} --resume"])]
 
 
 def _of_post_training(recipe: str, folder: Path, resume: bool) -> bool:
@@ -238,6 +246,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.replay.lock import writer_of
     from hilt.runtime import precision
+    from hilt.runtime.importing import other_tasks
     from hilt.runtime.train import begin_run, check_wire, own_ports, resume_run
 
     if not resume:
@@ -245,6 +254,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
         config = own_ports(config, typer.echo) if whole else config
         ready_to_measure(config)
         config = begin_run(folder, recipe, config, lambda: check_wire(config), whole=whole)
+        _echo(other_tasks(config))
     else:
         config = resume_run(folder, recipe, overrides)
         if not writer_of(folder):  # else its own former learner has them, which is awaited
@@ -255,6 +265,11 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
     for line in [] if _parent() else precision.lines(config, folder, resume):  # a parent has said it
         typer.echo(line)
     return config
+
+
+def _echo(warnings: list[str]) -> None:
+    for line in warnings:
+        typer.echo(line, err=True)
 
 
 def ready_to_measure(config: Hil) -> None:
@@ -269,6 +284,7 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     from omegaconf import OmegaConf
 
     from hilt.runtime import precision
+    from hilt.runtime.importing import other_tasks
     from hilt.runtime.preflight import check_begin
     from hilt.runtime.train import check_new, check_wire, commands, own_ports, resumed_settings
 
@@ -276,6 +292,8 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     unseen = check_names(config)
     new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
     check_begin(config, *new, whole=True, make_task=not unseen)
+    if not resume:
+        _echo(other_tasks(config))
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     ready_to_measure(config)

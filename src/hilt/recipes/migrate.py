@@ -56,6 +56,7 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     from hilt.policies.launcher import encoder_of  # late: brings torch
 
     name = config if isinstance(config, str) else _name_of(config)
+    trust.given(name if ":" in name else trust.EXPERIMENTS)  # by the command, or by a recipe of the user's: their word either way
     told = _config(name)
     name = name if ":" in name else _name_of(told)
     trust.given(name)

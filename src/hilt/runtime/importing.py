@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,31 @@ def check_imports(config: Hil, env: Any) -> None:
 def _check_dataset(path: str, schema: Schema) -> None:
     if not local(path).exists():
         raise StorageError(f"demo_path has {path}, and there is no such file or folder. Check the path.")
-    for done in decode(open_dataset(path), 0, Change()):
-        if (episode := done.result()[0]) is not None:
-            _fitted(schema, episode, path)
-            return
+    if (episode := _first(path)) is not None:
+        _fitted(schema, episode, path)
+        return
     raise ConfigError(f"demo_path has {path}, and there is no episode in it. Record some with: hilt record")
+
+
+def _first(path: str) -> Episode | None:
+    return next((episode for done in decode(open_dataset(path), 0, Change()) if (episode := done.result()[0]) is not None), None)
+
+
+def other_tasks(config: Hil) -> list[str]:
+    """A sentence for each path whose demonstrations were recorded of another task than the run's, though they have the same columns.
+
+    Only names of one suite or module can be compared: the address of an arm says nothing of its task, nor does a config of HIL-SERL's.
+    """
+    lines, suite = [], _suite(config.task)
+    for path in expanded(config.demo_path):
+        task = getattr(_first(path), "facts", {}).get("task")
+        if isinstance(task, str) and task != config.task and _suite(task) == suite != "robot":
+            lines.append(f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns {config.task}; check demo_path.")
+    return lines
+
+
+def _suite(task: str) -> str:
+    return re.split("[/:]", task, maxsplit=1)[0]
 
 
 def check_buffers(path: str) -> None:

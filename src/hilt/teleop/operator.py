@@ -15,6 +15,7 @@ the same in every run; evaluation never has one.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,8 +73,9 @@ class Script(Device):
         if self._make is None:
             if not env.has_wrapper_attr("expert"):
                 raise ConfigError(
-                    f"{env} has no expert() for the device script: give it a method expert() that returns a function for the next "
-                    f"action, or open the device with expert= (-d expert=module:function), a function that makes one for an environment"
+                    f"{type(env.unwrapped).__name__} has no expert() for the device script: give it a method expert() that returns a "
+                    "function for the next action, or open the device with expert= (-d expert=module:function), a function that makes one "
+                    "for an environment: docs/teleop.md"
                 )
             self._make = lambda env: env.get_wrapper_attr("expert")()
         if self.operator and not (hasattr(env.action_space, "low") and len(env.action_space.shape) == 1):
@@ -121,9 +123,8 @@ class Script(Device):
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""
         if self._plan is None or (self.operator and not self._engaged):  # who watches judges from where things are now
             assert self._make is not None, "attach comes first"
-            self._plan = self._make(self._env)
-        if not callable(self._plan):
-            raise ConfigError(f"the expert made {self._plan!r} for the environment: expected a function that gives the next action")
+            self._plan = _checked(self._make(self._env))
+        assert self._plan is not None, "made above"
         action, expected = np.asarray(self._plan()), self._env.action_space.shape
         if action.ndim == 1 and action.shape != expected and (len(action) // 7 * 6,) == expected:
             action = action[~gripper_dimensions(len(action))]
@@ -133,6 +134,22 @@ class Script(Device):
         moves = ~gripper_dimensions(len(action))
         action = np.where(moves, self._speed * action + self._noise * self._rng.standard_normal(len(action)), action)
         return action if self._indices is None else np.where(np.isin(np.arange(len(action)), self._indices), action, 0.0)
+
+
+def _checked(plan: Any) -> Expert:
+    """What an expert made for an environment, if it can be called without arguments."""
+    if not callable(plan):
+        raise ConfigError(f"the expert made {plan!r} for the environment: expected a function that gives the next action")
+    try:
+        inspect.signature(plan).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"the expert made a function that cannot be called without arguments ({error}): expected one that takes none and gives the "
+            "next action. It is made for an environment, which it may ask for what it needs to know."
+        ) from None
+    except ValueError:  # nobody knows its arguments, as of some builtins
+        pass
+    return plan
 
 
 def gripper_dimensions(length: int) -> np.ndarray:
