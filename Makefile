@@ -20,18 +20,18 @@ demo: $(VENV)/.installed  ## an arm learns a task from images, with demonstratio
 test: $(VENV)/.installed  ## every test, lint and types among them; ARGS="tests/replay -x" for a part
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)  # three on two cores: many tests wait for a process
 
 test-fast: $(VENV)/.installed  ## the quick files only, under two minutes: for the inner loop
-	$(BIN)/python -m pytest -n 2 --dist worksteal --fast $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --fast $(ARGS)
 
 test-long: $(VENV)/.installed  ## before a release: what `make test` shortens at full length, and a soak of an hour
 	@$(BIN)/hilt doctor --fix --quiet || true
 	@$(PYTHON) tools/browser.py
-	$(BIN)/python -m pytest -n 2 --dist worksteal --long $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --long $(ARGS)
 
 test-portable: $(VENV)/.installed  ## the tests of replay, wire, runtime and robot in the forms that macOS runs; ARGS="tests/wire -x" for a part
-	HILT_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(or $(ARGS),tests/replay tests/wire tests/runtime tests/envs)
+	HILT_PORTABLE=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(or $(ARGS),tests/replay tests/wire tests/runtime tests/envs)
 
 # dm-reverb has wheels for Linux on x86-64 and Python up to 3.11, and for nothing else: elsewhere what needs it is skipped.
 REVERB := $(shell $(PYTHON) -c 'import platform, sys; print("here" * (sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 12)))')

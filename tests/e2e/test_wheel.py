@@ -100,6 +100,7 @@ def test_replay_needs_no_torch(bin: Path, folder: Path):
     assert "torch" not in pip(bin, "list")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="numpy 1.26 has no build for this Python")
 def test_the_oldest_numpy_will_do(bin: Path, folder: Path):
     pip(bin, "install", "--quiet", "numpy==1.26.*")
