@@ -65,7 +65,7 @@ def test_a_script_records_tabletop(tmp_path: Path):
         assert log.schema.columns["observations/images/wrist"].shape == (32, 32, 3)
         assert len(log.by_source("demo")) == len(log) and log.facts.about(0)["options"] == {"image_size": 32}
         states = {log.facts.about(number)["state"] for number in log.trajectories()}
-    for command in [line.split()[1:] for line in said.splitlines() if line.startswith("hilt data")]:
+    for command in [line.split()[1:] for line in map(str.strip, said.splitlines()) if line.startswith("hilt data")]:
         run(*command)
     assert len(list(open_dataset(out / "lerobot"))) == 3
     again = run("record", "tabletop/reach", "--device", "script", "--successes-needed", 4, "--out", out, "--image-size", 32)
