@@ -86,6 +86,7 @@ def test_where_the_precision_is_measured_the_import_of_torch_is_announced(monkey
 
 def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
     begin_run(tmp_path / "there", "hil_debug", recipe("hil_debug"))
+    free = ("wire.port=0", "wire.broadcast_port=0")  # whoever else runs here
     for words, error in {
         ("train", "hil_debog"): "error: no recipe named 'hil_debog'; did you mean 'hil_debug'?",
         ("learner", "hil_debug", "batchsize=1"): "error: no setting named 'batchsize'; did you mean 'batch_size'?",
@@ -94,7 +95,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("train", "hil_debug", "batch_size=0", "--dry-run"): "error: batch_size=0: expected at least 2",
         ("train", "hil_debug", "n_step=0"): "error: n_step=0: expected at least 1",
         ("train", "hil_debug", "agent.hidden=[]"): "error: agent.hidden is []; expected at least one width",
-        ("learner", "hil_debug", "agent.rlpd.tau=2"): "error: rlpd.tau is 2.0; expected above 0 and at most 1.",
+        ("learner", "hil_debug", "agent.rlpd.tau=2", *free): "error: rlpd.tau is 2.0; expected above 0 and at most 1.",
         ("train", "hil_debug", "agent.encoder.kind=big"): "error: no encoder named 'big'",
         ("train", "hil_debug", "agent.action_indices=[9]"): "error: action_indices is [9]; expected some of 0 to 6",
         ("train", "hil_debug", "agent.pose_keys=[state/q]"): "error: no proprioception in pose_keys named 'state/q'",

@@ -200,7 +200,7 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         (
             {"policy": "openvla/openvla-7b"},
             ConfigError,
-            "expected the folder of a checkpoint, or small_vla for a new one. Nothing is downl",
+            "expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this machine",
         ),
     ],
 )

@@ -45,7 +45,8 @@ class Client:
         place = urlsplit(device.url).netloc
         self._open = contextlib.ExitStack()
         self.socket = self._open.enter_context(connect(f"ws://{place}/drive", origin=f"http://{place}"))
-        self.socket.send(json.dumps({"viewer": name}))
+        with contextlib.suppress(ConnectionClosed):  # it may be refused before it has said who it is
+            self.socket.send(json.dumps({"viewer": name}))
         self.seen = 0
 
     def close(self) -> None:
