@@ -155,6 +155,12 @@ def test_a_time_limit_that_says_done_is_a_truncation(module: ModuleType):
     assert done and info["succeed"]
 
 
+def test_a_name_without_a_class_says_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"usb_task is looked for in experiments/mappings\.py, and .*Or give hil-serl:MODULE:CLASS"):
+        from_hil_serl("usb_task")
+
+
 def test_an_experiment_by_its_name(module: ModuleType, monkeypatch: pytest.MonkeyPatch):
     mappings = ModuleType("experiments.mappings")
     mappings.CONFIG_MAPPING = {"usb_pickup": module.TrainConfig}  # type: ignore[attr-defined]

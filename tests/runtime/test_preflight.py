@@ -7,13 +7,16 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, Problems, SeveralErrors
-from hilt.replay import Log
+from hilt.core.tree import ArraySpec
+from hilt.formats.episodes import Episode
+from hilt.replay import Log, Schema
 from hilt.runtime.config import Hil, Wire
-from hilt.runtime.importing import other_tasks
+from hilt.runtime.importing import _fitted, other_tasks
 from hilt.runtime.preflight import check_begin
 from hilt.runtime.train import begin_run, check_wire, own_ports, undone_if_nothing_is_kept
 from hilt.runtime.vla_config import Vla
@@ -158,3 +161,11 @@ def test_demonstrations_of_another_task_with_the_same_columns_are_warned_of(
             log.annotate(log.trajectories()[0], task=recorded)
     lines = other_tasks(Hil(task=trained, demo_path=[str(tmp_path / "demos")]))
     assert len(lines) == warns and all(f"recorded of {recorded}, and this run learns {trained}" in line for line in lines)
+
+
+def test_a_recording_without_hil_serls_observations_says_how_to_record_them():
+    image, state = np.zeros((2, 8, 8, 3), np.uint8), np.zeros((2, 3), np.float32)
+    columns = {"observations": {"images": {"front": image}, "state": {"tcp_pose": state}}, "actions": state}
+    schema = Schema.declare({"observations": {"front": ArraySpec(np.dtype(np.uint8), (1, 8, 8, 3))}})
+    with pytest.raises(HiltError, match=r"has no observations/front.*Record it with `hilt record TASK --observations hil-serl`"):
+        _fitted(schema, Episode(columns), "recordings/pick")

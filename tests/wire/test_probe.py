@@ -24,7 +24,8 @@ def test_one_side_with_keys_and_one_without_say_so(tmp_path: Path):
         server.start(threaded=True)
         with pytest.raises(RefusedError, match=r"no learner at 127\.0\.0\.1:\d+ lets 'arm' in: the learner there has keys"):
             TrainerClient("arm", "127.0.0.1", bare, wait_for_server=30)
-        assert probe("127.0.0.1", keyed.port_number, True).final is False
+        found = probe("127.0.0.1", keyed.port_number, True)
+        assert not found.final and "needs this side's .pub, and this side's its learner.pub" in found.reason
     with TrainerServer(bare, request_callback=lambda *_: {}) as server:
         server.start(threaded=True)
         with pytest.raises(RefusedError, match="this side has keys, and the learner there has none: give both sides"):

@@ -132,7 +132,11 @@ def _config(name: str) -> Any:
     if ":" in name:
         found = load(name)
     else:
-        experiments = load(trust.EXPERIMENTS)
+        try:
+            experiments = load(trust.EXPERIMENTS)
+        except ConfigError as error:
+            where = f"hil-serl:{name} is looked for in experiments/mappings.py"
+            raise ConfigError(f"{where}, and {error} Or give hil-serl:MODULE:CLASS.") from None
         if name not in experiments:
             raise UnknownNameError("experiment in experiments.mappings", name, experiments)
         found = experiments[name]

@@ -139,7 +139,9 @@ def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
                 columns[name][-1] = bool(episode.facts.get("success"))
         elif name not in BUILT_IN:
             has = ", ".join(sorted(given))
-            raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. Give demonstrations of the same task.")
+            nested = any(key.startswith("observations/images/") for key in given) and name == f"observations/{name.rpartition('/')[2]}"
+            cure = "Record it with `hilt record TASK --observations hil-serl`" if nested else "Give demonstrations of the same task"
+            raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. {cure}.")
     return columns
 
 

@@ -48,7 +48,8 @@ def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) ->
     if has_keys and not their_keys and len(greeting) == GREETING_BYTES:
         reason = "this side has keys, and the learner there has none: give both sides wire.keys, or neither"
         return Finding(reason, final=True)
-    return Finding("the learner there is busy, or does not know this side's key" if has_keys else "")
+    doubt = "the learner there is busy, or keys do not match: its folder of keys needs this side's .pub, and this side's its learner.pub"
+    return Finding(doubt if has_keys else "")
 
 
 def _read(connection: socket.socket) -> bytes:
