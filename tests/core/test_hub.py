@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hilt.core import hub
 from hilt.core.errors import ConfigError
+from hilt.replay import Log, Schema
 from tests.core.hub_server import HubServer
 from tests.effort import need
 
@@ -145,8 +147,33 @@ def test_what_is_pushed_can_be_fetched(server: HubServer, kind: str, tmp_path: P
         (folder / path).write_bytes(data)
     done = hilt("push", str(folder), name)
     assert done.returncode == 0, done.stderr
+    assert "not pushed, for they are not data that hilt fetch takes: modeling.py, pytorch_model.bin" in done.stdout
     pushed = name_in(done.stdout)
     assert server.repositories[kind, "org/mine"][pushed.rpartition("@")[2]] == {**FILES, "meta/tasks.jsonl": b"{}\n"}, "no code, no pickles"
     assert server.private["org/mine"]
     assert hilt("fetch", pushed).returncode == 0
     assert (hub.local(pushed) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_log_is_not_pushed_without_its_steps(server: HubServer, tmp_path: Path):
+    with Log.create(tmp_path / "run" / "log", Schema.of({"rewards": np.float32(0)})) as log, log.episode() as episode:
+        episode.append({"rewards": np.float32(1), "terminated": True})
+    done = hilt("push", str(tmp_path / "run" / "log"), "hf:datasets/org/mine")
+    assert done.returncode == 1 and f"hilt data convert {tmp_path / 'run' / 'log'} NEW --to lerobot" in done.stderr
+    (tmp_path / "run" / "policy").mkdir()
+    done = hilt("push", str(tmp_path / "run"), "hf:org/mine")
+    assert done.returncode == 1 and f"for the policy, push {tmp_path / 'run' / 'policy'}" in done.stderr
+    assert not server.repositories
+
+
+def test_a_dataset_is_not_pushed_as_a_model(server: HubServer, tmp_path: Path):
+    (tmp_path / "data" / "meta").mkdir(parents=True)
+    (tmp_path / "data" / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
+    done = hilt("push", str(tmp_path / "data"), "hf:org/mine")
+    assert done.returncode == 1 and "push it to hf:datasets/org/mine" in done.stderr
+    assert not server.repositories
+
+
+def test_what_is_not_on_the_hub_is_said_to_be_absent(server: HubServer):
+    done = hilt("fetch", "hf:org/absent")
+    assert done.returncode == 1 and "no such repository or revision, or it is private" in done.stderr

@@ -9,6 +9,8 @@ import typer
 
 from hilt.cli.show import PROGRESS
 from hilt.core import hub
+from hilt.core.errors import ConfigError, FormatError
+from hilt.formats import detect
 
 MAX_NAMED = 5
 """Files that are named one by one"""
@@ -30,8 +32,7 @@ def fetch(
         found = hub.fetch(name, report)
     PROGRESS.say(f"{found.files} files, {found.size / 1e6:,.1f} MB, in {found.folder}")
     if found.left_out:
-        more = f" and {len(found.left_out) - MAX_NAMED} more" if len(found.left_out) > MAX_NAMED else ""
-        PROGRESS.say(f"left on the Hub, for they are not data that Hilt reads: {', '.join(found.left_out[:MAX_NAMED])}{more}")
+        PROGRESS.say(f"left on the Hub, for they are not data that Hilt reads: {_named(found.left_out)}")
     use = "hilt data inspect" if hub.parse(name).kind == "dataset" else "hilt train vla_tabletop policy="
     PROGRESS.say(f"use it as: {use}{' ' * (use[-1] != '=')}{found.name}")
 
@@ -43,6 +44,26 @@ def push(
     public: Annotated[bool, typer.Option("--public", help="Everybody may read a repository that is made now.")] = False,
 ) -> None:
     """Push the data in a folder as one commit. A new repository is private."""
+    _check_kind(folder, hub.parse(name))
     with PROGRESS.phases() as report:
         pushed = hub.push(folder, name, public, report)
-    PROGRESS.say(f"pushed as {pushed}\nelsewhere: hilt fetch {pushed}")
+    if pushed.left_out:
+        PROGRESS.say(f"not pushed, for they are not data that hilt fetch takes: {_named(pushed.left_out)}")
+    PROGRESS.say(f"{pushed.files} files pushed as {pushed.name}\nelsewhere: hilt fetch {pushed.name}")
+
+
+def _check_kind(folder: Path, name: hub.Name) -> None:
+    """A dataset among the models would be found by nobody: `hilt data` and the Hub's viewer look for it among the datasets."""
+    if name.kind == "dataset":
+        return
+    try:
+        found = detect(folder)
+    except FormatError:
+        return
+    raise ConfigError(f"{folder} is a dataset ({found}), and {name} is a repository of a model: push it to hf:datasets/{name.repo}.")
+
+
+def _named(paths: list[str]) -> str:
+    """The first of them, and the number of the others."""
+    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+    return f"{', '.join(paths[:MAX_NAMED])}{more}"

@@ -83,6 +83,17 @@ class Fetched:
     """Files that stay on the Hub, because they are not known to be data"""
 
 
+@dataclass(frozen=True)
+class Pushed:
+    """What `push` uploaded."""
+
+    name: str
+    """With its commit"""
+    files: int
+    left_out: list[str]
+    """Files in the folder that `fetch` would not take, and that were not uploaded"""
+
+
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
     return os.fspath(name).startswith(PREFIX)
 
@@ -143,13 +154,15 @@ def fetch(name: str, report: Report = silent) -> Fetched:
     return _fetched(pinned, sums, left_out)
 
 
-def push(folder: Path, name: str, public: bool = False, report: Report = silent) -> str:
-    """Uploads the data in a folder as one commit, and returns the name with it."""
+def push(folder: Path, name: str, public: bool = False, report: Report = silent) -> Pushed:
+    """Uploads the data in a folder as one commit."""
     asked = parse(name)
     if asked.revision:
         raise ConfigError(f"{name}: a push makes a new commit; leave out @{asked.revision}.")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    chosen = [path for path in paths if path.suffix.lower() in DATA and path.name != MANIFEST]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.name != MANIFEST)
+    _check_whole(folder, paths)
+    chosen = [path for path in paths if path.suffix.lower() in DATA]
+    left_out = [path.relative_to(folder).as_posix() for path in paths if path.suffix.lower() not in DATA]
     if not chosen:
         raise ConfigError(f"{folder}: there are no files in it that the Hub would be given ({', '.join(sorted(DATA))}).")
     api = _hub()
@@ -161,7 +174,18 @@ def push(folder: Path, name: str, public: bool = False, report: Report = silent)
         adds = [CommitOperationAdd(path.relative_to(folder).as_posix(), path) for path in chosen]
         done = api.create_commit(asked.repo, adds, repo_type=asked.kind, commit_message=f"hilt push {folder.name}")
     report("")
-    return str(replace(asked, revision=done.oid))
+    return Pushed(str(replace(asked, revision=done.oid)), len(chosen), left_out)
+
+
+def _check_whole(folder: Path, paths: list[Path]) -> None:
+    """Refuses logs: their steps and frames have no ending that `fetch` would take, so that only their descriptions would arrive."""
+    log = next((path.parent for path in paths if path.name == "log.json" and (path.parent / "segments").is_dir()), None)
+    if log is None:
+        return
+    cure = f"push a dataset made of it: hilt data convert {log} NEW --to lerobot, then hilt push NEW hf:datasets/ORG/NAME"
+    if log != folder and (folder / "policy").is_dir():
+        cure = f"for the policy, push {folder / 'policy'}; for the steps, {cure}"
+    raise ConfigError(f"{log} is a log of Hilt's, which does not go to the Hub as it is; {cure}.")
 
 
 def _check_files(name: Name, wanted: list[str], left_out: list[str]) -> None:
@@ -239,6 +263,8 @@ def _errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # its own, and those of the library below it, have no base of their own
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if getattr(getattr(error, "response", None), "status_code", 0) == 404:
+            first = "there is no such repository or revision, or it is private"
         raise RequestError(
             f"{what}: {first} ({os.environ.get('HF_ENDPOINT', 'the Hub')}; HF_TOKEN or `hf auth login` gives access)."
         ) from error
