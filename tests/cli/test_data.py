@@ -193,6 +193,11 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
     result = run(command, tmp_path / "foreign")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"error: {tmp_path / 'foreign'}: not a Hilt log (no log.json in it). Give the folder that Log.create made.\n"
+    (tmp_path / "foreign" / "meta").mkdir()
+    (tmp_path / "foreign" / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
+    assert f"is a dataset (lerobot), and this command is for logs: hilt data convert {tmp_path / 'foreign'} NEW" in run(
+        command, tmp_path / "foreign"
+    ).stderr
     result = run(command, tmp_path / "absent")
     assert result.stderr == f"error: {tmp_path / 'absent'}: No such file or directory. Check the path.\n"
     write_json(log / "log.json", {**read_json(log / "log.json"), "format": 9})

@@ -79,7 +79,8 @@ def test_relabel_steps_and_facts(log: Path):
     ("words", "said", "code"),
     [
         (["9", "rewards=0"], "no trajectory named '9'", 1),
-        (["0", "reward=0"], "no small column named 'reward'; did you mean 'rewards'", 1),
+        (["0", "success=false"], "success is a fact of a trajectory, and no column of its steps: --fact success=false.", 1),
+        (["0", "reward=0"], "no column of numbers named 'reward'; did you mean 'rewards'", 1),
         (["0", "rewards=much"], "rewards='much': expected float32 ()", 1),
         (["0", "rewards=[1,2,3]", "--first", "3"], "expected one value or up to 2, of shape ()", 1),
         (["0", "rewards=1", "--first", "5"], "--first 5: trajectory 0 has 5 steps", 1),

@@ -238,8 +238,8 @@ def test_relabelled_steps_are_checked(log: Log):
         ("source", [9], r"source: expected one of 0 \(policy\), .*, got 9"),
         ("rewards", [], "rewards: expected one value or more from a whole offset on, got 0 from 0 on"),
         ("source", [0.5], r"source: expected uint8 \(1,\), got float64 \(1,\)"),
-        ("observations/image", [1], "no small column named 'observations/image'"),
-        ("reward", [1], "no small column named 'reward'; did you mean 'rewards'"),
+        ("observations/image", [1], "no column of numbers named 'observations/image'"),
+        ("reward", [1], "no column of numbers named 'reward'; did you mean 'rewards'"),
         ("rewards", [1.0] * 4, r"trajectory 1 has the steps 0 to 2, and 0 to 3 were to get new values in rewards"),
     ]:
         with pytest.raises((SchemaError, UnknownNameError), match=said):

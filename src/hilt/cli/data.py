@@ -18,7 +18,7 @@ from hilt.core.errors import SchemaError
 from hilt.core.progress import printable
 from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
-from hilt.formats import detect, located
+from hilt.formats import detect, located, located_log
 from hilt.replay.findings import Finding, Report
 from hilt.replay.log import Log
 from hilt.replay.merge import Copied, merge, split
@@ -90,7 +90,7 @@ def inspect_data(
 def verify_log(log: LogPath, as_json: AsJson = False) -> None:
     """Read every byte of a log and name whatever is damaged; exit code 1 if anything is."""
     with progress_bar("reading", "bytes") as progress:
-        report = verify(located(log), progress)
+        report = verify(located_log(log), progress)
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=1))
     else:
@@ -103,7 +103,7 @@ def verify_log(log: LogPath, as_json: AsJson = False) -> None:
 def repair_log(log: LogPath) -> None:
     """Put damaged steps into quarantine, rebuild what can be rebuilt, cut torn tails, remove leftovers."""
     with progress_bar("mending", "bytes") as progress:
-        report = repair(log := located(log), progress)
+        report = repair(log := located_log(log), progress)
     for line in report.mended:
         typer.echo(printable(line))
     if report.mended:
@@ -123,7 +123,7 @@ def merge_logs(
 ) -> None:
     """Copy the trajectories of several logs into a new one, log after log, oldest first."""
     with progress_bar("copying", "trajectories") as progress:
-        made = merge([located(log) for log in logs], into, progress, without=without or ())
+        made = merge([located_log(log) for log in logs], into, progress, without=without or ())
     show_copied([made])
 
 
@@ -141,7 +141,7 @@ def split_log(
     targets = into or [log.with_name(f"{log.name}-{i + 1}") for i in range(parts or 0)]
     shares = parse_ratios(ratios, len(targets))
     with progress_bar("copying", "trajectories") as progress:
-        made = split(located(log), targets, shares, seed, progress)
+        made = split(located_log(log), targets, shares, seed, progress)
     show_copied(made)
 
 

@@ -13,7 +13,7 @@ import typer
 
 from hilt.cli.show import human_bytes
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.formats import located
+from hilt.formats import located_log
 from hilt.replay.log import Log
 from hilt.replay.summary import success_of
 
@@ -33,7 +33,7 @@ def delete(
     """Take trajectories out of a log, for good. Bytes are freed when nothing else of their segment is wanted."""
     if bool(trajectories) == failures:
         raise typer.BadParameter("give the NUMBERS of trajectories, or --failures.")
-    with Log.open(located(log), "r" if dry_run else "a") as opened:
+    with Log.open(located_log(log), "r" if dry_run else "a") as opened:
         if failures:
             chosen = [number for number in opened.trajectories() if success_of(opened, number) is False]
         else:
@@ -63,13 +63,13 @@ def relabel(
     first: Annotated[int, typer.Option("--first", help="The step from which values count; those before keep theirs.", min=0)] = 0,
     dry_run: DryRun = False,
 ) -> None:
-    """Give steps of trajectories other values in a small column, such as rewards=0, or trajectories other facts, such as success.
+    """Give steps of trajectories other values in a column of numbers, such as rewards=0, or trajectories other facts, such as success.
 
     Nothing is rewritten: readers and samplers see the newest label, and the log keeps the rows as they were recorded."""
     if not values and not facts:
         raise typer.BadParameter("give COLUMN=VALUE, such as rewards=0, or --fact NAME=VALUE, such as --fact success=false.")
     columns, known = parse_pairs(values, "COLUMN=VALUE"), parse_pairs(facts, "--fact NAME=VALUE")
-    with Log.open(located(log), "r" if dry_run else "a") as opened:
+    with Log.open(located_log(log), "r" if dry_run else "a") as opened:
         chosen = parse_numbers(trajectories, opened.trajectories())
         jobs = [(number, column, spread(opened, number, column, value, first)) for number in chosen for column, value in columns.items()]
         said = [f"{column} of {len(given):,} steps of trajectory {number}" for number, column, given in jobs]
@@ -87,7 +87,9 @@ def relabel(
 def spread(log: Log, trajectory: int, column: str, value: Any, first: int) -> Any:
     """The values of the steps from `first` on: one for each of them, from a list or from one value."""
     if column not in log.schema.layout.inline:
-        raise UnknownNameError("small column", column, log.schema.layout.inline)
+        if column == "success" or column in log.facts.about(trajectory):
+            raise ConfigError(f"{column} is a fact of a trajectory, and no column of its steps: --fact {column}={json.dumps(value)}.")
+        raise UnknownNameError("column of numbers", column, log.schema.layout.inline)
     steps, spec = len(log.trajectory_keys(trajectory)), log.schema.columns[column]
     try:
         given = np.asarray(value, spec.dtype)

@@ -10,6 +10,7 @@ Each format is one module with up to three functions: `matches` says whether a p
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -56,6 +57,18 @@ def located(path: str | os.PathLike[str], format: str = "auto") -> Path:
     place = local(path)
     inside = format in ("auto", "log") and not (place / "log.json").is_file() and (place / "log" / "log.json").is_file()
     return place / "log" if inside else place
+
+
+def located_log(path: str | os.PathLike[str]) -> Path:
+    """Where the log of a folder is. Raises ConfigError where the folder holds a dataset of another format, with the way to a log."""
+    place = located(path)
+    if place.exists() and not (place / "log.json").exists() and not (place / "segments").exists():  # a log may have lost one of them
+        with contextlib.suppress(FormatError):
+            if (found := detect(place)) != "log":
+                raise ConfigError(
+                    f"{path} is a dataset ({found}), and this command is for logs: hilt data convert {path} NEW, then give NEW."
+                )
+    return place
 
 
 def detect(path: Path) -> str:

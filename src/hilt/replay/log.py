@@ -297,7 +297,7 @@ class Log(Store):
             self.require_writable()
             self._check_trajectory(trajectory)
             if column not in self.schema.layout.inline:
-                raise UnknownNameError("small column", column, self.schema.layout.inline)
+                raise UnknownNameError("column of numbers", column, self.schema.layout.inline)
             spec, given = self.schema.columns[column], np.asarray(values)
             if not given.ndim or given.shape[1:] != spec.shape:
                 raise SchemaError(f"{column}: expected one value of shape {spec.shape} per step, got an array of shape {given.shape}.")
