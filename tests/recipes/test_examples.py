@@ -32,6 +32,30 @@ COMMANDS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("train examples/sft.yaml", "hilt train sft examples/sft.yaml"),
+        ("train examples/rloo.yaml", "hilt train rloo --config examples/rloo.yaml"),
+        ("train examples/robot.yaml", "task: robot/examples/robot.yaml"),
+        ("train sft examples/vla.yaml", "hilt train examples/vla.yaml"),
+        ("train sft_debug", "hilt train sft sft_debug"),
+    ],
+)
+def test_a_file_of_another_job_is_named_with_its_command(words: str, says: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(cli.app, [*words.split(), "--dry-run"])
+    assert done.exit_code == 1 and done.stderr.rstrip().endswith(f"{says}.")
+
+
+@pytest.mark.parametrize("name", ["arm", "tabletop", "sft", "vla", "pi0_libero", "oft_libero"])
+def test_settings_shows_those_of_a_file(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(cli.app, ["settings", f"examples/{name}.yaml", "max_steps", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [row["setting"] for row in json.loads(done.stdout)][-1] == "max_steps"
+
+
 def test_every_example_is_tried_and_listed():
     files = {path.stem for path in (ROOT / "examples").glob("*.yaml")}
     assert files == {*COMMANDS, "robot"}, "robot.yaml is what arm.yaml names"

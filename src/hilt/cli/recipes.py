@@ -92,7 +92,7 @@ def show_settings(
 
 def named(recipe: str) -> Any:
     """The settings of a recipe of any job."""
-    from hilt.recipes import is_vla, sft_recipe, vla_recipe
+    from hilt.recipes import is_sft, is_vla, sft_recipe, vla_recipe
     from hilt.recipes import recipe as hil_recipe
 
     if recipe == CLASSIFIER:
@@ -103,12 +103,12 @@ def named(recipe: str) -> Any:
     known = {**RECIPES, **VLA_RECIPES, **SFT_RECIPES}
     if recipe not in known and ":" not in recipe and not recipe.endswith((".yaml", ".yml")):
         raise UnknownNameError("recipe", recipe, [*known, CLASSIFIER])
-    if recipe in SFT_RECIPES:
+    post_training = is_vla(recipe)
+    if post_training or recipe in SFT_RECIPES:
         heavy_module("torch", "hilt settings", "torch", then="hilt.runtime.sft")
+    if is_sft(recipe):
         return sft_recipe(recipe)
-    if recipe in VLA_RECIPES:
-        heavy_module("torch", "hilt settings", "torch", then="hilt.runtime.vla_config")
-    return vla_recipe(recipe) if is_vla(recipe) else hil_recipe(recipe)
+    return vla_recipe(recipe) if post_training else hil_recipe(recipe)
 
 
 def described(config: Any) -> list[dict[str, Any]]:

@@ -46,6 +46,11 @@ def suite(name: str) -> Suite:
     raise UnknownNameError("suite", name, SUITES)
 
 
+def known_suites() -> list[str]:
+    """The names that `suite` knows, but for those of single tasks."""
+    return sorted(name for name in SUITES if "/" not in name)
+
+
 def columns(names: Mapping[str, str]) -> Suite:
     """A dataset of one's own: the policy's name to the path in its observations, ``{"full_image": "images/top", "state": "state"}``.
 

@@ -5,8 +5,10 @@ config = build(recipe("tabletop_pick"), "max_seconds=300")
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hilt.core import trust
 from hilt.core.config import build, read_yaml
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from hilt.runtime.sft import Sft
     from hilt.runtime.vla_config import Vla
 
+T = TypeVar("T")
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
@@ -50,12 +53,17 @@ def is_vla(name: str) -> bool:
     return type(_made(name)).__name__ == "Vla"
 
 
+def is_sft(name: str) -> bool:
+    """Whether a recipe is of fine-tuning: one of `SFT_RECIPES`, or a file with its settings."""
+    return name in SFT_RECIPES or (name.endswith((".yaml", ".yml")) and _used_by(Hil, name).startswith("hilt train sft"))
+
+
 def vla_recipe(name: str) -> Vla:
     """The settings that a name stands for: one of `VLA_RECIPES`, a YAML file, or a function of yours."""
     from hilt.runtime.vla_config import Vla
 
     if name.endswith((".yaml", ".yml")):
-        return build(Vla(), file_of(name))
+        return _of_file(Vla, name)
     made = _made(VLA_RECIPES.get(name, name))
     if not isinstance(made, Vla):
         raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.vla_config.Vla, or a function that returns one.")
@@ -67,7 +75,7 @@ def sft_recipe(name: str) -> Sft:
     from hilt.runtime.sft import Sft
 
     if name.endswith((".yaml", ".yml")):
-        return build(Sft(), file_of(name))
+        return _of_file(Sft, name)
     if name not in SFT_RECIPES and ":" not in name:
         raise UnknownNameError("recipe of hilt train sft", name, SFT_RECIPES)
     made = _made(SFT_RECIPES.get(name, name))
@@ -80,11 +88,13 @@ def recipe(name: str) -> Hil:
     """The settings that a name stands for: one of `RECIPES`, a YAML file of settings (``run.yaml``), a function of yours
     (``module:function``), or a task config of HIL-SERL's (``hil-serl:module:Class``)."""
     if name.endswith((".yaml", ".yml")):
-        return build(Hil(), file_of(name))
+        return _of_file(Hil, name)
     if name.startswith("hil-serl:"):
         from hilt.recipes.migrate import from_hil_serl
 
         return from_hil_serl(name.removeprefix("hil-serl:"))
+    if name in SFT_RECIPES:
+        raise ConfigError(f"{name} is a recipe of fine-tuning: hilt train sft {name}.")
     if name not in RECIPES and ":" not in name:
         raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES])
     made = _made(RECIPES.get(name, name))
@@ -96,6 +106,45 @@ def recipe(name: str) -> Hil:
 def recipe_of(task: str) -> str:
     """The name of our recipe that learns a task, but for the short ones that only try every part; empty when there is none."""
     return next((name for name in RECIPES if not name.endswith("_debug") and recipe(name).task == task), "")
+
+
+def _of_file(kind: type[T], name: str) -> T:
+    """The settings in a file; where they are those of another job, the error says which command takes it."""
+    try:
+        return build(kind(), file_of(name))
+    except ConfigError:
+        if use := _used_by(kind, name):
+            raise ConfigError(f"{name} has the settings of another job: {use}.") from None
+        raise
+
+
+def _used_by(kind: type[Any], name: str) -> str:
+    """What takes a file whose names are not those of `kind`; empty when they are, and when it is not known."""
+    from hilt.envs.robot import RobotConfig
+
+    try:
+        names = set(map(str, read_yaml(file_of(name))))
+    except HiltError:
+        return ""
+    if names <= _names(kind):
+        return ""
+    if "algo" in names:
+        return f"hilt train rloo --config {name}"
+    if names <= _names(RobotConfig):
+        return f"it describes an arm, and a run has it as its task: task: robot/{name}"
+    with contextlib.suppress(ImportError):  # without torch nothing is known of these
+        from hilt.runtime.sft import Sft
+        from hilt.runtime.vla_config import Vla
+
+        if names <= _names(Vla):
+            return f"hilt train {name}"
+        if names <= _names(Sft):
+            return f"hilt train sft {name}"
+    return ""
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {item.name for item in dataclasses.fields(kind)}
 
 
 def _made(place: str) -> Any:

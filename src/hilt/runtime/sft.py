@@ -37,7 +37,7 @@ from hilt.policies.memory import free_bytes
 from hilt.policies.normalize import statistics
 from hilt.policies.precision import of_former_name
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
-from hilt.policies.suites import Suite, columns, suite
+from hilt.policies.suites import Suite, columns, known_suites, suite
 from hilt.policies.weights import check_device
 from hilt.replay.torch import generator
 from hilt.runtime import checkpoint
@@ -188,7 +188,16 @@ def words(config: Named) -> Suite:
         return columns(config.columns)
     if not config.suite and not config.tasks:
         raise ConfigError("whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}.")
-    return suite(config.suite or config.tasks[0])
+    try:
+        return suite(config.suite or config.tasks[0])
+    except UnknownNameError:
+        if config.suite:
+            raise
+        raise ConfigError(
+            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by the policy's names, such as "
+            "columns={full_image: images/front, state: state}; or suite=NAME where they are named as those of a suite "
+            f"({', '.join(known_suites())})."
+        ) from None
 
 
 # --- the run ---
