@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hilt.core import hub
+from hilt.core import hub, transfer
 from hilt.core.errors import ConfigError
 from hilt.replay import Log, Schema
 from tests.core.hub_server import HubServer
@@ -56,7 +56,7 @@ def test_what_is_fetched_is_data_under_a_name_with_its_commit(server: HubServer)
     done = hilt("fetch", f"hf:org/arm@{first}")
     assert done.returncode == 0, done.stderr
     folder = hub.local(f"hf:org/arm@{first}")
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != hub.MANIFEST} == FILES
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != transfer.MANIFEST} == FILES
     assert "left on the Hub, for they are not data that Hilt reads: modeling.py, pytorch_model.bin" in done.stdout
     assert name_in(done.stdout) == f"hf:org/arm@{first}"
     assert not any("modeling.py" in request or ".bin" in request for request in server.requests), "not even asked for"
@@ -73,7 +73,9 @@ def test_datasets_keep_their_folders(server: HubServer):
     assert hilt("fetch", "hf:datasets/org/picks").returncode == 0
     folder = hub.local(f"hf:datasets/org/picks@{commit}")
     assert {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != hub.MANIFEST
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != transfer.MANIFEST
     } == files
     assert not any(path.is_symlink() for path in folder.rglob("*"))
 

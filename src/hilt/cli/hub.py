@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import PROGRESS
-from hilt.core import hub
+from hilt.core import hub, transfer
 from hilt.core.errors import ConfigError, FormatError
 from hilt.formats import detect
 
@@ -29,7 +29,7 @@ def fetch(
     was fetched before is checked again, without the network where the name has a commit.
     """
     with PROGRESS.phases() as report:
-        found = hub.fetch(name, report)
+        found = transfer.fetch(name, report)
     PROGRESS.say(f"{found.files} files, {found.size / 1e6:,.1f} MB, in {found.folder}")
     if found.left_out:
         PROGRESS.say(f"left on the Hub, for they are not data that Hilt reads: {_named(found.left_out)}")
@@ -46,7 +46,7 @@ def push(
     """Push the data in a folder as one commit. A new repository is private."""
     _check_kind(folder, hub.parse(name))
     with PROGRESS.phases() as report:
-        pushed = hub.push(folder, name, public, report)
+        pushed = transfer.push(folder, name, public, report)
     if pushed.left_out:
         PROGRESS.say(f"not pushed, for they are not data that hilt fetch takes: {_named(pushed.left_out)}")
     PROGRESS.say(f"{pushed.files} files pushed as {pushed.name}\nelsewhere: hilt fetch {pushed.name}")

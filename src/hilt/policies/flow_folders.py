@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.core.files import inside
+from hilt.core.paths import inside
 from hilt.policies.flow import Flow
 from hilt.policies.flow_policy import HEADS, IMAGES, FlowPolicy, FlowPolicyConfig
 from hilt.policies.gemma import RMSNorm

@@ -37,7 +37,7 @@ from hilt.core.errors import (
     UnknownNameError,
     UnsafeError,
 )
-from hilt.core.files import inside
+from hilt.core.paths import inside
 from hilt.core.platform import sync
 from hilt.core.unpickle import PickleError
 

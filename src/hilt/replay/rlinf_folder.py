@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import CorruptError, FormatError, UnknownNameError
-from hilt.core.files import DISK, inside, read, storage_errors
+from hilt.core.files import DISK, read, storage_errors
+from hilt.core.paths import inside
 from hilt.core.platform import sync
 from hilt.replay import torch as bridge
 
