@@ -52,7 +52,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Of each class, [B, n]."""
+    """The probability of each class, [B, n]."""
     if logits.shape[-1] == 1:
         success = torch.sigmoid(logits)
         return torch.cat([1 - success, success], -1)

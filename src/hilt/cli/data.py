@@ -241,7 +241,7 @@ def _capacity(s: dict[str, Any]) -> str:
 
 
 def _storage(column: dict[str, Any]) -> tuple[str, str, str]:
-    """Where a column lies, its bytes, and its compression."""
+    """Where a column is stored, its size, and its compression."""
     if column["stored"] == "row":
         return "row", human_bytes(column["bytes"]), ""
     if "shared_with" in column:

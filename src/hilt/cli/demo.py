@@ -246,8 +246,8 @@ class Story:
 
 
 def verdict(plan: Plan, before: Evaluation, after: Evaluation, minutes: float = 0.0) -> tuple[list[str], str]:
-    """What is wrong, as sentences, none when it has learned; and, where a cap of so many minutes ended it before the goal, how it stands:
-    who sets a cap has not asked for the goal."""
+    """What went wrong, as sentences; empty if the policy reached the goal. And, if the cap in minutes ended the run first, how far it came:
+    that is no failure, because whoever sets a cap did not ask for the goal."""
     old, new = before.success or 0.0, after.success or 0.0
     if minutes and new < plan.goal and new > old:
         shares = f"{old:.0%} by imitation, {new:.0%} now, and {plan.goal:.0%} is the goal"
@@ -275,7 +275,7 @@ def _demonstrated(run: Path) -> float:
 
 
 def _take_overs(run: Path) -> str:
-    """Which share of the steps a person made, of the first and of the last episodes."""
+    """The share of steps made by a person, in the first and in the last episodes."""
     from hilt.observe.metrics import read_metrics
 
     episodes = [(one["intervention_steps"], one["length"]) for one in read_metrics(run) if one["kind"] == "episode"]

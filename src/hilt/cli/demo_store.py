@@ -217,7 +217,7 @@ class Recorder:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """What it says, line by line, until its end; a line that was cut off is no report."""
+        """The lines of its output, until it ends. A last line that was cut off is left out."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while True:

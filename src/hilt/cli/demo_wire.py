@@ -183,7 +183,7 @@ class Story:
 
 
 def learner(folder: Path, ports: tuple[int, int]) -> None:
-    """Serves and publishes until it is told to end."""
+    """Serves actors and publishes weights until it receives a signal."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     schema = Schema.of(_step(0, 0))

@@ -60,7 +60,7 @@ def serve_robot(
 
 
 def next_commands(urls: Sequence[str], simulated: bool, tokens: bool) -> list[str]:
-    """What drives these arms, from another terminal."""
+    """Commands that drive these arms from another terminal."""
     arms = ",".join(urlsplit(url).netloc for url in urls)
     options = ["-o", 'cameras=["front", "wrist"]'] * simulated + ["-o", "token_file=FILE"] * tokens
     return [shell("hilt", "record", f"robot/{arms}", "--device", "browser", *options)]

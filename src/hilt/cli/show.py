@@ -72,8 +72,8 @@ def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator
 
 
 def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
-    """A module whose import may take many seconds, which is said before; what is lacking is told as by `optional_module`. `then`: a module
-    of ours that brings others with it, for the same reason."""
+    """Import a module that may take many seconds, and say so first. A missing package is reported as by `optional_module`. `then`: a module
+    of Hilt that imports more of them, imported under the same message."""
     with PROGRESS.phase(f"importing {name}", announce=name not in sys.modules):
         found = optional_module(name, purpose, extra)
         if then:

@@ -14,7 +14,7 @@ from hilt.core.errors import ConfigError, UnsafeError, suggest
 
 
 def load(name: str, *kinds: type) -> Any:
-    """What ``package.module:attribute`` names, if it may be run; see `import_named` for where it may be.
+    """The object that ``package.module:attribute`` names, if its code may be run; `import_named` says where modules are looked for.
 
     `kinds`: what a file asks to have called must be a subclass of one of these, or a function that is annotated to return one. What the
     user typed, or a program of theirs gives, is checked by whoever uses it.
@@ -31,7 +31,7 @@ def load(name: str, *kinds: type) -> Any:
 
 
 def load_own(name: str) -> Any:
-    """The same for a name that Hilt's own code gives, or that a program of the user's has registered: nobody is asked."""
+    """The same without asking for trust, for names in Hilt's own code and names that an installed package has registered."""
     module, _, attribute = name.partition(":")
     found = import_named(module)
     if not hasattr(found, attribute):

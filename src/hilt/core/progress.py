@@ -52,7 +52,7 @@ def silent(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
 
 
 def paced(say: Callable[[str], None], interval_s: float = 5.0, now: Callable[[], float] = time.monotonic) -> Report:
-    """A `Report` for whoever has lines only: the beginning of a phase, then one every so many seconds, and the end of what is counted."""
+    """A `Report` that prints lines: one when a phase begins, then one every `interval_s` seconds, and one at the end of a counted phase."""
     phases, said, last = Phases(now), 0.0, ""
 
     def report(phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
