@@ -1,7 +1,7 @@
 """Policy gradients once more, slowly: plain numbers in float64, one loop for each sum, gradients by central differences.
 
 Shares no code with hilt.algos. An episode is a dict: ``seen`` [T, F], ``tokens`` [T, C, D], ``executed`` [T], ``old`` and ``ref``
-[T, C, D], ``value`` and ``rewards`` [T], ``group``, ``baseline``.
+[T, C, D], ``value`` and ``rewards`` [T], ``group``, ``baseline``; and ``drawn`` [T, C, D] where another policy drew than ``old`` is of.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ Params = dict[str, np.ndarray]
 Objective = Callable[[Params], float]
 
 
-def advantages(settings: Any, rewards: Rows, groups: Sequence[int], values: Rows, baselines: Sequence[float]) -> tuple[Rows, Rows]:
+def advantages(
+    settings: Any, earned: Rows, groups: Sequence[int], values: Rows, baselines: Sequence[float], paid: Rows | None = None
+) -> tuple[Rows, Rows]:
     """Of each chunk of each episode; and the returns that a critic learns."""
     gamma, kind = settings.discount, settings.estimator
+    paid = paid or [[0.0] * len(r) for r in earned]
+    rewards = [[a - b for a, b in zip(r, p, strict=True)] for r, p in zip(earned, paid, strict=True)]
+    task, cost = ([sum(gamma**t * x for t, x in enumerate(each)) for each in rows] for rows in (earned, paid))
     togo = [[sum(gamma ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))] for r in rewards]
-    scores = [each[0] for each in togo]
     returns, found = togo, list[list[float]]()
     how = settings.normalise
     if how == "auto":
         how = {"grpo": "group", "gae": "batch", "reinforce_plus_plus": "batch"}.get(kind, "none")
     for i, r in enumerate(rewards):
         if kind in ("grpo", "dr_grpo", "rloo"):
-            members = [scores[j] for j in range(len(rewards)) if groups[j] == groups[i]]
-            others = [scores[j] for j in range(len(rewards)) if groups[j] == groups[i] and j != i]
-            base = np.mean(others if kind == "rloo" else members) if len(members) > 1 else 0.0
-            scale = 1.0
+            members = [j for j in range(len(rewards)) if groups[j] == groups[i]]
+            others = [j for j in members if j != i or kind != "rloo"] if len(members) > 1 else []
+            scale, mean = 1.0, sum(task[j] for j in members) / len(members)
             if how == "group" and len(members) > 1:
-                scale = math.sqrt(sum((s - np.mean(members)) ** 2 for s in members) / (len(members) - 1)) + 1e-6
-            found.append([(scores[i] - base) / scale] * len(r))
+                scale = math.sqrt(sum((task[j] - mean) ** 2 for j in members) / (len(members) - 1)) + 1e-6
+            apart = [x[i] - (sum(x[j] for j in others) / len(others) if others else 0.0) for x in (task, cost)]
+            found.append([apart[0] / scale - apart[1]] * len(r))
         elif kind == "remax":
             found.append([g - baselines[i] for g in togo[i]])
         elif kind == "reinforce_plus_plus":
@@ -60,12 +64,13 @@ def divergence(kind: str, p: float, q: float) -> float:
 def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None) -> Objective:
     """What one step minimises, of the episodes of `batch` among all whose advantages are compared."""
     rewards = [list(map(float, e["rewards"])) for e in episodes]
+    paid = [[0.0] * len(r) for r in rewards]
     if settings.kl.where == "reward":
-        for e, r in zip(episodes, rewards, strict=True):
+        for e, p in zip(episodes, paid, strict=True):
             for t, c, d in done(e):
-                r[t] -= coefficient * divergence(settings.kl.estimate, e["old"][t, c, d], e["ref"][t, c, d])
+                p[t] += coefficient * divergence(settings.kl.estimate, e["old"][t, c, d], e["ref"][t, c, d])
     values = [list(map(float, e["value"])) for e in episodes]
-    worth, returns = advantages(settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes])
+    worth, returns = advantages(settings, rewards, [e["group"] for e in episodes], values, [e["baseline"] for e in episodes], paid)
     chosen = [(episodes[i], worth[i], returns[i]) for i in (range(len(episodes)) if batch is None else batch)]
     return lambda params: loss(settings, {name: value.tolist() for name, value in params.items()}, chosen, coefficient)
 
@@ -73,21 +78,24 @@ def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient:
 def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, list[float], list[float]]], coefficient: float) -> float:
     surrogates, entropies, distances, errors = list[list[float]](), list[list[float]](), list[list[float]](), list[float]()
     for e, worth, returns in chosen:
-        ratios, entropy, distance = dict[Any, float](), list[float](), list[float]()
+        ratios, stale, entropy, distance = dict[Any, float](), dict[Any, float](), list[float](), list[float]()
         seen, tokens, old, ref = (e[name].tolist() for name in ("seen", "tokens", "old", "ref"))
+        drawn = e.get("drawn", e["old"]).tolist()
         for t, c, d in done(e):
             logits = [sum(w * x for w, x in zip(row, seen[t], strict=True)) for row in params["weight"][c][d]]
             total = math.log(sum(math.exp(x) for x in logits))
             new = logits[tokens[t][c][d]] - total
             key = {"token": (t, c, d), "action": (t, c), "chunk": (t,)}[settings.ratio]
             ratios[key] = ratios.get(key, 0.0) + new - old[t][c][d]
+            stale[key] = stale.get(key, 0.0) + old[t][c][d] - drawn[t][c][d]
             entropy.append(-sum(math.exp(x - total) * (x - total) for x in logits))
             distance.append(divergence(settings.kl.estimate, new, ref[t][c][d]))
         surrogate = []
         for key, change in ratios.items():
             a, r = worth[key[0]], math.exp(change)
             term = max(-a * r, -a * min(max(r, 1 - settings.clip_low), 1 + settings.clip_high))
-            surrogate.append(min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term)
+            term = min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term
+            surrogate.append(term * min(math.exp(stale[key]), settings.importance_cap))
         for t, target in enumerate(returns):
             v, before = sum(w * x for w, x in zip(params["value"], seen[t], strict=True)), float(e["value"][t])
             near = min(max(v, before - settings.value_clip), before + settings.value_clip) if settings.value_clip else v

@@ -29,7 +29,8 @@ def rollouts(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from([*GROUPED, "reinforce_plus_plus", "remax", "gae"]))
     made = PolicyGradient(kind, draw(st.sampled_from([1.0, 0.9, 0.5])), lam=draw(st.sampled_from([1.0, 0.3])) if kind == "gae" else 1.0)
     how = draw(st.sampled_from(["auto", "none", "batch"] + ["group"] * (kind in GROUPED)))
-    return dataclasses.replace(made, normalise=how), lengths, numbers, groups, [draw(NUMBER) for _ in lengths]
+    paid = [[draw(NUMBER) for _ in range(length)] for length in lengths] if draw(st.booleans()) else None
+    return dataclasses.replace(made, normalise=how), lengths, numbers, groups, [draw(NUMBER) for _ in lengths], paid
 
 
 def padded(rows: list[list[float]]) -> torch.Tensor:
@@ -39,17 +40,30 @@ def padded(rows: list[list[float]]) -> torch.Tensor:
 @given(rollouts())
 @settings(max_examples=60, deadline=None)
 def test_as_the_reference(rollout: Any):
-    made, lengths, numbers, groups, baselines = rollout
+    made, lengths, numbers, groups, baselines, paid = rollout
     rewards, values = (
         [row[:n] for n, row in zip(lengths, numbers, strict=True)],
         [row[n:] for n, row in zip(lengths, numbers, strict=True)],
     )
-    worth, returns = slow.advantages(made, rewards, groups, values, baselines)
+    worth, returns = slow.advantages(made, rewards, groups, values, baselines, paid)
     mask = padded([[1.0] * n for n in lengths])
     beyond = 7 * (1 - mask)  # what lies after the end counts for nothing
     given_ = (padded(rewards) + beyond, mask.bool(), torch.tensor(groups), padded(values) + beyond, torch.tensor(baselines).double())
-    ours, theirs = advantages(made, *given_)
+    ours, theirs = advantages(made, *given_, penalty=None if paid is None else padded(paid) + beyond)
     assert torch.allclose(ours, padded(worth), atol=1e-6) and torch.allclose(theirs, padded(returns), atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+@pytest.mark.parametrize("same", [0.0, 1.0])
+def test_a_group_that_ended_alike_is_compared_by_what_it_paid_and_no_more(estimator: str, same: float):
+    """With a divergence of a thousandth each advantage has that size; a group with a success and a failure is as without it."""
+    made, group = PolicyGradient(estimator, normalise="group"), torch.tensor([0, 0, 0, 1, 1, 1])
+    rewards = torch.tensor([[same], [same], [same], [0.0], [1.0], [0.0]], dtype=torch.float64)
+    paid = torch.tensor([[1e-3], [2e-3], [0.0], [1e-3], [2e-3], [0.0]], dtype=torch.float64)
+    mask = torch.ones(6, 1)
+    ours, plain = (advantages(made, rewards, mask, group, penalty=each)[0] for each in (paid, None))
+    assert 0 < ours[:3].abs().max() < 2e-3 and plain[:3].abs().max() < 1e-9
+    assert (ours[3:] - plain[3:]).abs().max() < 2e-3 and plain[4] > 1
 
 
 def test_whitened_over_all_ranks():

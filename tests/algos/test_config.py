@@ -25,10 +25,15 @@ def test_the_usual_ones_are_fine():
         (PolicyGradient("gae", normalise="group"), "gae has no groups; take batch, or one of grpo, dr_grpo, rloo"),
         (PolicyGradient(lam=0.9), "lam=0.9 would do nothing: it needs estimator=gae. Give that, or leave it out"),
         (PolicyGradient(value_clip=0.1), "value_clip=0.1 would do nothing: it needs estimator=gae"),
+        (PolicyGradient(importance_cap=5.0), "importance_cap=5.0 would do nothing: it needs recompute_log_prob=true"),
+        (PolicyGradient(recompute_log_prob=True, importance_cap=0.5), "algorithm.importance_cap is 0.5; expected a number from 1"),
         (PolicyGradient(horizon=5), "horizon=5 would do nothing: it needs reduction=trajectory_sum"),
         (PolicyGradient(kl=Kl(coefficient=0.1)), "kl.coefficient=0.1 would do nothing: it needs kl.where=reward or loss"),
         (PolicyGradient(kl=Kl("reward", target=1.0)), "kl.target=1.0 would do nothing: it needs kl.controller=adaptive"),
-        (PolicyGradient(kl=Kl("loss")), "kl.estimate=kl in the loss has a gradient that is 0 on average; take low_var_kl or mse"),
+        (
+            PolicyGradient(kl=Kl("loss")),
+            "kl.estimate=kl in the loss has a gradient that is 0 on average. Give mse, whose gradient is on average",
+        ),
         (PolicyGradient(batch=Batching(shuffle=False)), "batch.shuffle=False would do nothing: it needs trajectories_per_step=N"),
         (PolicyGradient(batch=Batching(chunks_per_pass=8, tokens_per_pass=9)), "batch.chunks_per_pass=8 would do nothing"),
         (

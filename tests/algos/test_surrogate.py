@@ -37,5 +37,21 @@ def test_the_low_variance_divergence_is_never_negative():
         divergence(p, p, "k3")
 
 
+def test_in_a_loss_mse_has_the_gradient_of_the_divergence_and_low_var_kl_that_of_the_other_one():
+    """Of all values that a categorical can draw, each as often as it does: the mean over endless draws, without their noise."""
+    logits = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.tensor([1.0, 0.5, -0.5, 0.0], dtype=torch.float64), 0)
+    log_prob = torch.log_softmax(logits, 0)
+    often, there = log_prob.exp().detach(), reference.exp()
+    reverse, forward = (log_prob.exp() * (log_prob - reference)).sum(), (there * (reference - log_prob)).sum()
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(x, logits, retain_graph=True)[0]
+
+    found = {name: gradient((often * divergence(log_prob, reference, name)).sum()) for name in ("kl", "mse", "low_var_kl")}
+    assert torch.allclose(found["mse"], gradient(reverse)) and torch.allclose(found["low_var_kl"], gradient(forward))
+    assert found["kl"].abs().max() < 1e-12 and not torch.allclose(found["mse"], found["low_var_kl"], atol=0.1)
+
+
 def test_no_rows():
     assert weights("trajectory_mean", torch.zeros(0), torch.zeros(0, dtype=torch.int64), 5, 2, 1).shape == (0,)

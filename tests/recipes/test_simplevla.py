@@ -31,6 +31,7 @@ COMMAND = f"""
 """The command line of seeds/004"""
 KL, GAE, LORA = ["algorithm.kl_ctrl.kl_coef=0.01"], ["algorithm.adv_estimator=gae"], [f"{MODEL}lora_rank=8"]
 ADAPTIVE = [*KL, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=100", "algorithm.kl_ctrl.target_kl=0.1"]
+UNFILTERED = ["data.filter_accuracy=False", "data.accuracy_lower_bound=0.0", "data.accuracy_upper_bound=1.0"]
 NORMAL = ["reward_model.rm_coef=2", "reward_model.rm_type=normal"]
 ROBOTWIN = ["data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000"]
 
@@ -267,7 +268,8 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
 
 
 @pytest.mark.parametrize(
-    "words", [KL, ADAPTIVE, GAE, LORA, [*NORMAL, "reward_model.model.path=judge"], ROBOTWIN, [f"{ACTOR}use_dynamic_bsz=True"]]
+    "words",
+    [KL, ADAPTIVE, [*GAE, *UNFILTERED], LORA, [*NORMAL, "reward_model.model.path=judge"], ROBOTWIN, [f"{ACTOR}use_dynamic_bsz=True"]],
 )
 def test_what_it_comes_to_is_in_order(words: list[str]):
     config = run(*words).config
@@ -275,6 +277,11 @@ def test_what_it_comes_to_is_in_order(words: list[str]):
         getattr(config, part).check()
     config._check_sense()
     config._check_sizes()
+
+
+def test_filters_that_mislead_a_critic_are_refused():
+    with pytest.raises(ConfigError, match=r"collect\.filter_accuracy=true with algorithm\.estimator=gae"):
+        run(*GAE).config._check_sense()
 
 
 def test_the_environment(tmp_path: Path):

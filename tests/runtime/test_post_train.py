@@ -132,11 +132,11 @@ SMALL = ["max_steps=3", "collect.data_batch_size=8", "algorithm.batch.trajectori
 WAYS = {
     "grpo with a surplus that the log has no room for, begun ahead, an adaptive KL": [
         "collect.groups_at_once=3", "collect.prefetch=true", "algorithm.kl.where=reward", "algorithm.kl.controller=adaptive",
-        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "rollouts_gb=1e-6",
+        "algorithm.kl.target=0.001", "algorithm.kl.coefficient=0.1", "rollouts_gb=1e-6", "collect.dynamic_sampling=true",
+        "algorithm.recompute_log_prob=true",
     ],
-    "gae with a critic of its own, filters": [
+    "gae with a critic of its own": [
         "algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimiser.schedule=cosine",
-        "collect.dynamic_sampling=true",
     ],
 }  # fmt: skip
 

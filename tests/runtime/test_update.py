@@ -154,15 +154,45 @@ def test_passes_change_nothing_but_memory():
         updated(PolicyGradient(batch=Batching(tokens_per_pass=8)))
 
 
-def test_recomputed_log_probabilities_begin_with_a_ratio_of_one():
+def as_now(made: list[dict[str, Any]], toy: Toy) -> list[dict[str, Any]]:
+    """Ratios begin with what this policy says; the rollout's log-probabilities are beside."""
+    with torch.no_grad():
+        now = [toy.evaluate({"seen": e["seen"], "tokens": e["tokens"]}).log_prob.numpy() for e in made]
+    return [{**e, "old": each, "drawn": e["old"]} for e, each in zip(made, now, strict=True)]
+
+
+@pytest.mark.parametrize("ratio", ["token", "action", "chunk"])
+def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_is_stale(ratio: str):
     toy, fresh = Toy(), Toy()
-    actor, figures = updated(PolicyGradient(recompute_log_prob=True, batch=Batching(log_prob_chunks_per_pass=7)), toy=toy)
+    batch = Batching(log_prob_chunks_per_pass=7)
+    settings = PolicyGradient(recompute_log_prob=True, importance_cap=1.5, ratio=ratio, batch=batch)
+    actor, figures = updated(settings, toy=toy)
     assert toy.asked == [7, 5, 12]
     assert figures["clip_fraction"] == 0 and figures["ppo_kl"] == pytest.approx(0, abs=1e-7)
-    with torch.no_grad():
-        now = [{**e, "old": fresh.evaluate({"seen": e["seen"], "tokens": e["tokens"]}).log_prob.numpy()} for e in MADE]
-    assert same(actor.seen[0], expected(PLAIN, numbers(fresh), now))
-    assert not same(actor.seen[0], updated(PLAIN)[0].seen[0], 1e-4)
+    now = as_now(MADE, fresh)
+    assert same(actor.seen[0], expected(settings, numbers(fresh), now))
+    apart = dict[Any, float]()
+    for i, e in enumerate(now):
+        for t, c, d in slow.done(e):
+            key = (i, t, c, d)[: {"token": 4, "action": 3, "chunk": 2}[ratio]]
+            apart[key] = apart.get(key, 0.0) + e["old"][t, c, d] - e["drawn"][t, c, d]
+    free = np.exp(list(apart.values()))
+    assert figures["importance_weight"] == pytest.approx(np.minimum(free, 1.5).mean(), abs=1e-6)
+    assert figures["importance_weight_max"] == pytest.approx(free.max(), abs=1e-5)
+    assert figures["importance_capped"] == pytest.approx((free > 1.5).mean()) and 0 < figures["importance_capped"] < 1
+    assert figures["behaviour_kl"] == pytest.approx(-np.mean(list(apart.values())), abs=1e-6)
+
+
+def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not():
+    """Without clips and cap both are the gradient of p / p_drawn times the advantage. Episodes of this policy weigh 1."""
+    bare: Any = {"clip_low": 1.0, "clip_high": 1e6}
+    carried, again = (
+        updated(PolicyGradient(**bare, **more))[0].seen[0] for more in ({}, {"recompute_log_prob": True, "importance_cap": 1e6})
+    )
+    assert same(carried, again)
+    _, figures = updated(PolicyGradient(recompute_log_prob=True), episodes([2, 3, 1], away=0.0))
+    assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures["importance_weight_max"] == pytest.approx(1, abs=1e-5)
+    assert figures["importance_capped"] == 0 and figures["behaviour_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_critic_of_its_own_learns_first():

@@ -24,6 +24,16 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "not whole groups": (["collect.data_batch_size=10"], "data_batch_size=10 episodes are not whole groups of group_size=4: give 8"),
     "a group of one": (["collect.group_size=1"], "grpo compares the members of a group; give 2 or more"),
     "no critic": (["algorithm.estimator=gae"], "gae needs a critic: give critic.kind=shared, detached or separate"),
+    "a filter that misleads a critic": (
+        ["algorithm.estimator=gae", "critic.kind=shared", "collect.dynamic_sampling=true"],
+        "collect.dynamic_sampling=true with algorithm.estimator=gae: groups are kept by how they ended, and the critic .* false for it",
+    ),
+    "filters that mislead a mean": (
+        ["algorithm.estimator=reinforce_plus_plus", "collect.filter_truncated=true", "collect.filter_accuracy=true",
+         "collect.accuracy_upper_bound=0.9"],
+        "filter_accuracy=true and collect.filter_truncated=true with .*reinforce_plus_plus.* take one of grpo, dr_grpo, rloo",
+    ),
+    "a filter that misleads remax": (["algorithm.estimator=remax", "collect.dynamic_sampling=true"], "a greedy episode, is not one of"),
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
     "an idle optimiser": (["algorithm.estimator=gae", "critic.kind=shared", "critic.optimiser.weight_decay=0"], "critic.kind=separate"),

@@ -11,6 +11,10 @@ the end, the time limit's too: the task is to succeed within it.
     remax                 G_t - R of a greedy episode from the same start
     gae                   sum_k (discount lam)^k d_(t+k),  d_t = r_t + discount V_(t+1) - V_t;  whitened over the batch
 
+Where chunks pay for a divergence (`penalty`), r is less by that, but the deviation of a group is that of the task's scores alone, and what
+the members paid is subtracted after the division, less its mean in the group: a group in which all failed alike would otherwise be
+compared by its divergence, however small, as if it were success.
+
 Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has nobody to be compared with: its baseline
 is 0 and its deviation 1.
 """
@@ -40,25 +44,28 @@ def advantages(
     values: Tensor | None = None,
     baseline: Tensor | None = None,
     total: Total = lambda tensor: tensor,
+    penalty: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared."""
+    """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared; `penalty` [B, T]
+    is what each chunk pays."""
     estimator, mask = settings.estimator, mask.to(rewards.dtype)
     how = AUTO.get(estimator, "none") if settings.normalise == "auto" else settings.normalise
-    returns = returns_to_go(rewards * mask, settings.discount)
+    task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
+    rewards = task - paid
+    returns = returns_to_go(rewards, settings.discount)
     if estimator == "gae":
         if values is None:
             raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
-        found, returns = gae(rewards * mask, values * mask, settings.discount, settings.lam)
+        found, returns = gae(rewards, values * mask, settings.discount, settings.lam)
     elif estimator == "remax":
         if baseline is None:
             raise ConfigError("estimator=remax needs the score of a greedy episode for each start: let the run collect them.")
         found = returns - baseline[:, None]
     elif estimator in GROUPED:
-        scores = returns[:, 0] if returns.shape[1] else returns.sum(1)
-        centred = compared(scores, group, leave_one_out=estimator == "rloo")
-        if how == "group":
-            centred = centred / deviation(scores, group)
-        found = centred[:, None].expand_as(rewards)
+        score, cost = (returns_to_go(each, settings.discount)[:, :1].sum(1) for each in (task, paid))
+        scale = deviation(score, group) if how == "group" else 1.0
+        left = [compared(each, group, leave_one_out=estimator == "rloo") for each in (score, cost)]
+        found = (left[0] / scale - left[1])[:, None].expand_as(rewards)
     else:
         found = returns
     return (whiten(found, mask, total) if how == "batch" else found) * mask, returns * mask

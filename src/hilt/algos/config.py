@@ -122,7 +122,10 @@ class Kl:
         others = dict.fromkeys(("estimate", "coefficient", "controller"), on)
         _effective(self, {**others, "target": adaptive, "horizon": adaptive}, "kl.")
         if self.where == "loss" and self.estimate == "kl":
-            raise ConfigError("kl.estimate=kl in the loss has a gradient that is 0 on average; take low_var_kl or mse there.")
+            raise ConfigError(
+                "kl.estimate=kl in the loss has a gradient that is 0 on average. Give mse, whose gradient is on average that of the "
+                "divergence KL(p || p_ref); that of low_var_kl is KL(p_ref || p)'s."
+            )
 
 
 @dataclass
@@ -181,7 +184,9 @@ class PolicyGradient:
     value_clip: float = 0.5
     """Of gae: how far a value may move in an update before it gains nothing more; 0: any way"""
     recompute_log_prob: bool = False
-    """The log-probabilities that ratios begin with are computed anew before an update; without: those of the rollout"""
+    """Ratios begin with log-probabilities that are computed anew before an update; those of the rollout give each term a weight"""
+    importance_cap: float = 2.0
+    """Of recompute_log_prob: the weight, p before the update / p of the rollout, is truncated at this (decoupled PPO)"""
     kl: Kl = field(default_factory=Kl)
     batch: Batching = field(default_factory=Batching)
 
@@ -191,6 +196,7 @@ class PolicyGradient:
         share: tuple[float, float] = (0, 1)
         _within(self, "algorithm", discount=share, lam=share, clip_low=share, clip_high=(0, 1e6), dual_clip=(0, 1e6))
         _within(self, "algorithm", entropy=(-1e6, 1e6), epochs=(1, 1e6), horizon=(1, 1e12), value_coefficient=(0, 1e6), value_clip=(0, 1e6))
+        _within(self, "algorithm", importance_cap=(1, 1e6))
         if 0 < self.dual_clip <= 1:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
         if self.normalise == "group" and self.estimator not in GROUPED:
@@ -199,6 +205,7 @@ class PolicyGradient:
             raise ConfigError(f"algorithm.discount is {self.discount:g}; remax compares whole scores with a greedy episode's: expected 1.")
         gae = ("estimator=gae", self.estimator == "gae")
         needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), gae)
+        needs["importance_cap"] = ("recompute_log_prob=true", self.recompute_log_prob)
         _effective(self, {**needs, "horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")})
         self.kl.check()
         self.batch.check()

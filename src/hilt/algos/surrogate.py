@@ -2,6 +2,7 @@
 
     ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk: log-probabilities of a term add up
     surrogate  L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  with dual_clip c, where A < 0:  min(L, -A c)
+    weight     w = min(exp(log p_old - log p_drawn), cap), which multiplies L: p_drawn drew the term, p_old is the policy before the update
     critic     L = 1/2 max((v - G)^2, (clip(v, v_old - value_clip, v_old + value_clip) - G)^2)
 
 Terms become a loss in one of three ways:
@@ -49,6 +50,11 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: 
     loss, limit = torch.maximum(free, held), -advantage * dual_clip
     dual = (advantage < 0) & (loss > limit) & (dual_clip > 0)
     return Surrogate(torch.where(dual, limit, loss), (held > free).to(loss.dtype), dual.to(loss.dtype))
+
+
+def importance(old: Tensor, drawn: Tensor) -> Tensor:
+    """What a term is likelier under the policy before the update than under the one that drew it, not yet truncated. No gradient."""
+    return (old - drawn).clamp(-MOST, MOST).exp().detach()
 
 
 def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hilt.algos.advantage import advantages
 from hilt.algos.config import PolicyGradient
 from hilt.algos.kl import Controller, divergence
-from hilt.algos.surrogate import surrogate, terms, value_loss, weights
+from hilt.algos.surrogate import importance, surrogate, terms, value_loss, weights
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.progress import Report, silent
 from hilt.policies.base import Record, join, select
@@ -113,8 +113,10 @@ class Updater:
             of=torch.repeat_interleave(torch.arange(len(episodes)), lengths),
             at=torch.cat([torch.arange(e.rows) for e in episodes]) if episodes else torch.zeros(0, dtype=torch.int64),
             mask=torch.from_numpy(mask),
+            drawn=torch.from_numpy(np.where(mask, old, 0)),
             old=torch.from_numpy(np.where(mask, old, 0)),
             rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
+            penalty=torch.zeros(len(old), dtype=torch.float64),
             values=torch.zeros(len(old)),
         )
 
@@ -123,6 +125,7 @@ class Updater:
         settings, figures = self.settings, dict[str, float]()
         if settings.recompute_log_prob:
             rows.old = torch.where(rows.mask, self._looked_at(self.actor.module, rows, blank), 0)
+            figures |= self._weighed(rows)
         if self._reference is not None:
             rows.reference = torch.where(rows.mask, self._looked_at(self._reference, rows, blank), 0)
             apart = divergence(rows.old, rows.reference, settings.kl.estimate).double() * rows.mask
@@ -131,7 +134,7 @@ class Updater:
             summed, trajectories = self._sum((apart.sum((1, 2)) * share).sum(), len(rows.of[tokens > 0].unique()))
             figures |= {"kl": summed / trajectories, "kl_coefficient": self._controller.coefficient}
             if settings.kl.where == "reward":
-                rows.rewards = rows.rewards - self._controller.coefficient * apart.sum((1, 2))
+                rows.penalty = self._controller.coefficient * apart.sum((1, 2))
         if settings.estimator == "gae":
             rows.values = self._values(rows, blank)
         group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
@@ -141,10 +144,22 @@ class Updater:
                 raise ConfigError(f"estimator=remax: group {missing[0]} has no greedy episode beside it; give its score in baselines.")
             baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
         there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
-        rewards, values = rows.padded(rows.rewards), rows.padded(rows.values)
-        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_)
+        rewards, penalty, values = (rows.padded(each) for each in (rows.rewards, rows.penalty, rows.values))
+        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_, penalty)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
         return figures | self._told(rows)
+
+    def _weighed(self, rows: Rows) -> dict[str, float]:
+        """Fills in what each term counts because another policy drew it than the one that is updated; and figures of that."""
+        (old, there), (drawn, _) = (terms(x, rows.mask, self.settings.ratio) for x in (rows.old, rows.drawn))
+        free = importance(old, drawn)
+        rows.importance = free.clamp(max=self.settings.importance_cap)
+        capped, apart = (free > self.settings.importance_cap) & there, torch.where(there, drawn - old, 0.0)
+        sums = (there.sum(), rows.importance[there].double().sum(), capped.sum(), apart.double().sum())
+        count, weight, over, kl = self._sum(*sums)
+        most = max(self.ranks.gather(float(free[there].max()) if bool(there.any()) else 0.0))
+        figures = {"importance_weight": weight / count, "importance_weight_max": most, "importance_capped": over / count}
+        return figures | {"behaviour_kl": kl / count}
 
     def _values(self, rows: Rows, blank: Record | None) -> Tensor:
         absent = any("value" not in e.record for e in rows.episodes)
@@ -153,7 +168,7 @@ class Updater:
         return self._looked_at((self._critic or self.actor).module, rows, blank, values=True)
 
     def _told(self, rows: Rows) -> dict[str, float]:
-        score = rows.padded(rows.rewards).sum()
+        score = (rows.rewards - rows.penalty).sum()
         returns, error = rows.returns.double(), (rows.returns - rows.values).double()
         sums = (score, rows.advantage.abs().sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
         scored, size, first, second, wrong, squares = self._sum(*sums)
@@ -267,7 +282,8 @@ class Updater:
         change = log_prob - terms(old, mask, settings.ratio)[0]
         advantage = rows.advantage[part].to(device).view(-1, *(1,) * (change.dim() - 1)).expand_as(change)
         found = surrogate(change, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
-        loss = figures["policy_loss"] = _added(found.loss, there, term)
+        weight = rows.importance[part].to(device) if rows.importance is not None else 1.0
+        loss = figures["policy_loss"] = _added(weight * found.loss, there, term)
         figures["clip_fraction"], figures["ppo_kl"] = _added(found.clipped, there, term), _added(-change, there, term)
         entropy = figures["entropy"] = _added(seen.entropy, mask, token)
         if settings.dual_clip:
@@ -330,10 +346,14 @@ class Rows:
     """int64 [R]: which of its chunks"""
     mask: Tensor
     """bool [R, chunk, action_dim]: the numbers that were carried out"""
+    drawn: Tensor
+    """Log-probabilities of the policy that drew them, at that time (the behaviour policy's), like `mask`"""
     old: Tensor
-    """Log-probabilities when they were drawn, like `mask`"""
+    """Log-probabilities that ratios begin with (the proximal policy's): `drawn`, or those of the policy before this update"""
     rewards: Tensor
     """float64 [R]"""
+    penalty: Tensor
+    """float64 [R]: what each chunk pays for its divergence from the reference, with kl.where=reward"""
     values: Tensor
     """[R]: what was expected of each; 0 without a critic"""
     advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -342,6 +362,8 @@ class Rows:
     """[R]: what the critic should have expected"""
     reference: Tensor | None = None
     """The reference's log-probabilities, like `mask`"""
+    importance: Tensor | None = None
+    """The importance weight of each term, [R, ...]; none where ratios begin with `drawn`"""
 
     def __len__(self) -> int:
         return len(self.of)

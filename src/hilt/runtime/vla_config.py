@@ -23,6 +23,14 @@ from hilt.runtime.collect import Collecting
 from hilt.runtime.group import Placement, Sharding
 from hilt.runtime.sft import Lora, words
 
+BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
+"""Filters of collect that drop groups by how their episodes ended"""
+BASELINES = {
+    "gae": "the critic would learn what the kept ones earn, not what a state is worth",
+    "reinforce_plus_plus": "their mean is the baseline",
+    "remax": "the baseline, a greedy episode, is not one of those",
+}
+"""Of the estimators that do not compare within a group: what goes wrong when groups are chosen by their outcome"""
 CRITICS = ("none", "shared", "detached", "separate")
 
 
@@ -233,6 +241,7 @@ class Vla:
         if gae and critic.kind == "none":
             raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
         problems = Problems()
+        problems.check(self._check_filters)
         near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
         problems.check(check_effect, self.collect, {"prefetch": near})
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
@@ -252,6 +261,16 @@ class Vla:
         problems.check(check_effect, validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
         problems.check(check_effect, validation, {"hold": ("validation.goal", validation.goal)})
         problems.report()
+
+    def _check_filters(self) -> None:
+        """Filters choose groups by how they ended: only what compares the members of a group with each other is not misled by that."""
+        filters = [f"collect.{name}=true" for name in BY_OUTCOME if getattr(self.collect, name)]
+        if filters and (estimator := self.algorithm.estimator) not in GROUPED:
+            raise ConfigError(
+                f"{' and '.join(filters)} with algorithm.estimator={estimator}: groups are kept by how they ended, and "
+                f"{BASELINES[estimator]}, so that advantages would be wrong. Give false for "
+                f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
+            )
 
     def _check_limits(self) -> None:
         validation = self.validation
