@@ -139,6 +139,48 @@ def test_a_setting_of_rlpd_changes_what_is_learned(change: dict[str, Any]) -> No
     assert any(not np.array_equal(a, b) for a, b in zip(results[:4], results[4:], strict=True))
 
 
+def test_an_agent_that_only_imitates_is_a_plain_gaussian() -> None:
+    """Its mean is the action, cut off at the limits; it is never updated by reinforcement learning, nor given such an agent's state."""
+    agent = Agent.make(*spaces(), config(), seed=0, squashed=False)
+    with torch.no_grad():
+        agent.networks["actor"].mlp.out.weight.zero_()
+        agent.networks["actor"].mlp.out.bias[:7] = torch.tensor([-9.0, -1, -0.5, 0, 0.5, 1, 9])
+    np.testing.assert_allclose(agent.sample_actions(batch(0)["observations"], argmax=True)[0], [-1, -1, -0.5, 0, 0.5, 1, 1])
+    with pytest.raises(ConfigError, match=r"update: this agent was made with squashed=False, to imitate"):
+        agent.update(batch(0))
+    agent.begin_anew()
+    assert not agent.squashed
+    twin = Agent.make(*spaces(), config(), seed=1, squashed=False)
+    twin.load_state_dict(agent.state_dict())
+    squashed = make()
+    older = {key: value for key, value in squashed.state_dict().items() if key != "squashed"}
+    for state, one, cure in ((older, agent, "train it again"), (agent.state_dict(), squashed, "Check algorithm=")):
+        with pytest.raises(SchemaError, match=rf"this state is of an actor with the .* Gaussian.*{cure}|-Gaussian.*{cure}"):
+            one.load_state_dict(state)
+    squashed.load_state_dict(older)
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_imitation_without_pretraining_has_one_learning_rate_and_one_crop(encoder: bool) -> None:
+    def after(rate: float = 1e-3, crop: int = 4, **pretraining: Any) -> np.ndarray:
+        agent = make(encoder=EncoderConfig(features=8, **pretraining), learning_rate=rate, random_crop=crop)
+        agent.imitate(batch(0), encoder=encoder)
+        return agent.sample_actions(batch(9)["observations"], argmax=True)
+
+    base = after()
+    assert not np.array_equal(base, after(rate=1e-4)) and not np.array_equal(base, after(crop=0))
+    assert np.array_equal(base, after(pretrain_learning_rate=1e-1, pretrain_crop=0)), "which are of pretraining, and there is none"
+
+
+def test_after_pretraining_a_grippers_target_is_its_critic() -> None:
+    """Else the first updates bootstrap from a random network, and unlearn what was shown."""
+    agent = make("single-arm-learned-gripper", encoder=EncoderConfig(features=8, pretrain_updates=3))
+    for seed in range(3):
+        agent.imitate(batch(seed), encoder=True)
+    z = torch.randn(4, 20)
+    assert torch.equal(agent.targets["grasp_critic"](z), agent.networks["grasp_critic"](z))
+
+
 def test_the_margin_of_a_gripper_is_heeded() -> None:
     a, b = (make("single-arm-learned-gripper", grasp_margin=margin) for margin in (0.1, 1.0))
     assert a.imitate(batch(0))["grasp_loss"] < b.imitate(batch(0))["grasp_loss"]
@@ -164,7 +206,7 @@ def test_a_setting_of_the_encoder_changes_what_is_learned(change: dict[str, Any]
 
 def test_settings_of_pretraining_are_heeded() -> None:
     def after(**change: Any) -> np.ndarray:
-        agent = make(encoder=replace(FROZEN, **change))
+        agent = make(encoder=replace(FROZEN, pretrain_updates=4, **change))
         agent.imitate(batch(0), encoder=True)
         return agent.trunk_features({f"images/{k}": v for k, v in batch(1)["observations"]["images"].items()})
 
@@ -336,7 +378,7 @@ def test_noise_on_features_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_rate_of_pretraining_rises_and_falls() -> None:
-    assert one_cycle(None) == 1 and one_cycle(0) < 0.1 and one_cycle(0.05) == 1 and one_cycle(0.5) < 0.7 and one_cycle(1) == 0
+    assert one_cycle(0) < 0.1 and one_cycle(0.05) == 1 and one_cycle(0.5) < 0.7 and one_cycle(1) == 0
     agent = make(encoder=replace(FROZEN, pretrain_updates=2))
     agent.imitate(batch(0), encoder=True)
     agent.imitate(batch(0), encoder=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hilt.core.errors import ConfigError
 from hilt.core.tree import flatten
@@ -99,6 +100,22 @@ def test_imitation():
     batch = packed_batch(rng, 6)
     losses = [agent.update(batch)[1]["imitation_loss"] for _ in range(20)]
     assert losses[-1] < losses[0]
+
+
+def test_behaviour_cloning_has_upstreams_loss_at_upstreams_learning_rate():
+    """A Gaussian without tanh on actions that are all at -1, 0 or 1, and Adam at 3e-4: what `serl_launcher.agents.continuous.bc` has."""
+    rng = np.random.default_rng(0)
+    agent = make_bc_agent(0, sample(rng), np.zeros(6, np.float32), image_keys=["wrist"], encoder_type="small")
+    agent.config.rlpd.random_crop = 0
+    batch = unpacked(packed_batch(rng, 6))
+    with torch.no_grad():
+        mean, std = (part.numpy() for part in agent.networks["actor"](agent._encode(agent.encoder, agent._leaves(batch["observations"]))))
+    log_prob = (-0.5 * ((batch["actions"] - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(1)
+    before = {key: value.clone() for key, value in agent.networks["actor"].state_dict().items()}
+    np.testing.assert_allclose(agent.update(batch)[1]["imitation_loss"], -log_prob.mean(), rtol=1e-4)
+    largest = max((value - before[key]).abs().max().item() for key, value in agent.networks["actor"].state_dict().items())
+    assert abs(largest - 3e-4) < 3e-5, "the first step of Adam moves a weight by the learning rate"
+    assert np.abs(agent.sample_actions(batch["observations"], seed=0)).max() <= 1
 
 
 def test_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -179,6 +179,19 @@ def test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_t
     assert any(line.startswith("episode 1: 6 steps, no success, return 0; weights") for line in said)
 
 
+@pytest.mark.parametrize(
+    "learner",
+    [{"random_steps": 20, "agent": AgentConfig(encoder=EncoderConfig(kind="none"), hidden=[8], action_indices=[0, 2])}],
+    indirect=True,
+)
+def test_random_steps_leave_alone_what_the_policy_never_moves(learner: Learner, tmp_path: Path):
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 20)
+    sources, actions = learner.column("source", "actions")
+    assert set(sources.tolist()) == {Source.RANDOM} and len(actions) >= 20
+    assert (actions[:, 1] == 0).all() and (np.array(Told.actions)[:, 1] == 0).all(), "an arm would have turned"
+    assert np.abs(actions[:, [0, 2]]).max(0).min() > 0.3
+
+
 def test_without_weights_it_waits_says_so_and_gives_up(learner: Learner, tmp_path: Path):
     said: list[str] = []
     report = lambda phase, note="": said.append(f"{phase}: {note}")  # noqa: E731

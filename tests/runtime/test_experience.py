@@ -22,6 +22,7 @@ from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.experience import Experience, Foresight
 from hilt.runtime.recording import columns_of
+from hilt.runtime.rollouts import n_step
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
 
 
@@ -52,6 +53,28 @@ def identity(batch: Any) -> list[tuple[float, ...]]:
 
 def known(number: int, **options: Any) -> dict[tuple[float, ...], dict[str, Any]]:
     return {tuple(step["observations"]["state"]["point"].tolist()): step for step in episode(number, **options)}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_grippers_penalty_is_summed_over_the_same_steps_as_the_reward(memory_path: Path, frozen: bool):
+    """Its critic bootstraps n steps later: what its moves in between cost belongs to the return, as the reward does."""
+    agent = {"setup_mode": "single-arm-learned-gripper", **({"encoder": IMAGES} if frozen else {})}
+    experience = experience_for(memory_path / "run", frozen, n_step=3, agent=agent)
+    costs, discount, columns = {}, experience._config.agent.rlpd.discount, []
+    for number in (0, 1):
+        with experience.log.episode(actor="toy", boot="1", store="actor_env") as running:
+            steps = [{**step, "grasp_penalty": np.float32(-1 - t)} for t, step in enumerate(episode(number, images=frozen))]
+            for t, step in enumerate(steps):
+                running.append(step)
+                costs[step["actions"].tobytes()] = [-1.0 - later for later in range(t, 5)][:3]
+            columns.append({path: np.stack([flatten(step)[path] for step in steps]) for path in flatten(steps[0])})
+    expected = {actions: sum(discount**i * cost for i, cost in enumerate(each)) for actions, each in costs.items()}
+    batch = experience.sample(32)
+    np.testing.assert_allclose(batch["grasp_penalty"], [expected[row.tobytes()] for row in batch["actions"]], rtol=1e-6)
+    for each in columns:  # as a buffer of trajectories sums them
+        summed = n_step(each, 3, discount)
+        np.testing.assert_allclose(summed["grasp_penalty"], [expected[row.tobytes()] for row in each["actions"]], rtol=1e-6)
+    experience.close()
 
 
 @pytest.mark.parametrize("batch_size", [16, 15])

@@ -1,4 +1,8 @@
-"""The tanh of a diagonal Gaussian: samples and log-probabilities that stay exact where tanh is flat."""
+"""A diagonal Gaussian, and its tanh: samples and log-probabilities that stay exact where tanh is flat.
+
+The tanh-Gaussian is for reinforcement learning, whose samples must stay within -1 and 1. A person's actions are often at these limits
+(a key that is held, a gripper), where no finite number has them as its tanh: imitation with an actor of its own takes the plain Gaussian.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,16 @@ def log_prob_of(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return _log_prob(raw, (raw - mean) / std, std)
 
 
+def plain_log_prob_of(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Log-probabilities ``[B]`` of given actions by the Gaussian itself."""
+    return _normal((actions - mean) / std, std).sum(-1)
+
+
+def _normal(noise: Tensor, std: Tensor) -> Tensor:
+    return -0.5 * noise.square() - std.log() - 0.5 * math.log(2 * math.pi)
+
+
 def _log_prob(raw: Tensor, noise: Tensor, std: Tensor) -> Tensor:
-    normal = -0.5 * noise.square() - std.log() - 0.5 * math.log(2 * math.pi)
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), without the difference that loses all digits for large u
     slope = 2 * (math.log(2) - raw - F.softplus(-2 * raw))
-    return (normal - slope).sum(-1)
+    return (_normal(noise, std) - slope).sum(-1)

@@ -94,6 +94,7 @@ class Batch:
     grasps: Tensor | None = None
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
+    """What the gripper's moves cost, summed over the same steps as the rewards"""
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -50,8 +50,18 @@ class Agent:
     """Encoder, actor, critics and what trains them. `make` builds one."""
 
     def __init__(
-        self, shapes: Mapping[str, ArraySpec], images: list[str], proprio: list[str], actions: int, config: AgentConfig, seed: int
+        self,
+        shapes: Mapping[str, ArraySpec],
+        images: list[str],
+        proprio: list[str],
+        actions: int,
+        config: AgentConfig,
+        seed: int,
+        squashed: bool = True,
     ):
+        self.squashed = squashed
+        """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's own number, cut off at
+        -1 and 1, as behaviour cloning has it"""
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
@@ -86,7 +96,7 @@ class Agent:
         imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
         trained["critic"] += self.encoder.trained_by_critic()
         self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
-        self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], config.encoder.pretrain_learning_rate)
+        self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], settings.learning_rate)
         self._trained = rlpd.Networks(
             actor=self.networks["actor"],
             critic=self.networks["critic"],
@@ -110,13 +120,15 @@ class Agent:
         image_keys: Sequence[str] = (),
         proprio_keys: Sequence[str] = (),
         seed: int = 42,
+        squashed: bool = True,
     ) -> Agent:
         """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``; empty: all there are.
 
-        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception.
+        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception. One that is not `squashed` only imitates: its actor is
+        a plain Gaussian.
         """
         config = config or AgentConfig()
-        return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed)
+        return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed, squashed)
 
     @property
     def frozen(self) -> bool:
@@ -145,9 +157,13 @@ class Agent:
             source = self.generator if seed is None else generator(seed)
             noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
             grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
-            actions = self.layout.join(torch.tanh(mean + noise), grasps)
+            actions = self.layout.join(self._action(mean + noise), grasps)
         array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
         return array[0] if single else array
+
+    def _action(self, raw: Tensor) -> Tensor:
+        """From a number of the actor's Gaussian."""
+        return torch.tanh(raw) if self.squashed else raw.clamp(-1, 1)
 
     # Learning
 
@@ -158,6 +174,8 @@ class Agent:
 
         `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
         """
+        if not self.squashed:
+            raise ConfigError("update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it.")
         known = self.optimisers.keys() & set(TRAINED)
         which = frozenset(known if networks_to_update is None else networks_to_update)
         if unknown := which - known:
@@ -180,10 +198,12 @@ class Agent:
         """One step of behaviour cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
         (and the grasp critic), and of the encoder if asked.
 
-        With `encoder` it is pretraining: the encoder moves even if updates leave it frozen, at `pretrain_learning_rate`.
+        With `encoder` the encoder moves even if updates leave it frozen. Where the config has `pretrain_updates` this is pretraining, with
+        its own crop and learning rate; else it is behaviour cloning, at `rlpd.learning_rate` and with `rlpd.random_crop`.
         """
         settings, how = self.config.rlpd, self.config.encoder
-        leaves = self._cropped(batch, "observations", how.pretrain_crop if encoder else None)
+        pretrains = encoder and how.pretrain_updates > 0
+        leaves = self._cropped(batch, "observations", how.pretrain_crop if pretrains else None)
         with torch.set_grad_enabled(encoder):
             z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
         z = z if encoder else self._blurred(z)
@@ -194,15 +214,15 @@ class Agent:
             return rows.mean() if shown is None else (rows * shown).sum() / shown.sum().clamp(min=1)
 
         mean, std = self.networks["actor"](z)
-        loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous))
-        info = {"imitation_loss": loss.item(), "mse": average((torch.tanh(mean) - continuous).square().mean(1)).item()}
+        loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed))
+        info = {"imitation_loss": loss.item(), "mse": average((self._action(mean) - continuous).square().mean(1)).item()}
         if encoder:
             if "forecast" in self.networks:
                 foreseen = self._forecast_loss(z, self._column(batch, "future"))
                 info["forecast_loss"] = foreseen.item()
                 loss = loss + how.pretrain_predict_weight * foreseen
-            progress = self.imitations / how.pretrain_updates if how.pretrain_updates else None
-            self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(progress)
+            if pretrains:
+                self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
         rlpd.check_finite(info)
         self.optimisers["imitation" if encoder else "actor"].descend(loss)
         if grasps is not None:
@@ -210,9 +230,10 @@ class Agent:
             grasp_loss = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
             self.optimisers["grasp_critic"].descend(grasp_loss)
             info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": average((q.argmax(dim=1) == grasps).float()).item()}
-        for name in ("encoder", "actor"):
-            if name in self.targets and (encoder or name == "actor"):
-                rlpd.polyak(self.targets[name], self.networks[name], 1.0 if encoder else settings.actor_average)
+        for name in ("encoder", "actor", "grasp_critic"):
+            if name in self.targets and (encoder or name != "encoder"):
+                share = settings.actor_average if name == "actor" and not encoder else 1.0
+                rlpd.polyak(self.targets[name], self.networks[name], share)
         self.imitations += 1
         return info
 
@@ -290,11 +311,15 @@ class Agent:
     def state_dict(self) -> dict[str, Any]:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
         kept = {part: {name: _copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()}
-        numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations}
+        numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations, "squashed": self.squashed}
         return {**kept, "generator": self.generator.get_state(), **numbers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of an agent of the same making returned."""
+        if (squashed := bool(state.get("squashed", True))) != self.squashed:
+            kinds = {True: "the tanh-Gaussian of reinforcement learning", False: "the plain Gaussian of imitation"}
+            cure = "Behaviour cloning of an older version of Hilt had the former; train it again." if squashed else "Check algorithm=."
+            raise SchemaError(f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}")
         ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
         _load(ours, theirs, "this state is")
         self.generator.set_state(_found(state, "generator"))
@@ -302,7 +327,7 @@ class Agent:
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
-        made = Agent(self.shapes, self.images, self.proprio, self.layout.actions, self.config, self.seed)
+        made = Agent(self.shapes, self.images, self.proprio, self.layout.actions, self.config, self.seed, self.squashed)
         self.load_state_dict(made.state_dict())
 
     def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
@@ -395,10 +420,8 @@ def rotation_columns(pose: Tensor) -> Tensor:
     return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
 
 
-def one_cycle(progress: float | None) -> float:
-    """The share of a learning rate: it rises over the first twentieth and falls along a cosine; without an end in sight it is all of it."""
-    if progress is None:
-        return 1.0
+def one_cycle(progress: float) -> float:
+    """The share of a learning rate: it rises over the first twentieth and falls along a cosine."""
     return min(1.0, progress / 0.05 + 0.04) if progress < 0.05 else 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
 
 

@@ -78,7 +78,7 @@ class SACAgentHybridDualArm(_SAC):
 
 
 class BCAgent(_Face):
-    """Imitates; for `train_bc.py` and `train_hgdagger.py`."""
+    """Imitates, by a Gaussian without tanh, as upstream; for `train_bc.py` and `train_hgdagger.py`."""
 
     def update(self, batch: Mapping[str, Any]) -> Any:  # type: ignore[override]
         return self, self.imitate(unpacked(batch), encoder=True)
@@ -99,8 +99,9 @@ def make_sac_pixel_agent_hybrid_dual_arm(seed: int, sample_obs: Any, sample_acti
 
 
 def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any) -> BCAgent:
-    """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here."""
-    return _make(BCAgent, "single-arm-fixed-gripper", seed, sample_obs, sample_action, hidden=[512, 512, 512], **options)
+    """`image_keys` and `encoder_type` as upstream, and its three layers of 512; there is no dropout between them here. The loss is
+    upstream's: the negative log-likelihood of a Gaussian without tanh, at a learning rate of 3e-4."""
+    return _make(BCAgent, "single-arm-fixed-gripper", seed, sample_obs, sample_action, hidden=[512, 512, 512], squashed=False, **options)
 
 
 class checkpoints:  # flax has a module of this name
@@ -172,6 +173,7 @@ def _make(
     image_keys: Sequence[str] = ("image",),
     encoder_type: str = "resnet-pretrained",
     hidden: Sequence[int] = (256, 256),
+    squashed: bool = True,
     **rlpd: Any,
 ) -> Any:
     known = ("reward_bias", "target_entropy", "discount")
@@ -182,7 +184,8 @@ def _make(
         setattr(config.rlpd, name, value)
     proprio = [key for key in ("state",) if key in sample_obs]
     space = _space(unflatten(sample_obs))  # a slash in a key, such as left/wrist, is a level here
-    return kind.make(space, _space(sample_action), config, image_keys=list(image_keys), proprio_keys=proprio, seed=seed)
+    keys = {"image_keys": list(image_keys), "proprio_keys": proprio}
+    return kind.make(space, _space(sample_action), config, **keys, seed=seed, squashed=squashed)
 
 
 def _space(sample: Any) -> Any:

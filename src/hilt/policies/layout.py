@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec, flatten
@@ -109,6 +110,13 @@ class ActionLayout:
         moves = actions[:, self.grippers].round().clamp(-1, 1).long() + 1
         number = moves[:, 0] if len(self.grippers) == 1 else 3 * moves[:, 0] + moves[:, 1]
         return continuous, number
+
+    def unlocked(self, action: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """An action ``[actions]`` that somebody else made, such as a random one, with 0 where the policy never moves."""
+        kept = [*self.moving, *self.grippers]
+        whole = np.zeros_like(action)
+        whole[kept] = action[kept]
+        return whole
 
     def join(self, continuous: Tensor, outcomes: Tensor | None = None) -> Tensor:
         """The action of both; what nobody moves is 0."""

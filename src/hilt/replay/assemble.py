@@ -53,7 +53,8 @@ class NStep:
 
         rewards = sum over i < k of discount^i * r[t+i],    discounts = discount^k, or 0 when step t+k-1 terminated,
 
-    and the next observation, `terminated` and `truncated` are those of step t+k-1. Termination and truncation end the
+    the columns of `also` are summed in the same way, and the next observation, `terminated` and `truncated` are those
+    of step t+k-1. Termination and truncation end the
     sum; so do gaps and the end of what is recorded, where k is smaller and the bootstrap is still right. The columns
     ``discounts`` and ``n_steps`` (k) are added.
     """
@@ -61,6 +62,8 @@ class NStep:
     n: int
     discount: float
     reward: str = "rewards"
+    also: tuple[str, ...] = ()
+    """Further columns that are rewards, such as a penalty that is kept apart"""
     added: ClassVar[tuple[str, ...]] = ("discounts", "n_steps")
 
     def __post_init__(self) -> None:
@@ -72,23 +75,25 @@ class NStep:
         return {**_leaves(schema, columns, n), **own}
 
     def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
-        if self.reward not in steps.schema.layout.inline or steps.schema.columns[self.reward].shape:
-            got = steps.schema.columns[self.reward]
-            raise SchemaError(f"{self.reward}: n-step returns need a column with one number per step, got {got}.")
+        summed = (self.reward, *self.also)
+        for path in summed:
+            if path not in steps.schema.layout.inline or steps.schema.columns[path].shape:
+                got = steps.schema.columns[path]
+                raise SchemaError(f"{path}: n-step returns need a column with one number per step, got {got}.")
         window, inside = chain(steps, keys, self.n)
         flat = window.reshape(-1)
-        rewards, terminated = (x.reshape(window.shape) for x in steps.fields(flat, [self.reward, "terminated"]))
+        *rewards, terminated = (x.reshape(window.shape) for x in steps.fields(flat, [*summed, "terminated"]))
         taken = inside.sum(axis=1)  # k
         powers = self.discount ** np.arange(self.n)
         last = window[np.arange(len(keys)), taken - 1]
         ended = terminated[np.arange(len(keys)), taken - 1].astype(bool)
         paths = steps.schema.select(columns)
         from_last = [p for p in paths if p.split("/")[0] in PAIRS.values() or p in ("terminated", "truncated", "masks", "dones")]
-        batch = steps.gather(keys, [p for p in paths if p not in from_last and p != self.reward], out)
+        batch = steps.gather(keys, [p for p in paths if p not in from_last and p not in summed], out)
         batch.update(steps.gather(last, from_last, out))
-        if self.reward in paths:
-            total = (np.where(inside, rewards, 0) * powers).sum(axis=1)
-            batch[self.reward] = total.astype(steps.schema.columns[self.reward].dtype)
+        for path, each in zip(summed, rewards, strict=True):
+            if path in paths:
+                batch[path] = (np.where(inside, each, 0) * powers).sum(axis=1).astype(steps.schema.columns[path].dtype)
         batch["discounts"] = np.where(ended, 0.0, self.discount**taken).astype(np.float32)
         batch["n_steps"] = taken.astype(np.int64)
         return batch

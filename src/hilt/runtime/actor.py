@@ -29,10 +29,9 @@ from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
 from hilt.envs.rate import Rate
 from hilt.envs.task import success_of
-from hilt.policies.agent import Agent
 from hilt.policies.precision import AUTO
 from hilt.replay import QueuedDataStore
-from hilt.replay.schema import spec_of_space
+from hilt.runtime.agent import make_agent
 from hilt.runtime.config import Hil, of_run
 from hilt.runtime.contact import LOST, Contact
 from hilt.runtime.precision import warnings
@@ -123,8 +122,7 @@ class Actor:
         self._seeds = (config.seed, zlib.crc32(name.encode()))  # no two actors do the same
         seed = self._seed(self._journal.steps)
         self._env.action_space.seed(seed)
-        seen = nested(spec_of_space(env.observation_space, "observation_space"))
-        self._agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, seed)
+        self._agent = make_agent(config, env, seed)
         self._weights: Weights | None = None
         self._client: TrainerClient | None = None
         self._store: Any = None
@@ -212,7 +210,7 @@ class Actor:
         """One step, which the spool has when this returns."""
         observed = self._now()
         random = self._random()
-        action = self._env.action_space.sample() if random else self._agent.sample_actions(before)
+        action = self._agent.layout.unlocked(self._env.action_space.sample()) if random else self._agent.sample_actions(before)
         version = -1 if random else self.acted.version
         if self._rate is not None:
             self._rate.wait()

@@ -34,7 +34,7 @@ from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter, file_name
 from hilt.observe.metrics import wilson as wilson
 from hilt.replay import Log, Schema
-from hilt.replay.schema import spec_of_space
+from hilt.runtime.agent import make_agent as make_agent
 from hilt.runtime.config import Hil
 from hilt.runtime.film import INK, PAPER, cameras, film, video_of
 from hilt.runtime.precision import settle
@@ -223,14 +223,6 @@ def config_of(run: Path) -> Hil:
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run} is not a run: there is no config.yaml in it. Give the folder that `hilt train` made.")
     return thaw(Hil, run / "config.yaml")
-
-
-def make_agent(config: Hil, env: Any) -> Agent:
-    """An agent that is still to be given its weights, for an environment or for its spaces."""
-    from hilt.policies.agent import Agent
-
-    seen = nested(spec_of_space(env.observation_space, "observation_space"))
-    return Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
 
 
 # The episodes

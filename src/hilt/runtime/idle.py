@@ -27,11 +27,6 @@ def _pretrains(config: Hil) -> bool:
     return config.agent.encoder.pretrain_updates > 0
 
 
-def _imitates_by_images(config: Hil) -> bool:
-    """Whether imitation, before or instead of reinforcement learning, trains the encoder."""
-    return _pretrains(config) or (config.algorithm != "rlpd" and config.agent.encoder.training != "frozen")
-
-
 def _imitates(config: Hil) -> bool:
     return config.algorithm != "rlpd" or _pretrains(config)
 
@@ -69,8 +64,11 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     ),
     ([f"{RLPD}.random_crop"], f"{ENCODER}.training=critic or head", lambda c: c.agent.encoder.training != "frozen"),
     ([f"{RLPD}.feature_noise"], f"{ENCODER}.training=frozen", lambda c: _looks(c) and c.agent.encoder.training == "frozen"),
-    (["collect_steps", *_under(ENCODER, "pretrain_batch", "pretrain_predict")], f"{ENCODER}.pretrain_updates", _pretrains),
-    (_under(ENCODER, "pretrain_crop", "pretrain_learning_rate"), f"{ENCODER}.pretrain_updates", _imitates_by_images),
+    (
+        ["collect_steps", *_under(ENCODER, "pretrain_batch", "pretrain_predict", "pretrain_crop", "pretrain_learning_rate")],
+        f"{ENCODER}.pretrain_updates",
+        _pretrains,
+    ),
     ([f"{ENCODER}.pretrain_predict_weight"], f"{ENCODER}.pretrain_predict", lambda c: c.agent.encoder.pretrain_predict),
 ]
 """Which settings need what, in words, and whether it is there"""

@@ -24,7 +24,7 @@ from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
 from hilt.observe.metrics import PAUSE, Metrics, read_metrics
-from hilt.replay.schema import spec_of_space
+from hilt.runtime.agent import make_agent
 from hilt.runtime.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runtime.config import Hil, check
 from hilt.runtime.contact import CONTACT
@@ -32,7 +32,6 @@ from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.goal import GoalWatch
 from hilt.runtime.idle import refuse_idle
 from hilt.runtime.precision import settle
-from hilt.runtime.recording import nested
 from hilt.wire import TrainerConfig, TrainerServer
 
 CHECKPOINT_S = 300.0
@@ -81,7 +80,6 @@ class Learner:
             self._undo = stack.pop_all()
 
     def _make(self, env: Any, wire: TrainerConfig | None, stack: contextlib.ExitStack) -> None:
-        from hilt.policies.agent import Agent
         from hilt.runtime.rollouts import Rollouts
 
         config, run = self.config, self.run_folder
@@ -93,8 +91,7 @@ class Learner:
         self._collected: dict[str, Any] = read_json(path) if path.exists() else {}
         self._elapsed = self._collected.get("elapsed", 0.0)
         checkpoint = latest(run, self.say)
-        seen = nested(spec_of_space(env.observation_space, "observation_space"))
-        self.agent = Agent.make(seen, env.action_space, config.agent, config.image_keys, config.proprio_keys, config.seed)
+        self.agent = make_agent(config, env)
         if checkpoint is not None:
             self.agent.load_state_dict(checkpoint.agent)
         self.say("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))

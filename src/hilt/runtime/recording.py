@@ -25,6 +25,8 @@ DEMONSTRATIONS, LABELLED = "demonstrations", "labelled frames"
 """What a recording is, also told by the fact `recorded_as` of its episodes"""
 TIMES = ("observed", "sent", "applied")
 GRASP = "grasp_penalty"
+SUMMED = frozenset({"rewards", GRASP})
+"""Columns that n-step returns sum: a gripper's critic has its penalty over the same steps as the reward"""
 LABELS = "labels"
 """Of frames for a classifier: 1 success, 0 failure"""
 

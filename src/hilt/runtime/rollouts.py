@@ -31,7 +31,7 @@ from hilt.replay import torch as bridge
 from hilt.runtime.config import Hil, of_run
 from hilt.runtime.experience import Batch, Foresight, demonstrated, finish, open_logs, packed, split, told, unpack
 from hilt.runtime.importing import columns_for
-from hilt.runtime.recording import GRASP
+from hilt.runtime.recording import GRASP, SUMMED
 
 CHANNEL = "trajectories"
 PUT_S = 5.0
@@ -139,7 +139,10 @@ class Rollouts:
     def _check_same(self, folder: Path) -> None:
         """Rewards are summed over `n_step` when an episode arrives: two ways cannot be in one folder."""
         DISK.make_folders(folder)
+        now: dict[str, Any]
         card, now = folder / "rollouts.json", {"n_step": self._config.n_step, "discount": self._config.agent.rlpd.discount}
+        if self._config.n_step > 1 and "learned" in self._config.agent.setup_mode:
+            now["summed"] = sorted(SUMMED)  # older versions summed the rewards alone
         if card.exists() and (was := read_json(card)) != now:
             raise ConfigError(f"{folder} has rewards summed with {was}, and this run has {now}. Set it back, or begin another run.")
         write_json(card, now)
@@ -311,8 +314,8 @@ def append(rollout: EmbodiedRolloutResult, step: Mapping[str, Any]) -> None:
 
 
 def n_step(columns: Mapping[str, Array], n: int, discount: float) -> dict[str, Array]:
-    """The columns ``[T, ...]`` of one episode with rewards summed over up to `n` steps, as `hilt.replay.assemble.NStep` does it: what a sum
-    ends with is what its row ends with. The rewards themselves are kept as ``reward``."""
+    """The columns ``[T, ...]`` of one episode with rewards (and the gripper's penalty) summed over up to `n` steps, as
+    `hilt.replay.assemble.NStep` does it: what a sum ends with is what its row ends with. The rewards themselves are kept as ``reward``."""
     steps = len(columns["rewards"])
     goes_on = ~(columns["terminated"] | columns["truncated"]).astype(bool)
     for path in [path for path in columns if path.startswith("observations/")]:
@@ -325,14 +328,19 @@ def n_step(columns: Mapping[str, Array], n: int, discount: float) -> dict[str, A
         inside[:, i] = inside[:, i - 1] & goes_on[window[:, i - 1]]
         window[:, i] = window[:, i - 1] + inside[:, i]
     taken = inside.sum(axis=1)
-    total = (np.where(inside, columns["rewards"][window], 0) * discount ** np.arange(n)).sum(axis=1)
+    powers = discount ** np.arange(n)
+    totals = {
+        path: (np.where(inside, column[window], 0) * powers).sum(axis=1).astype(column.dtype)
+        for path, column in columns.items()
+        if path in SUMMED
+    }
     last = window[np.arange(steps), taken - 1]
     ends = {path: column[last] for path, column in columns.items() if path in ("terminated", "truncated") or path.startswith("next_obs")}
     return {
         **columns,
         **ends,
         "reward": columns["rewards"],
-        "rewards": total.astype(columns["rewards"].dtype),
+        **totals,
         "n_steps": taken.astype(np.int64),
     }
 

@@ -19,6 +19,7 @@ from hilt.replay.runs import Runs
 from hilt.replay.schema import FOLLOWS
 from hilt.replay.snapshot import Snapshot
 from hilt.replay.view import View
+from hilt.runtime.recording import SUMMED
 
 AT_ONCE, MANY = 256, 5_000
 """Frames that go through a frozen encoder in one call; and the number of new steps, as after a restart, from which there is a message"""
@@ -68,8 +69,10 @@ class Table:
         self.before.take(slots, axis=0, out=z[0], mode="clip")  # every slot is there; the other modes make a copy first
         self.after.take(last, axis=0, out=z[1], mode="clip")
         batch = {path: column[slots] for path, column in self.columns.items()}
-        batch["terminated"], rewards = self.columns["terminated"][last], self.columns["rewards"]
-        batch["rewards"] = (np.where(inside, rewards[window], 0) * discount ** np.arange(n)).sum(axis=1).astype(rewards.dtype)
+        batch["terminated"] = self.columns["terminated"][last]
+        for path in SUMMED & self.columns.keys():
+            rewards = self.columns[path]
+            batch[path] = (np.where(inside, rewards[window], 0) * discount ** np.arange(n)).sum(axis=1).astype(rewards.dtype)
         return {"observations/z": z[0], "next_observations/z": z[1], **batch, "n_steps": taken}
 
     def _grow(self, least: int) -> None:

@@ -157,7 +157,8 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     keys = {"keys": wire.keys} if wire.keys else {}
     seen = ", ".join([*config.image_keys, *config.proprio_keys]) or "everything"
     encoder = f"{agent.encoder.kind} {agent.encoder.features}"
-    weights = f"{agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
+    actor = "reinforcement learning" if config.algorithm == "rlpd" else "imitation"  # its actions are made in another way
+    weights = f"{actor}, {agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
     return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
 
 
