@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from hilt.core.errors import ConfigError
+from hilt.policies.lora import HEADS
 from hilt.policies.small_vla import SmallVLA
 from hilt.runtime.episode import Episode
 from hilt.runtime.ranks import Alone
@@ -107,6 +109,22 @@ def test_a_critic_of_its_own_is_really_trained(worker: Any):
     assert figures["value_loss"] > 0
     assert all(torch.equal(p, policy[name]) for name, p in one.policy.named_parameters()), "the critic learns alone at first"
     assert any(not torch.equal(p, critic[name]) for name, p in one.critic.module.named_parameters())
+
+
+def test_with_adapters_a_critic_of_its_own_has_adapters_too(worker: Any):
+    one = worker("algorithm.estimator=gae", "critic.kind=separate", "lora.rank=2")
+    names = list(one.critic.trained)
+    assert all("lora_" in name or name.split(".")[0] in HEADS for name in names) and any("lora_" in name for name in names)
+    assert any(name.startswith("value_head.") for name in names), "its head is trained in full"
+
+
+def test_an_entropy_coefficient_of_fixed_noise_is_refused_when_the_policy_is_opened(tmp_path: Path):
+    sizes = {"width": 16, "depth": 1, "heads": 2, "keypoints": 2, "chunk": 2, "head": "flow"}
+    for kind in ("sde", "noise"):
+        first_policy(replace(config(), policy_options={**sizes, "flow": {"kind": kind}}), SIZES).save_pretrained(tmp_path / kind)
+        settings = replace(config("algorithm.entropy=0.01"), policy=str(tmp_path / kind), policy_options={})
+        with contextlib.nullcontext() if kind == "noise" else pytest.raises(ConfigError, match="the noise of a flow of kind sde is fixed"):
+            Worker(settings, tmp_path / f"run-{kind}", Alone()).close()
 
 
 def test_weights_that_are_trained_are_float32(tmp_path: Path):

@@ -66,6 +66,48 @@ def test_each_setting_moves_it_otherwise():
         assert not torch.allclose(torch.cat(list(trained(**change)[0].parameters())), usual, atol=1e-5), change
 
 
+class Judged(nn.Module):
+    """A policy with a value head, as far as an optimiser sees one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.value_head = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def loss(self) -> torch.Tensor:
+        return 100 * self.value_head(self.trunk(torch.ones(2, 3))).square().sum()
+
+
+def moved(ours: Trainee, **named: Any) -> tuple[float, float, dict[str, float]]:
+    """How far the trunk and the head went in the first step of AdamW, which is the learning rate; and the figures."""
+    before = {name: p.detach().clone() for name, p in ours.trained.items()}
+    ours.backward(ours.module.loss())  # type: ignore[operator]
+    figures = ours.step(0.5, **named)
+    far = {name: float((p.detach() - before[name]).abs().max()) for name, p in ours.trained.items()}
+    return far["trunk.weight"], far["value_head.weight"], figures
+
+
+def test_a_value_head_has_a_rate_a_clip_and_a_schedule_of_its_own():
+    torch.manual_seed(0)
+    usual, head = Optimiser(learning_rate=0.001, weight_decay=0.0), Optimiser(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0)
+    trunk, value, figures = moved(Trainee(Judged(), usual, head=head))
+    assert (trunk, value) == pytest.approx((0.001, 0.1), rel=1e-3)
+    assert figures["learning_rate"] == 0.001 and figures["critic_learning_rate"] == 0.1 and figures["critic_gradient_norm"] > 1
+    late = Optimiser(learning_rate=0.1, warmup_ratio=1.0, weight_decay=0.0)
+    assert moved(Trainee(Judged(), usual, head=late))[:2] == pytest.approx((0.001, 0.05), rel=1e-3)
+    assert moved(Trainee(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), "without: like the rest"
+
+
+@pytest.mark.parametrize("head", [None, Optimiser(learning_rate=0.1)])
+def test_the_head_alone(head: Optimiser | None):
+    ours = Trainee(Judged(), Optimiser(learning_rate=0.01), head=head)
+    trunk, value, figures = moved(ours, head_only=True)
+    assert trunk == 0 and value > 0 and len(figures) == 2
+    assert moved(ours)[0] > 0
+    again = Trainee(Judged(), Optimiser(learning_rate=0.01), head=head)
+    again.load_state_dict(ours.state_dict())
+    assert moved(ours)[2] == moved(again)[2] and all(torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained)
+
+
 def test_schedules():
     assert [learning_rate(Optimiser(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [0.1, 0.25, 0.5, 0.5]
     fall = Optimiser(learning_rate=1.0, warmup_ratio=0.2, schedule="cosine", min_lr_ratio=0.1)
@@ -115,7 +157,11 @@ def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
 def test_refused():
     module = Two()
     with pytest.raises(ConfigError, match="Two has no parameter that is trained"):
-        Trainee(module.requires_grad_(False), Optimiser())
+        Trainee(module.requires_grad_(False), Optimiser(learning_rate=0.1))
+    with pytest.raises(ConfigError, match="learning_rate is none, which only a run's settings can choose: give a number"):
+        Trainee(module.requires_grad_(True), Optimiser())
+    with pytest.raises(ConfigError, match="Two has no value_head that is trained, for which an optimiser was given"):
+        Trainee(module, Optimiser(learning_rate=0.1), head=Optimiser(learning_rate=0.1))
     ours = Trainee(module.requires_grad_(True), Optimiser(learning_rate=0.1))
     ours.backward(module.first.sum() * math.nan)
     with pytest.raises(ConfigError, match=r"the gradient's length is nan; lower optimiser.learning_rate=0.1"):

@@ -217,6 +217,29 @@ def test_a_critic_of_its_own_learns_first():
     assert np.allclose(actor.seen[0]["weight"], expected(settings, {**numbers(Toy()), **second}, judged(second))["weight"], atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["shared", "detached"])
+def test_a_value_head_learns_first_without_its_policy(kind: str):
+    """Its loss is all that there is meanwhile; afterwards both learn, each at its own rate."""
+    sizes: Any = {"image_size": 16, "state_dim": 1, "chunk": 1, "action_dim": 1, "width": 8, "heads": 2, "depth": 1, "keypoints": 2}
+    policy = SmallVLA(SmallVLAConfig(**sizes, value=kind, precision="float32"))
+    seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go"}
+    _, record = policy.act([seen] * 4, generator=torch.Generator().manual_seed(0))
+    made = [Episode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"") for i in range(4)]
+    trainee = Trainee(policy, Optimiser(learning_rate=1e-4), head=Optimiser(learning_rate=1e-2))
+    updater = Updater(PolicyGradient(estimator="gae", value_clip=0.0), trainee, critic_warmup=1)
+
+    def update() -> tuple[set[str], dict[str, float]]:
+        before = {name: p.detach().clone() for name, p in policy.named_parameters()}
+        figures = updater.update(made, [np.float32([i % 2]) for i in range(4)])
+        return {name.split(".")[0] for name, p in policy.named_parameters() if not torch.equal(p, before[name])}, figures
+
+    parts, figures = update()
+    assert parts == {"value_head"} and "policy_loss" not in figures and figures["critic_learning_rate"] == 1e-2
+    parts, later = update()
+    assert len(parts) > 1 and later["learning_rate"] == 1e-4 and later["critic_learning_rate"] == 1e-2
+    assert later["value_loss"] < figures["value_loss"] and "policy_loss" in later
+
+
 def test_a_term_besides():
     toy = Toy()
     actor, figures = updated(PLAIN, toy=toy, extra_loss=lambda: (0.5 * toy.weight.square().sum(), {"imitation": 4.0}))
@@ -260,7 +283,7 @@ def test_nothing_to_learn_from():
         (lambda: Updater(PolicyGradient(kl=KL["loss"]), Plain(Toy())), "kl.where=loss and no reference: give both, or neither"),
         (lambda: Updater(PLAIN, Plain(Toy()), reference=Toy()), "kl.where=none and a reference"),
         (lambda: Updater(PLAIN, Plain(Toy()), critic=Plain(Toy())), "a critic would do nothing with estimator=grpo"),
-        (lambda: Updater(PLAIN, Plain(Toy()), critic_warmup=3), "critic_warmup=3 would do nothing without a separate critic"),
+        (lambda: Updater(PLAIN, Plain(Toy()), critic_warmup=3), "critic_warmup=3 would do nothing with estimator=grpo"),
         (
             lambda: Updater(PolicyGradient(estimator="remax"), Plain(Toy())).update(*collected(MADE), baselines={0: 1.0}),
             "group 1 has no greedy",

@@ -6,12 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, SeveralErrors
+from hilt.policies.base import select
+from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recipes.vla import vla_debug
 from hilt.runtime import vla_config
+from hilt.runtime.episode import Episode, Start
+from hilt.runtime.trainee import Trainee
+from hilt.runtime.update import Updater
 from hilt.runtime.vla_config import Vla
 from tests.runtime.toy_vla import UP, config
 
@@ -36,7 +43,15 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a filter that misleads remax": (["algorithm.estimator=remax", "collect.dynamic_sampling=true"], "a greedy episode, is not one of"),
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
-    "an idle optimiser": (["algorithm.estimator=gae", "critic.kind=shared", "critic.optimiser.weight_decay=0"], "critic.kind=separate"),
+    "an idle optimiser": (["critic.optimiser.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),
+    "a critic without a rate": (
+        ["algorithm.estimator=gae", "critic.kind=shared", "critic.optimiser.learning_rate=null"], "optimiser.learning_rate=none: give a",
+    ),
+    "the entropy of fixed noise": (
+        ["algorithm.entropy=0.01", "policy_options.head=flow", "policy_options.flow={kind: cps}", "policy_options.bins=13",
+         "policy_options.smoothing=1.0"],
+        "algorithm.entropy=0.01 would do nothing: the noise of a flow of kind cps is fixed",
+    ),
     "an idle reference": (["reference.offload=true"], "offload=True would do nothing: it needs algorithm.kl.where"),
     "no classifier": (["rewards.learned=1"], "learned=1.0 would do nothing: it needs rewards.classifier=FOLDER"),
     "no coefficient": (["rewards.classifier=here"], "it needs a coefficient, rewards.learned=1"),
@@ -89,8 +104,9 @@ def test_the_sizes_in_words():
     assert said[2].startswith(
         "update: 1 epoch of 16 episodes, 8 in each step of the optimiser = 2 steps; passes of at most 64 chunks at each"
     )
-    assert said[3] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimiser"
-    assert said[4] == "validation: 3 times every eval state of every task"
+    assert said[3] == "learning rate: 0.01, where 0.0003 is usual for a small_vla"
+    assert said[4] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimiser"
+    assert said[5] == "validation: 3 times every eval state of every task"
     many = ["placement.kind=processes", "placement.ranks=3", "pool.workers=2", "algorithm.epochs=3", "collect.oversample_factor=1.5"]
     many += ["algorithm.batch.trajectories_per_step=0", "algorithm.batch.tokens_per_pass=2048", "max_seconds=60", "validation.episodes=5"]
     said = config(*many).arithmetic()
@@ -99,11 +115,48 @@ def test_the_sizes_in_words():
     assert said[2].startswith(
         "update: 3 epochs of 32 episodes, 32 in each step of the optimiser = 3 steps; passes of at most 2,048 tokens at"
     )
-    assert said[3].endswith("12 steps of the optimiser, or 60 s") and said[4] == "validation: 3 times 10 episodes"
+    assert said[4].endswith("12 steps of the optimiser, or 60 s") and said[5] == "validation: 3 times 10 episodes"
     stealing = config(*many, "collect.idle_ranks=steal")
     assert stealing.episodes == 48, "the third rank has a share of another one's task"
     never = replace(config().validation, before=False, period=0, after=False)
     assert replace(config(), validation=never).arithmetic()[-1] == "validation: none"
+
+
+def test_the_learning_rate_goes_by_what_is_trained(tmp_path: Path):
+    plain = Vla(tasks=[UP])
+    assert plain.optimiser.learning_rate is None and plain.settled().optimiser.learning_rate == 3e-4
+    assert "learning rate: 0.0003, as is usual for a small_vla" in plain.arithmetic() and plain.settled().arithmetic() == plain.arithmetic()
+    adapters = replace(plain, lora=replace(plain.lora, rank=8), policy=str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    large = replace(adapters, lora=plain.lora)
+    assert adapters.settled().optimiser.learning_rate == 1e-4 and large.settled().optimiser.learning_rate == 5e-6
+    (tmp_path / "config.json").write_text('{"model_type": "hilt_small_vla"}')
+    assert large.settled().optimiser.learning_rate == 3e-4
+    assert build(large, "optimiser.learning_rate=0.5").settled().optimiser.learning_rate == 0.5
+
+
+def test_plain_settings_learn_from_an_imitated_start():
+    """What was rarely done becomes usual within 20 training steps of the plain sizes: at 5e-6, the rate of a large policy, it does not."""
+    settings = Vla(tasks=["toy/right"]).settled()
+    policy = SmallVLA(SmallVLAConfig(image_size=16, state_dim=1, chunk=2, action_dim=2, precision="float32"))
+    seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go right"}
+    draws, shown = torch.Generator().manual_seed(0), np.tile(np.float32([0.3, 0.0]), (16, 2, 1))
+    teacher = Trainee(policy, settings.optimiser)
+    for _ in range(8):
+        teacher.backward(policy.supervised_loss([seen] * 16, shown, np.ones((16, 2), bool), draws)[0])
+        teacher.step(1.0)
+    updater, successes, size = Updater(settings.algorithm, Trainee(policy, settings.optimiser)), [], settings.collect.group_size
+    for step in range(20):
+        actions, record = policy.act([seen] * settings.collect.data_batch_size, generator=draws)
+        won = actions[:, :, 0].sum(1) > 1
+        made = [
+            Episode(Start("toy/right", "train", 0, 0, step * 8 + i // size, i % size), select(record, [i]), np.int32([2]), np.zeros(1),
+                    bool(w), 2, False, step, b"")
+            for i, w in enumerate(won)
+        ]  # fmt: skip
+        updater.update(made, [np.float32([w]) for w in won])
+        successes.append(float(won.mean()))
+    assert np.mean(successes[:4]) < 0.25 and np.mean(successes[-4:]) > np.mean(successes[:4]) + 0.15, successes
 
 
 def test_the_recipe_is_whole(monkeypatch: pytest.MonkeyPatch):

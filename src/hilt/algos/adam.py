@@ -29,7 +29,7 @@ class Adam:
         apart: bool = False,
         moments_on: str | None = None,
     ):
-        self.parameters, self.learning_rate, self._decay, self._betas = list(parameters), learning_rate, weight_decay, betas
+        self.parameters, self.learning_rate, self.weight_decay, self.betas = list(parameters), learning_rate, weight_decay, betas
         self._first, self._second = (
             [torch.zeros_like(p, requires_grad=False, device=moments_on) for p in self.parameters] for _ in range(2)
         )
@@ -54,9 +54,9 @@ class Adam:
                 [],
                 parts[4],
                 lr=self.learning_rate,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                weight_decay=self._decay,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=self.weight_decay,
                 eps=1e-8,
                 amsgrad=False,
                 maximize=False,

@@ -221,8 +221,8 @@ class PolicyGradient:
 class Optimiser:
     """AdamW, and how fast it goes."""
 
-    learning_rate: float = 5e-6
-    """At its highest"""
+    learning_rate: float | None = None
+    """At its highest; none, of a run's optimiser: by what is trained, 3e-4 for a small_vla, 1e-4 for adapters, 5e-6 for all of another"""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """How much of the mean gradient, and of the mean square, is kept at each step"""
     weight_decay: float = 0.01
@@ -239,7 +239,8 @@ class Optimiser:
     def check(self) -> None:
         _known(self, "schedule")
         share: tuple[float, float] = (0, 1)
-        _within(self, "optimiser", **dict.fromkeys(("learning_rate", "warmup_ratio", "min_lr_ratio"), share))
+        rate = ("learning_rate",) if self.learning_rate is not None else ()
+        _within(self, "optimiser", **dict.fromkeys((*rate, "warmup_ratio", "min_lr_ratio"), share))
         _within(self, "optimiser", weight_decay=(0, 10), gradient_clip=(0, 1e12))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimiser.betas is {self.betas}; expected two numbers from 0 to below 1, such as [0.9, 0.999].")

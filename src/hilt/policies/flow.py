@@ -65,6 +65,15 @@ class Flow:
         return self.steps if joint else 1
 
 
+def check_entropy(coefficient: float, kind: str) -> None:
+    """Raises for an entropy coefficient that no weight of a flow can answer to."""
+    if coefficient and kind != "noise":
+        raise ConfigError(
+            f"algorithm.entropy={coefficient:g} would do nothing: the noise of a flow of kind {kind} is fixed, and so is its entropy. "
+            "Leave it out, or give policy_options.flow.kind=noise, whose deviation is learned."
+        )
+
+
 class Step(NamedTuple):
     """What a field says of `x` [B, ...] at the times [B]."""
 

@@ -50,7 +50,7 @@ def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, valu
         policy = build()
         tokens = PROMPT + policy.chunk * policy.action_dim
         record = blank_record(policy, rows or max(1, config.algorithm.batch.tokens_per_pass // tokens))
-    return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config) if not value else None)
+    return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config))
 
 
 def blank_record(policy: Any, rows: int) -> Record:

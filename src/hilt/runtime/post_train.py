@@ -64,7 +64,7 @@ def begin_run(run: Path, recipe: str, config: Vla) -> Vla:
     problems.report()
     check_names(config)
     DISK.make_folders(run)
-    config, choice = settle(config)
+    config, choice = settle(config.settled())
     write_json(run / CARD, {"id": secrets.token_hex(8), "kind": KIND, "recipe": recipe, "changed": [], **described(choice)})
     freeze(config, run / CONFIG)
     return config

@@ -51,7 +51,7 @@ def frozen(kind: type[T], run: Path) -> T:
     setting = setting_of(config)
     if setting is None or setting.value != AUTO:
         return config
-    was = of_former_name(_document(config)).get("precision", FLOAT32)
+    was = of_former_name(document_of(config)).get("precision", FLOAT32)
     return _with_option(config, setting.name, was)
 
 
@@ -99,12 +99,12 @@ def setting_of(config: Any) -> Setting | None:
     options = of_former_name(config.policy_options)
     if str(options.get("dtype", FLOAT32)) != FLOAT32:  # weights that are not float32 decide in which precision they are multiplied
         return Setting("policy_options.dtype", str(options["dtype"]), config.device)
-    kind = "hilt_small_vla" if config.policy == "small_vla" else _document(config).get("model_type")
+    kind = "hilt_small_vla" if config.policy == "small_vla" else document_of(config).get("model_type")
     name = {"hilt_small_vla": "precision", "openvla": "compute"}.get(str(kind))
     return None if name is None else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)
 
 
-def _document(config: Any) -> dict[str, Any]:
+def document_of(config: Any) -> dict[str, Any]:
     """The config.json of the policy's folder; empty for a new policy."""
     path = local(config.policy) / "config.json"
     if config.policy == "small_vla" or not path.is_file():

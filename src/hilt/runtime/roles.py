@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hilt.algos.config import Optimiser
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.files import DISK
@@ -30,6 +31,7 @@ from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
+from hilt.policies.flow import check_entropy
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.policies.suites import Suite
 from hilt.policies.weights import read_json
@@ -57,6 +59,7 @@ class Worker:
     """All that a rank has."""
 
     def __init__(self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"):
+        config = config.settled()
         self._config, self._ranks, self._stop = config, ranks, stop
         self._run = rank_folder(config.placement, run, ranks.rank)
         self._said: list[str] = []
@@ -68,6 +71,8 @@ class Worker:
         self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
         self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
         self.policy = first_policy(config, self._sizes)
+        if (kind := flow_kind(self.policy)) is not None:
+            check_entropy(config.algorithm.entropy, kind)
         self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
         self.episodes: list[Episode] = []
         """Of the step that is under way"""
@@ -100,9 +105,12 @@ class Worker:
         reference = Reference(self.policy, config.reference.offload) if config.algorithm.kl.where != "none" else None
         critic = None
         if config.critic.kind == "separate":
-            critic = self._trainee(first_policy(config, self._sizes, value="shared"), config.critic.optimiser)
+            judge = first_policy(config, self._sizes, value="shared")
+            attach_adapters(judge, config)  # its value head is trained in full
+            critic = self._trainee(judge, config.critic.optimiser)
         attach_adapters(self.policy, config)
-        self.trainee, self.critic = self._trainee(self.policy, config.optimiser), critic
+        head = config.critic.optimiser if config.critic.kind in ("shared", "detached") else None
+        self.trainee, self.critic = self._trainee(self.policy, config.optimiser, head), critic
         extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
         self._extra = extra
         self.updater = Updater(
@@ -114,12 +122,12 @@ class Worker:
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
 
-    def _trainee(self, module: Policy, optimiser: Any) -> Any:
+    def _trainee(self, module: Policy, optimiser: Optimiser, head: Optimiser | None = None) -> Any:
         if self._config.sharding.enabled:
             from hilt.runtime.shard import Sharded
 
-            return Sharded(module, optimiser, self._ranks, self._config.sharding)
-        return Trainee(module, optimiser, self._ranks)
+            return Sharded(module, optimiser, self._ranks, self._config.sharding, head)
+        return Trainee(module, optimiser, self._ranks, head)
 
     # Collecting
 
@@ -318,6 +326,12 @@ def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device:
             "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
         )
     return policy
+
+
+def flow_kind(policy: Any) -> str | None:
+    """Where chance comes in, of a policy that answers by a flow; None of others."""
+    config: Any = getattr(policy, "config", None)
+    return config.flow.kind if hasattr(config, "flow") and getattr(config, "head", "flow") == "flow" else None
 
 
 def attach_adapters(policy: Any, config: Vla) -> None:

@@ -46,7 +46,7 @@ class Sharded(Trainee):
 
     lockstep = True
 
-    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks, sharding: Sharding):
+    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks, sharding: Sharding, head: Optimiser | None = None):
         sharding.check()
         if not isinstance(ranks, Joined):
             raise ConfigError("sharding needs ranks that have joined: open the group with joined=True.")
@@ -54,7 +54,7 @@ class Sharded(Trainee):
         self._units = _shard(module, sharding, self.device, ranks.size)
         self._offloaded: dict[str, Tensor] = {}
         self.moments_on = "cpu" if sharding.offload_optimiser else None
-        super().__init__(module, settings, ranks)
+        super().__init__(module, settings, ranks, head)
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)

@@ -1,5 +1,8 @@
 """A module that is trained, at one rank or at many: gradients of all ranks are added up, clipped, and AdamW moves the weights.
 
+A value head on a policy is a critic, and may have an optimiser of its own: a rate, a clip and a schedule. It begins untrained, and learns
+too slowly at the rate of a policy that was trained before.
+
 Every rank has the whole module, and makes the same moves: after each step the weights have the same bits everywhere. `shard.py` has the
 one that is cut into pieces.
 """
@@ -19,6 +22,8 @@ from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.runtime.ranks import Alone, Ranks
 
+HEAD = "value_head"
+"""What the module of a value head is called in every policy"""
 BUCKET = 1 << 23
 """Numbers that are added up over ranks in one call"""
 
@@ -31,29 +36,52 @@ class Trainee:
     moments_on: str | None = None
     """Where AdamW's moments lie: beside the weights, or on this device"""
 
-    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks | None = None):
-        settings.check()
-        self.module, self.settings, self.ranks = module, settings, ranks or Alone()
+    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks | None = None, head: Optimiser | None = None):
+        """`head`: how a value head is trained; none: like the rest."""
+        for each in (settings, *([] if head is None else [head])):
+            each.check()
+            if each.learning_rate is None:
+                raise ConfigError("optimiser.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6.")
+        self.module, self.settings, self.head, self.ranks = module, settings, head, ranks or Alone()
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ConfigError(f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients.")
+        self._of_head = [HEAD in name.split(".") for name in self.trained]
+        if head is not None and not any(self._of_head):
+            raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimiser was given: leave that out.")
         self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True, moments_on=self.moments_on)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this loss to what is there. Losses of all passes and ranks add up."""
         loss.backward()
 
-    def step(self, progress: float) -> dict[str, float]:
-        """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1."""
-        gradients, rate = self._gradients(), learning_rate(self.settings, progress)
-        length = self._norm([gradient for gradient in gradients if gradient is not None])
-        if not math.isfinite(length):
-            raise ConfigError(f"the gradient's length is {length}; lower optimiser.learning_rate={self.settings.learning_rate:g}.")
-        if self.settings.gradient_clip and length > self.settings.gradient_clip:
-            torch._foreach_mul_([g for g in gradients if g is not None], self.settings.gradient_clip / length)
-        self._move(gradients, rate)
+    def step(self, progress: float, head_only: bool = False) -> dict[str, float]:
+        """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1.
+
+        `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimiser of its own
+        begin with ``critic_``.
+        """
+        parts: list[tuple[str, Optimiser, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]
+        if self.head is not None:
+            parts = [("critic_", self.head, (True,)), *([] if head_only else [("", self.settings, (False,))])]
+        gradients, figures = self._gradients(), dict[str, float]()
+        for prefix, settings, heads in parts:
+            chosen = [gradient if head in heads else None for gradient, head in zip(gradients, self._of_head, strict=True)]
+            figures |= {prefix + name: value for name, value in self._descend(chosen, settings, progress).items()}
         for parameter in self.trained.values():
             parameter.grad = None
+        return figures
+
+    def _descend(self, gradients: Sequence[Tensor | None], settings: Optimiser, progress: float) -> dict[str, float]:
+        """Moves the weights that have a gradient here."""
+        there = [gradient for gradient in gradients if gradient is not None]
+        rate, length = learning_rate(settings, progress), self._norm(there)
+        if not math.isfinite(length):
+            raise ConfigError(f"the gradient's length is {length}; lower optimiser.learning_rate={settings.learning_rate:g}.")
+        if settings.gradient_clip and length > settings.gradient_clip:
+            torch._foreach_mul_(there, settings.gradient_clip / length)
+        self._adam.weight_decay, self._adam.betas = settings.weight_decay, settings.betas
+        self._move(gradients, rate)
         return {"gradient_norm": length, "learning_rate": rate}
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
@@ -111,6 +139,7 @@ class Trainee:
 
 def learning_rate(settings: Optimiser, progress: float) -> float:
     """Rises in a line during the warm-up; then stays, or falls as a half cosine until the end."""
+    assert settings.learning_rate is not None
     if progress < settings.warmup_ratio:
         return settings.learning_rate * progress / settings.warmup_ratio
     if settings.schedule == "constant":

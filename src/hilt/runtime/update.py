@@ -49,15 +49,18 @@ class Updater:
     ):
         """`critic`: trained apart; without, gae takes the policy's own value head. `reference`: a policy that stays as it is.
 
-        `extra_loss` is asked once in each step, at every rank; the mean over ranks counts. So many first updates move the critic alone.
+        `extra_loss` is asked once in each step, at every rank; the mean over ranks counts. So many first updates move the critic alone:
+        of a policy with a value head, that head.
         """
         settings.check()
         if (settings.kl.where != "none") != (reference is not None):
             raise ConfigError(f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither.")
         if critic is not None and settings.estimator != "gae":
             raise ConfigError(f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out.")
-        if critic_warmup and critic is None:
-            raise ConfigError(f"critic_warmup={critic_warmup} would do nothing without a separate critic: give one, or leave it out.")
+        if critic_warmup and settings.estimator != "gae":
+            raise ConfigError(
+                f"critic_warmup={critic_warmup} would do nothing with estimator={settings.estimator}: take gae, or leave it out."
+            )
         self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
         self.report: Report = silent
         self._extra, self._warmup, self._seed = extra_loss, critic_warmup, seed
@@ -197,7 +200,7 @@ class Updater:
 
     def _learn(self, rows: Rows, progress: float, blank: Record | None) -> dict[str, float]:
         moved = [self._critic] if self._critic is not None else []
-        moved += [self.actor] if self._acts else []
+        moved += [self.actor] if self._acts or self._critic is None else []
         names = self._actor_figures * self._acts + self._critic_figures
         sums, seen = dict.fromkeys(names, 0.0), list[dict[str, float]]()
         for trainee in moved:
@@ -217,7 +220,8 @@ class Updater:
                 shown = self._imitate() if self._extra is not None and self._acts else {}
                 for trainee in moved:
                     prefix = "" if trainee is self.actor else "critic_"
-                    shown |= {prefix + name: value for name, value in trainee.step(progress).items()}
+                    step = trainee.step(progress, head_only=trainee is self.actor and not self._acts)
+                    shown |= {prefix + name: value for name, value in step.items()}
                 seen.append(shown)
         for trainee in moved:
             trainee.module.eval()
@@ -266,7 +270,7 @@ class Updater:
     def _pass(self, rows: Rows, part: Tensor, share: Shares, blank: Record | None) -> dict[str, float]:
         """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
-        if self._acts:
+        if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
             loss = self._loss(rows, part, share, seen, figures) if len(part) else 0.0 * sum(x.sum() for x in seen if x is not None)
             self.actor.backward(loss)
@@ -277,6 +281,8 @@ class Updater:
 
     def _loss(self, rows: Rows, part: Tensor, share: Shares, seen: Any, figures: dict[str, Tensor]) -> Tensor:
         settings, device = self.settings, seen.log_prob.device
+        if not self._acts:
+            return self._value_loss(rows, part, share, seen.value, figures)
         mask, old, term, token = (x[part].to(device) for x in (rows.mask, rows.old, share.term, share.token))
         log_prob, there = terms(seen.log_prob, mask, settings.ratio)
         change = log_prob - terms(old, mask, settings.ratio)[0]

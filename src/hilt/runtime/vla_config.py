@@ -7,7 +7,7 @@ is one chunk that the policy was asked for. `Vla.arithmetic` says in words what 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from hilt.core.hub import local
 from hilt.envs.task import ready
 from hilt.observe.sinks import check_sinks
 from hilt.policies.base import check_effect
-from hilt.policies.small_vla import SmallVLAConfig
+from hilt.policies.flow import check_entropy
+from hilt.policies.small_vla import MODEL_TYPE, SmallVLAConfig
 from hilt.policies.weights import check_device
 from hilt.runtime.collect import Collecting
 from hilt.runtime.group import Placement, Sharding
+from hilt.runtime.precision import document_of
 from hilt.runtime.sft import Lora, words
 
 BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
@@ -31,6 +33,8 @@ BASELINES = {
     "remax": "the baseline, a greedy episode, is not one of those",
 }
 """Of the estimators that do not compare within a group: what goes wrong when groups are chosen by their outcome"""
+RATES = {"a small_vla": 3e-4, "adapters": 1e-4, "all weights of a large policy": 5e-6}
+"""Learning rates where none is given. Of adapters: RLinf's for OpenVLA and OFT with LoRA; of all weights: SimpleVLA-RL's, and pi_RL's"""
 CRITICS = ("none", "shared", "detached", "separate")
 
 
@@ -60,9 +64,9 @@ class Critic:
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
     own, begun from the same weights; "none" """
     optimiser: Optimiser = field(default_factory=lambda: Optimiser(learning_rate=1e-4))
-    """Of a separate one; a head learns as the policy does"""
+    """Of the critic, a head or a policy of its own: it begins untrained, and needs a higher rate than the policy"""
     warmup_steps: int = 0
-    """Training steps at the beginning in which a separate one learns alone"""
+    """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
 
 
 @dataclass
@@ -245,8 +249,10 @@ class Vla:
         near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
         problems.check(check_effect, self.collect, {"prefetch": near})
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
-        separate = ("critic.kind=separate", critic.kind == "separate")
-        problems.check(check_effect, critic, {"kind": ("algorithm.estimator=gae", gae), "optimiser": separate, "warmup_steps": separate})
+        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
+        if critic.optimiser.learning_rate is None:
+            problems.errors.append(ConfigError("critic.optimiser.learning_rate=none: give a number, such as 1e-4."))
+        problems.check(self._check_entropy)
         problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
         problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
@@ -271,6 +277,27 @@ class Vla:
                 f"{BASELINES[estimator]}, so that advantages would be wrong. Give false for "
                 f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
             )
+
+    def _check_entropy(self) -> None:
+        """Of a policy that is made here; one of a folder is asked when it is opened."""
+        if self.algorithm.entropy and self.policy == "small_vla":
+            options = SmallVLAConfig.from_json(self.policy_options)
+            if options.head == "flow":
+                check_entropy(self.algorithm.entropy, options.flow.kind)
+
+    def settled(self) -> Vla:
+        """With the learning rate as a number, chosen by what is trained where none was given."""
+        if self.optimiser.learning_rate is not None:
+            return self
+        return replace(self, optimiser=replace(self.optimiser, learning_rate=RATES[self._trains]))
+
+    @property
+    def _trains(self) -> str:
+        """What is trained, in words."""
+        if self.lora.rank:
+            return "adapters"
+        small = self.policy == "small_vla" or document_of(self).get("model_type") == MODEL_TYPE
+        return "a small_vla" if small else "all weights of a large policy"
 
     def _check_limits(self) -> None:
         validation = self.validation
@@ -330,6 +357,12 @@ class Vla:
     def _factors(self) -> str:
         return f"{self.collect.data_batch_size} of each of {_many(self._working, 'rank')} with work"
 
+    def _rates_in_words(self) -> str:
+        usual, rate = RATES[self._trains], self.optimiser.learning_rate
+        compared = f"as is usual for {self._trains}" if rate in (None, usual) else f"where {usual:g} is usual for {self._trains}"
+        head = f"; of the critic {self.critic.optimiser.learning_rate:g}" if self.critic.kind != "none" else ""
+        return f"learning rate: {usual if rate is None else rate:g}, {compared}{head}"
+
     def arithmetic(self) -> list[str]:
         """What the sizes come to, a line for each part of a training step."""
         collect, batch, epochs = self.collect, self.algorithm.batch, self.algorithm.epochs
@@ -344,6 +377,7 @@ class Vla:
             f"training step: {self._factors} = {self.episodes} episodes = {groups} groups of {collect.group_size}{more}",
             f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimiser = {_many(steps, 'step')}; "
             f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
+            self._rates_in_words(),
             f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
             f"{self.max_steps * steps:,} steps of the optimiser" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
         ]
