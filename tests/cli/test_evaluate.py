@@ -72,6 +72,20 @@ def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):
     assert run(str(trained), "--videos", "1").count(".mp4") == 1
 
 
+def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    silent = make_run(tmp_path / "silent", silent=True)
+    monkeypatch.setattr("hilt.envs.rewards.ask_on_console", lambda question, seconds: "state 2" in question)
+    said = run(str(silent), "--ask", "--json", str(tmp_path / "out.json"))
+    assert "decided by" in said and "the person who was asked" in said and "1 of 6" in said
+    assert json.loads((tmp_path / "out.json").read_text())["decided_by"] == ["person"]
+    config_file = silent / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("classifier: ''", "classifier: folder"))
+    monkeypatch.setattr("hilt.runtime.reward.reward_function", lambda folder, space: lambda seen: True)
+    said = run(str(silent), "--ask")
+    assert "success in 6 of 6; right in 1: 5 false successes, 0 missed" in said
+    assert "the reward classifier: the task does not say, and nobody was asked (--ask)" in run(str(silent))
+
+
 def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
     def together(plan: Any, weights: Any, tries: Any, workers: int) -> Any:
         raise ConfigError(f"{workers} processes for {len(tries)} tries with {len(weights) > 0} weights")

@@ -16,7 +16,7 @@ import pytest
 from hilt.core.errors import ConfigError, MissingPackageError, StorageError, UnknownNameError, UnsafeError
 from hilt.envs import libero
 from hilt.envs.libero import SPLITS, STEP_LIMITS, STORED, SUITES, LiberoEnv
-from hilt.envs.task import check_task, make, ready
+from hilt.envs.task import check_task, make, ready, split_to_report
 from hilt.policies.suites import suite
 
 BOWL = "pick_up_the_black_bowl_next_to_the_plate"
@@ -39,6 +39,9 @@ class Eye:
 class StandIn:
     """With LIBERO's method names: things fall a little in each step, and the task succeeds when the third action's x sums to 3."""
 
+    solved = 0.0
+    """What the next reset draws as the sum that is success from 3 on"""
+
     def __init__(self, size: int | None) -> None:
         self.size, self.state, self.actions, self.drawn, self.looked = size, np.zeros(3), [], [], 0
         self._observables = {key: Eye() for key in [*libero.STATE, "bowl_pos", *(libero.CAMERAS if size else ())]}
@@ -55,7 +58,8 @@ class StandIn:
 
     def reset(self) -> None:
         self.drawn.append(np.random.uniform())
-        self.state, self.actions = np.zeros(3), []
+        self.state, self.actions = np.array([self.drawn[-1], self.solved, 0.0]), []
+        self.solved = 0.0
         self.controller.goal_pos[:] = 0  # as a new controller has it
         self.sim._render_context_offscreen.scn.flags[:] = 1  # as after a hard reset
 
@@ -132,10 +136,31 @@ def test_no_state_of_training_is_one_of_evaluation(installed: Path) -> None:
             env.reset(options={"split": split, "state": state})
             assert env.state()[0] == numbers[state] * 3 / 1000
     everything = make("libero_spatial/0", splits={"train": [0, 50], "eval": [0, 50]}, wait_steps=0, image_size=None)
-    assert everything.initial_states == {"train": 50, "eval": 50}
-    for wrong in ({"train": [0, 51]}, {"train": [5, 5]}, {}):
-        with pytest.raises(ConfigError, match="expected"):
+    assert everything.initial_states == {"train": 50, "eval": 50, "published": 50, "new": 50}
+    assert everything.states_of_train["published"] == 50 and env.states_of_train == {"train": 30, "eval": 0, "test": 0, "published": 30}
+    for wrong in ({"train": [0, 51]}, {"train": [5, 5]}, {"new": [0, 5]}, {}):
+        with pytest.raises(ConfigError, match=r"expected|this one is LIBERO's own"):
             make("libero_spatial/0", splits=wrong)
+
+
+def test_the_published_states_are_all_fifty_and_new_ones_are_none_of_them(installed: Path) -> None:
+    """Five hundred episodes of a suite of ten tasks, as published; or as many placements that LIBERO itself draws."""
+    env = make("libero_spatial/0", wait_steps=0, image_size=None)
+    stored = [float(env.unwrapped._stored[number][0]) for number in range(STORED)]
+    found: dict[str, list[float]] = {"published": [], "new": []}
+    for split in found:
+        assert env.initial_states[split] == 50
+        for state in range(50):
+            env.reset(options={"split": split, "state": state})
+            found[split].append(float(env.state()[0]))
+    assert found["published"] == stored and len({*found["new"], *stored}) == 100
+    env.unwrapped._sim.solved = 3.0  # the first that is drawn is solved already: another one takes its place
+    env.reset(options={"split": "new", "state": 7})
+    assert env.state()[0] not in (found["new"][7], *stored)
+    env.reset(options={"split": "new", "state": 7})
+    assert env.state()[0] == found["new"][7], "the same each time"
+    assert env.unwrapped._sim.drawn[-1] == env.unwrapped._sim.drawn[1], "fixtures stand where seed 0 puts them, as for stored states"
+    assert split_to_report(env.initial_states) == "published" and split_to_report({"train": 1, "test": 1}) == "test"
 
 
 def test_a_chunk_is_seen_once_and_ends_where_the_episode_does(installed: Path) -> None:

@@ -20,6 +20,7 @@ from hilt.core.errors import ConfigError, DeadlineError, UnknownNameError
 from hilt.envs.rate import Rate
 from hilt.envs.rewards import HumanClassifierWrapper, MultiCameraBinaryRewardClassifierWrapper, MultiStageBinaryRewardClassifierWrapper
 from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.task import as_task
 from hilt.envs.wrappers import (
     ChunkingWrapper,
     DualQuat2EulerWrapper,
@@ -442,8 +443,16 @@ def test_a_classifier_gives_the_reward_and_ends_the_episode():
     assert env.reset()[1]["succeed"] is False
     _, *first = env.step(np.zeros(7))
     _, *second = env.step(np.zeros(7))
-    assert first == [0.0, False, False, {"succeed": False}]
-    assert second == [1.0, True, False, {"succeed": True}] and type(second[1]) is bool
+    assert first == [0.0, False, False, {"succeed": False, "task_success": None}]
+    assert second == [1.0, True, False, {"succeed": True, "task_success": None}] and type(second[1]) is bool
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_what_the_task_itself_says_stays_beside_the_classifiers_word(truth: bool):
+    env = MultiCameraBinaryRewardClassifierWrapper(as_task(ScriptedEnv(), success=lambda *_: truth, step_limit=9), lambda obs: not truth)
+    env.reset()
+    info = env.step(np.zeros(7))[4]
+    assert (info["succeed"], info["task_success"]) == (not truth, truth)
 
 
 @pytest.mark.parametrize("verdict", [0, 1])

@@ -104,6 +104,50 @@ def test_a_task_that_does_not_say_whether_it_succeeded():
     assert lost.success is None, "an episode that was lost tells nothing"
 
 
+def test_a_classifier_that_is_wrong_is_not_measured_in_place_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It calls the second place a success, wherever the goal is. The walker of state n succeeds at place n + 1, within four steps."""
+    monkeypatch.setattr("hilt.runtime.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2)
+    settings = replace(config(), classifier="folder")
+    done = evaluate(settings, Walker(), folder=tmp_path)
+    assert [(one.success, one.verdict, one.judge, one.steps) for one in done.outcomes] == [
+        (True, False, "task", 1),  # the task ends it, and the classifier has missed it
+        (True, True, "task", 2),
+        *[(False, True, "task", 2)] * (STATES - 2),  # the classifier ends it, as in the run
+    ]
+    assert done.success == 2 / STATES
+    card = done.card()
+    assert card["decided_by"] == ["task"] and card["classifier"] == {
+        "episodes": STATES,
+        "verdicts_of_success": STATES - 1,
+        "agree": 1,
+        "false_successes": STATES - 2,
+        "missed_successes": 1,
+    }
+    with Log.open(done.folder / "log", "r") as log:
+        about = log.facts.about(log.trajectories()[3])
+        assert (about["success"], about["verdict"], about["judge"]) == (False, True, "task")
+
+
+def test_where_the_task_does_not_know_a_person_is_asked(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def ask(question: str, seconds: float) -> bool:
+        asked.append(question)
+        return len(asked) > 2
+
+    done = evaluate(config(silent=True), Walker(), ask=ask)
+    assert done.judges == ["person"] and done.successes == STATES - 2 and done.agreement is None
+    assert asked[1] == "episode from state 1, 2 steps: success? (1/0) "
+    assert evaluate(config(), Walker(), ask=ask).judges == ["task"] and len(asked) == STATES, "where it knows, nobody is asked"
+    monkeypatch.setattr("hilt.runtime.reward.reward_function", lambda folder, space: lambda seen: seen["state"]["left/place"][0] >= 2)
+    settings = replace(config(silent=True), classifier="folder")
+    alone, both = evaluate(settings, Walker()), evaluate(settings, Walker(), ask=ask)
+    assert alone.judges == ["classifier"] and alone.successes == STATES - 1 and alone.agreement is None
+    assert both.judges == ["person"] and both.successes == STATES and both.agreement and both.agreement["missed_successes"] == 1
+    with pytest.raises(ConfigError, match="2 workers, and a person is to be asked after each episode"):
+        evaluate(config(), Walker(), ask=ask, workers=2)
+
+
 def test_it_is_recorded(tmp_path: Path):
     done = evaluate(config(), Walker(), folder=tmp_path / "evaluations", update=30)
     assert done.folder == tmp_path / "evaluations" / "test-00000030"

@@ -77,6 +77,21 @@ def test_a_grippers_penalty_is_summed_over_the_same_steps_as_the_reward(memory_p
     experience.close()
 
 
+def test_with_a_classifier_what_the_task_itself_says_is_kept_and_told(memory_path: Path):
+    """A run that an older version began without this column goes on, and knows nothing of what was before."""
+    older = experience_for(memory_path / "run")
+    fill(older.log, range(1))
+    older.close()
+    experience = experience_for(memory_path / "run", classifier="folder")
+    for number, truth in ((1, 1), (2, 0)):
+        with experience.log.episode(actor="toy", boot="1", store="actor_env") as running:
+            for step in episode(number):
+                running.append({**step, "task_success": np.int8(truth)})
+    told = [(one["success"], one["task_success"]) for one in experience.finished()]
+    assert told == [(True, None), (False, True), (True, False)]
+    experience.close()
+
+
 @pytest.mark.parametrize("batch_size", [16, 15])
 def test_every_batch_is_half_and_half_by_exact_count(filled: Experience, batch_size: int):
     steps = {point: step for number in range(6) for point, step in known(number, human=(1, 2), lost=(2,)).items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,12 +34,22 @@ def evaluate(
     checkpoint: Annotated[
         str, _option("WHICH", "last, best (on the split eval), or its number of learner or training steps. Of sft: leave it out.")
     ] = "last",
-    split: Annotated[str, _option("NAME", "Whose initial states are tried.")] = "test",
+    split: Annotated[
+        str, _option("NAME", "Whose initial states are tried.", "published where a task has it (LIBERO: 50 of each task), else test")
+    ] = "",
     episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Actions are drawn as in training, not the likeliest ones.")] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
     videos: Annotated[int, _option("N", "Make videos of the first so many episodes.", min=0)] = 0,
     workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,
+    ask: Annotated[
+        bool | None,
+        typer.Option(
+            "--ask/--no-ask",
+            help="Ask you here after each episode whether it succeeded, where the task does not say.",
+            show_default="on an arm, at a terminal",
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything there too.", show_default=False)
     ] = None,
@@ -59,20 +70,36 @@ def evaluate(
     with PROGRESS.phases() as report:
         report(f"loading the policy of {run}")
         if post_train.is_run(run):
+            if ask is not None:
+                raise ConfigError(f"--ask: the tasks of {run} say themselves whether they succeeded. Leave it out.")
             options |= {"episodes": episodes or 0, "workers": workers if workers > 1 else 0}
-            made = post_train.evaluate(run, checkpoint, split, watch=partial(report, f"{run}, {split} states"), **options)
+            made = post_train.evaluate(
+                run, checkpoint, split, watch=partial(report, f"{run}, {split} states".replace("  ", " ")), **options
+            )
             report("")
             for done in made:
                 cards.append(done.card())
                 show(done)
         for config, agent, update in () if cards else _tried(run, checkpoint, workers):
             more: dict[str, Any] = {"update": update, "folder": run / "evaluations", "report": report, **options}
-            done = tried(config, agent, split, **more)
+            done = tried(config, agent, split, ask=_asking(ask, config), **more)
             report("")
             cards.append(done.card())
             show(done)
+    if len(cards) > 1:
+        show_all(cards)
     if json_file is not None:
         DISK.replace(json_file, json.dumps(cards[0] if len(cards) == 1 else cards, indent=1).encode() + b"\n", durable=False)
+
+
+def _asking(wanted: bool | None, config: Any) -> Any:
+    """What asks the person at the console, if somebody is to be asked: by default on an arm, whose task may not know, at a terminal."""
+    from hilt.envs.rewards import ask_on_console
+    from hilt.runtime.workplace import spaces
+
+    if wanted is None:
+        wanted = sys.stdin.isatty() and spaces(config).keeps_rate
+    return ask_on_console if wanted else None
 
 
 def _warnings(run: Path) -> list[str]:
@@ -105,6 +132,18 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
     yield config, agent, found.update
 
 
+def show_all(cards: Sequence[Mapping[str, Any]]) -> None:
+    """All tasks of a run together, every episode counted."""
+    from hilt.observe.metrics import wilson
+
+    if any(card["success"] is None for card in cards):
+        return
+    successes, episodes = (sum(card[name] for card in cards) for name in ("successes", "episodes"))
+    low, high = wilson(successes, episodes)
+    share = f"{100 * successes / episodes:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
+    typer.echo(f"all {len(cards)} tasks, split {cards[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
+
+
 def show(done: Evaluation) -> None:
     from rich.console import Console
 
@@ -114,6 +153,7 @@ def show(done: Evaluation) -> None:
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
         ["policy", f"after {done.update:,} learner steps, actions {'drawn' if done.sample else 'the likeliest'}, nobody else acts"],
         ["success", "–: the environment does not tell" if done.success is None else f"{done.successes} of {len(done.outcomes)}: {share}"],
+        *_judged(done),
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
         ["episode length", f"{card['length']:.1f} steps"],
         ["return", f"{card['return']:.3f}"],
@@ -129,5 +169,27 @@ def show(done: Evaluation) -> None:
     Console(width=wide, soft_wrap=True).print(table("", "", rows=rows))
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+JUDGES = {
+    "task": "the task itself",
+    "person": "the person who was asked",
+    "classifier": "the reward classifier: the task does not say, and nobody was asked (--ask), so its mistakes count too",
+    "": "nobody",
+}
+
+
+def _judged(done: Evaluation) -> list[list[object]]:
+    """Whether it is a test of new states; who decided the success, where it is not plain, and what the classifier says beside it."""
+    rows: list[list[object]] = []
+    if done.of_train:
+        rows.append(["of training", f"{done.of_train} of the states of {done.split} are of the split train, too"])
+    if done.agreement or set(done.judges) - {"task", ""}:
+        rows.append(["decided by", "; ".join(JUDGES[judge] for judge in done.judges)])
+    if (told := done.agreement) is not None:
+        wrong = f"{_many(told['false_successes'], 'false success', 'es')}, {told['missed_successes']:,} missed"
+        says = f"success in {told['verdicts_of_success']:,} of {told['episodes']:,}; right in {told['agree']:,}: {wrong}"
+        rows.append(["classifier says", says])
+    return rows
+
+
+def _many(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count:,} {noun}{plural * (count != 1)}"

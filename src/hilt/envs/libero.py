@@ -4,7 +4,9 @@ Observations have LIBERO's names, and its pictures are upside down as there; `hi
 action is ``[dx dy dz drx dry drz grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
 
 An episode begins in one of the 50 states that LIBERO stores for a task, after `wait_steps` steps in which things fall to rest. The states
-are shared out: no one of training is one of evaluation. Fixtures are no part of a stored state: they stand where LIBERO's first reset
+are shared out: no one of training is one of evaluation. Two further splits are for `hilt eval`: "published" has all 50, which are the 500
+episodes of a suite that others report, and "new" has 50 placements that LIBERO's own reset draws, none of which is in its files.
+Fixtures are no part of a stored state: they stand where LIBERO's first reset
 with seed 0 puts them, in every episode, so that a state is one and the same scene each time.
 
 Pictures cost ten times as much as physics: of a chunk of actions (`step_chunk`) only the last is seen. They are those that LIBERO gives
@@ -44,6 +46,10 @@ STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, 
 SPLITS = {"train": range(30), "eval": range(30, 40), "test": range(40, 50)}
 """The stored states of each split"""
 STORED = 50
+NEW = 50
+"""Placements of the split "new", as many as are stored"""
+FIRST_NEW = 1_000_000
+"""Their seeds begin here; LIBERO's files were drawn with none of these"""
 CAMERAS = {"agentview_image": "agentview", "robot0_eye_in_hand_image": "robot0_eye_in_hand"}
 STATE = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 WAIT = np.array([0, 0, 0, 0, 0, 0, -1.0])
@@ -91,7 +97,9 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         self._assets = assets_folder(assets)
         self.image_size, self.step_limit, self._wait = image_size, step_limit or STEP_LIMITS[suite], wait_steps
         self._effects = {_SHADOW: shadows, _REFLECTION: reflections}
-        self.initial_states = {split: len(states) for split, states in self._splits.items()}
+        self.initial_states = {split: len(states) for split, states in self._splits.items()} | {"published": STORED, "new": NEW}
+        self.states_of_train = {split: len(set(states) & set(self._splits.get("train", ()))) for split, states in self._stored_of().items()}
+        """How many states of a split are of the split train, too"""
         name = task_names(suite)[number]
         self.instruction = re.sub(r"^.*SCENE\d+_", "", name).replace("_", " ")
         self._stored = stored_states(suite, number)
@@ -112,8 +120,22 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
             raise UnknownNameError("reset option", min(unknown), ["split", "state"])
         split = options.get("split", next(iter(self.initial_states)))
         state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
-        raw = self.begin(self._stored[self._splits[split][state]])
+        stored = self._stored_of()
+        raw = self.begin(self._stored[stored[split][state]] if split in stored else self.new_placement(state))
         return self._seen(raw), {"succeed": self.succeeded(), "split": split, "state": state}
+
+    def _stored_of(self) -> dict[str, Sequence[int]]:
+        """The stored states of each split that has such."""
+        return {**self._splits, "published": range(STORED)}
+
+    def new_placement(self, number: int) -> np.ndarray:
+        """A state that LIBERO's own reset draws, for `begin`: the same for a number each time, and not solved already."""
+        for turn in range(100):
+            with _seeded(FIRST_NEW + number + turn * NEW):
+                _reset(self._sim)
+            if not self.succeeded():
+                return self.state()
+        raise ConfigError(f"{self._suite}/{self._number}: 100 new placements in a row are solved already. Take --split published.")
 
     def begin(self, flattened: Any) -> Mapping[str, Any]:
         """Set the whole simulator to a state, as LIBERO flattens it, and wait; gives what is then seen."""
@@ -320,6 +342,8 @@ def _shared_out(splits: Mapping[str, Sequence[int]] | None) -> dict[str, range]:
     for split, ends in splits.items():
         if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= STORED:
             raise ConfigError(f"splits[{split!r}]={list(ends)}: expected [first, end] within the {STORED} stored states, such as [0, 30].")
+    if taken := {"published", "new"} & splits.keys():
+        raise ConfigError(f"splits[{min(taken)!r}]: this one is LIBERO's own. Choose another name, such as 'eval'.")
     if not splits:
         raise ConfigError("splits={}: expected at least one split, such as {'train': [0, 30]}.")
     return {split: range(*ends) for split, ends in splits.items()}
@@ -391,10 +415,10 @@ def _reset(sim: Any) -> None:
 
 
 @contextlib.contextmanager
-def _seeded() -> Iterator[None]:
-    """LIBERO draws from numpy's global generator: it finds it seeded with 0, and everybody else finds it as it was."""
+def _seeded(seed: int = 0) -> Iterator[None]:
+    """LIBERO draws from numpy's global generator: it finds it seeded, and everybody else finds it as it was."""
     before = np.random.get_state()
-    np.random.seed(0)
+    np.random.seed(seed)
     try:
         yield
     finally:

@@ -13,23 +13,31 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError
 from hilt.envs.rate import Rate
+from hilt.envs.task import TASK_SUCCESS, success_of
 
 Classifier = Callable[[Any], Any]
 
 
 class _RewardWrapper(gymnasium.Wrapper):
-    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit."""
+    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit. What the task itself says of
+    success stays in ``task_success`` beside a classifier's word: None where it does not say, as an arm without a target pose."""
+
+    classifies = True
+    """Whether it may be wrong: a person's word is the truth"""
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(**options)
-        return obs, {**info, "succeed": False}
+        return obs, {**info, "succeed": False, **self._truth(info)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         if "marked" in info:  # a person has said success or failure, by ``TakeOver``'s device: their word counts
             return obs, float(reward), bool(terminated), bool(truncated), info
         reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
-        return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed}
+        return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed, **self._truth(info)}
+
+    def _truth(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {TASK_SUCCESS: success_of(info)} if self.classifies else {}
 
     def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
         """(reward, whether the task is done) of a step; `ended`: the episode ends with it in any case."""
@@ -86,6 +94,8 @@ class HumanClassifierWrapper(_RewardWrapper):
 
     `ask(question, seconds)` gives True or False, or raises ``DeadlineError``; by default it reads 1 or 0 from the console.
     """
+
+    classifies = False
 
     def __init__(self, env: gymnasium.Env, ask: Callable[[str, float], bool] | None = None, answer_seconds: float = 600.0):
         super().__init__(env)

@@ -176,7 +176,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
         self._each(lambda arm: arm.begin((*numbers, self.arms.index(arm)), joints))
         self._steps = 0
-        return self.look(), {"succeed": all(self._successes()), "split": split, "state": state}
+        return self.look(), {"succeed": _all(self._successes()), "split": split, "state": state}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self.simulation is None:
@@ -190,8 +190,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         obs = self._observed()
         self._steps += 1
         successes = self._successes()
-        info = {"succeed": all(successes), "period_seconds": period}
-        return obs, float(all(successes)), any(successes), self._steps >= self.step_limit, info
+        info = {"succeed": _all(successes), "period_seconds": period}
+        return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
 
     def look(self) -> dict[str, Any]:
         """What is seen now; the next period begins now. For whoever waits between a reset and the first step."""
@@ -242,10 +242,10 @@ class _Arms(gymnasium.Env[Any, Any]):
         return {**merged, "images": images} if images else merged
 
     def _successes(self) -> list[bool]:
-        """Of each arm that has a target pose; else what the simulation says. A real arm without a target never succeeds by itself."""
+        """Of each arm that has a target pose; else what the simulation says. Of a real arm without a target nobody knows: none."""
         if targets := [(arm, target) for arm in self.arms if (target := arm.config.target_pose) is not None]:
             return [arm.is_at(target) for arm, target in targets]
-        return [bool(self.simulation and self.arms[0].client.post("scene", {})["succeed"])]
+        return [bool(self.arms[0].client.post("scene", {})["succeed"])] if self.simulation else []
 
     def _each(self, function: Callable[[Arm], T]) -> list[T]:
         """For all arms at the same time; an error is raised when all have ended."""
@@ -429,3 +429,8 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
         configs.append(build(RobotConfig(), where, options, *([{"cameras": own}] if own else [])))  # empty would take a file's away
     shared = build(RobotConfig(), {"cameras": cameras}).cameras
     return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)
+
+
+def _all(successes: list[bool]) -> bool | None:
+    """Whether all succeeded; None where nobody knows."""
+    return all(successes) if successes else None

@@ -80,6 +80,8 @@ class Simulators:
                 self._leave(slot)
                 words, limit, states = (env.get_wrapper_attr(name) for name in ("instruction", "step_limit", "initial_states"))
                 about = {"instruction": str(words), "step_limit": int(limit), "initial_states": {k: int(n) for k, n in states.items()}}
+                if env.has_wrapper_attr("states_of_train"):
+                    about["states_of_train"] = {k: int(n) for k, n in env.get_wrapper_attr("states_of_train").items()}
                 return {"slot": slot, "about": {**about, "action_dim": int(np.prod(env.action_space.shape))}}
             if "task" in asked:
                 return self._begin(slot, asked)

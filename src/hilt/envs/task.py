@@ -8,7 +8,8 @@ A task is a ``gymnasium.Env`` that also has, itself or in one of its wrappers,
   ``reset(options={"split": "eval", "state": 7})`` begins exactly there, without options in a random state of the first split;
 - success in ``info`` of every reset and step: see `success_of`.
 
-It may have ``control_hz``; ``expert()``, which gives a function without arguments that gives the next action; ``views()``, pictures by
+It may have ``control_hz``; ``states_of_train``, how many states of a split are of the split train, too; ``expert()``, which gives a
+function without arguments that gives the next action; ``views()``, pictures by
 name that are larger than a policy's, for a person who drives; ``step_chunk(actions)``, see the function of that name; and ``snapshot()``
 and ``restore(snapshot)``, with which one environment carries on many episodes in turns, each as if it were alone.
 
@@ -46,6 +47,10 @@ _FACTORIES: dict[str, Callable[..., Any] | str] = {
     "robotwin": "hilt.envs.robotwin:robotwin",
     "robotwin2": "hilt.envs.robotwin:robotwin2",
 }
+
+
+TASK_SUCCESS = "task_success"
+"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: what the task itself says, None where it does not"""
 
 
 def success_of(info: Mapping[str, Any]) -> bool | None:
@@ -218,6 +223,11 @@ class PlainTask(gymnasium.Wrapper):
         if succeeded is not None:
             info = {**info, "succeed": succeeded}
         return observation, reward, bool(terminated), truncated, info
+
+
+def split_to_report(states: Mapping[str, int]) -> str:
+    """The split that an evaluation takes by default: the states that published figures are of, where a task has them; else "test"."""
+    return "published" if "published" in states else "test"
 
 
 def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:

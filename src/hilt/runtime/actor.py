@@ -28,7 +28,7 @@ from hilt.core.files import DISK, read, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trajectory import Source
 from hilt.envs.rate import Rate
-from hilt.envs.task import success_of
+from hilt.envs.task import TASK_SUCCESS, success_of
 from hilt.policies.precision import AUTO
 from hilt.replay import QueuedDataStore
 from hilt.runtime.agent import make_agent
@@ -203,6 +203,8 @@ class Actor:
             self._says = "no" if self._says == "not yet" else self._says
             self.acted.episodes += 1
             how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
+            if info.get(TASK_SUCCESS) not in (None, success_of(info)):
+                how += f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
             by = f", {human} by a person" if human else ""
             self._say(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
 
@@ -240,6 +242,9 @@ class Actor:
                 "succeed": np.bool_(bool(succeed)),
                 "lost": np.bool_(info.get("lost", False)),
                 **self._penalty(info),
+                **(
+                    {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])} if self._config.classifier else {}
+                ),
             }
         )
         self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()

@@ -3,6 +3,9 @@
 Nobody can take over, and the policy does what it thinks best (`sample`: what it draws, as in training). Each episode has a seed of its
 own that follows from the evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval
 (Wilson's). An episode in which the environment fails is lost, and shown.
+
+Success is what the task itself says. Where it does not, as on an arm, a person can be asked after each episode. A reward classifier ends
+episodes as it does in the run, and its verdict is kept beside the success; it decides only where nobody else knows.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
-from hilt.envs.task import success_of
+from hilt.envs.task import TASK_SUCCESS, split_to_report, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter, file_name
@@ -60,12 +63,16 @@ class Outcome:
     """The initial state's number in its split"""
     seed: int
     success: bool | None
-    """None when the environment does not say"""
+    """None when nobody knows"""
     steps: int
     total: float
     """Sum of its rewards"""
     error: str = ""
     """What the environment raised: the episode is lost"""
+    verdict: bool | None = None
+    """What the run's reward classifier says of it; None when there is none"""
+    judge: str = "task"
+    """Who decided the success: the "task", a "person" who was asked, the "classifier", or nobody: empty"""
 
 
 @dataclass
@@ -83,6 +90,8 @@ class Evaluation:
     folder: Path | None = None
     """Where it is recorded"""
     videos: list[Path] = field(default_factory=list)
+    of_train: int = 0
+    """How many of the split's initial states are of the split train, too"""
 
     @property
     def successes(self) -> int:
@@ -106,6 +115,25 @@ class Evaluation:
         return sum(lengths) / len(lengths) if lengths else None
 
     @property
+    def judges(self) -> list[str]:
+        """Who decided the success of these episodes."""
+        return sorted({one.judge for one in self.outcomes if not one.error})
+
+    @property
+    def agreement(self) -> dict[str, int] | None:
+        """How the classifier's verdicts compare with the success, where somebody else decided that; None without such episodes."""
+        pairs = [(one.verdict, one.success) for one in self.outcomes if one.verdict is not None and one.judge in ("task", "person")]
+        if not pairs:
+            return None
+        return {
+            "episodes": len(pairs),
+            "verdicts_of_success": sum(bool(verdict) for verdict, _ in pairs),
+            "agree": sum(verdict == success for verdict, success in pairs),
+            "false_successes": sum(bool(verdict and not success) for verdict, success in pairs),
+            "missed_successes": sum(bool(success and not verdict) for verdict, success in pairs),
+        }
+
+    @property
     def errors(self) -> list[Outcome]:
         return [one for one in self.outcomes if one.error]
 
@@ -115,6 +143,9 @@ class Evaluation:
         return {
             **{name: getattr(self, name) for name in ("task", "split", "update", "sample", "seed", "successes", "success")},
             **{"low": low, "high": high, "episodes": len(self.outcomes), "errors": len(self.errors)},
+            "decided_by": self.judges,
+            "states_of_train": self.of_train,
+            **({"classifier": self.agreement} if self.agreement else {}),
             "steps_per_success": self.steps_per_success,
             "return": sum(one.total for one in self.outcomes) / len(self.outcomes),
             "length": sum(one.steps for one in self.outcomes) / len(self.outcomes),
@@ -125,12 +156,16 @@ class Evaluation:
 
 Watch = Callable[[Outcome, int, int], None]
 """Told of each episode: its outcome, how many are done, and of how many"""
+Ask = Callable[[str, float], bool]
+"""Asks a person a question that is answered by yes or no, within so many seconds"""
+ANSWER_S = 3_600.0
+"""The person may think, or be away, for so long"""
 
 
 def evaluate(
     config: Hil,
     agent: Any,
-    split: str = "test",
+    split: str = "",
     states: Sequence[int] = (),
     episodes: int | None = None,
     *,
@@ -142,31 +177,40 @@ def evaluate(
     videos: int = 0,
     watch: Watch = lambda outcome, done, total: None,
     report: Report = silent,
+    ask: Ask | None = None,
 ) -> Evaluation:
-    """Tries each of `states` (all of the split when empty) once; or `episodes` in all, from the first state on and around again.
+    """Tries each of `states` (all of the split when empty) once (`split`: empty for the one to be reported, as `split_to_report` has
+    it); or `episodes` in all, from the first state on and around again.
 
     `agent` has ``sample_actions(observation, seed=, argmax=)``, and ``begin()`` if it has to know where an episode begins; with several
     `workers` it is an `Agent`, which they make again from its weights. With a `folder` the episodes are recorded in a new folder below
-    it, with ``evaluation.json`` and `videos` of the first ones.
+    it, with ``evaluation.json`` and `videos` of the first ones. `ask`: a person is asked after each episode of whose success the task says
+    nothing, as `hilt.envs.rewards.ask_on_console` does it.
     """
     if workers < 1 or videos < 0 or seed < 0 or (episodes is not None and episodes < 1):
         given = f"{workers} workers, {videos} videos, seed {seed}, {episodes} episodes"
         raise ConfigError(f"{given}: expected at least 1, 0, 0, and 1 or None for every state once.")
+    if ask is not None and workers > 1:
+        raise ConfigError(
+            f"{workers} workers, and a person is to be asked after each episode: one process tries them then. Give workers=1."
+        )
     if videos and folder is None:
         raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
     if videos:  # told before hours of work, not after
         optional_module("av", "A video of an episode", "formats")
-    began, done = time.monotonic(), Evaluation(config.task, split, update, sample, seed)
+    began = time.monotonic()
     env = make_env(config, operator=False)
     try:
         known = attribute(env, "initial_states", {})
+        split = split or split_to_report(known)
+        done = Evaluation(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
         tries = _tries(config.task, known, split, states, episodes, seed)
         one = workers == 1
         settled = config if one else settle(config)[0]  # workers compute in the precision of this process
         plan = Plan(settled, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
             record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
-            made = _alone(plan, agent, env, tries) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+            made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
             name = f"{config.task}, {split} states"
             report(name, 0, len(tries))
             for outcome, steps in stack.enter_context(contextlib.closing(made)):
@@ -249,12 +293,12 @@ class Lost(Exception):
     """Raised when an environment fails: it costs the episode, not the evaluation."""
 
 
-def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try]) -> Generator[tuple[Outcome, Steps]]:
+def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | None = None) -> Generator[tuple[Outcome, Steps]]:
     """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
     own = None
     try:
         for one in tries:
-            outcome, steps = _episode(plan, agent, own or env, one)
+            outcome, steps = _episode(plan, agent, own or env, one, ask)
             yield outcome, steps
             if outcome.error:
                 if own is not None:
@@ -265,11 +309,11 @@ def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try]) -> Generator[
             own.close()
 
 
-def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps]:
+def _episode(plan: Plan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tuple[Outcome, Steps]:
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
-    count, total, success, ended = 0, 0.0, None, False
+    count, total, info, ended = 0, 0.0, dict[str, Any](), False
     try:
         observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
         before = _own(observation)
@@ -285,7 +329,6 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
                     f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
                 )
             after, count, total, ended = _own(observation), count + 1, total + float(reward), bool(terminated or truncated)
-            success = success_of(info)
             if plan.keep:
                 times = {"observed": observed, "sent": sent, "applied": time.time()}
                 ends = bool(terminated), bool(truncated)
@@ -294,7 +337,19 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try) -> tuple[Outcome, Steps
             before = after
     except Lost as error:
         return Outcome(state, seed, False, count, total, str(error)), steps
-    return Outcome(state, seed, success, count, total), steps
+    success, verdict, judge = judged(info, ask, f"episode from state {state}, {count} steps: success? (1/0) ")
+    return Outcome(state, seed, success, count, total, "", verdict, judge), steps
+
+
+def judged(info: Mapping[str, Any], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
+    """(success, the classifier's verdict, who decided) of an episode that ended with this info."""
+    said = success_of(info)
+    verdict, truth = (said, info[TASK_SUCCESS]) if TASK_SUCCESS in info else (None, said)
+    if truth is not None:
+        return bool(truth), verdict, "task"
+    if ask is not None:
+        return bool(ask(question, ANSWER_S)), verdict, "person"
+    return verdict, verdict, "" if verdict is None else "classifier"
 
 
 def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -384,7 +439,7 @@ class Recorder:
         for step in steps:
             episode.append(step)
         episode.end()
-        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error")}
+        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")}
         told = {name: value for name, value in told.items() if value not in (None, "")}
         self._log.annotate(episode.trajectory, **self._facts, **told)
 

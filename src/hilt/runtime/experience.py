@@ -24,6 +24,7 @@ from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, equal, flatten, unflatten
+from hilt.envs.task import TASK_SUCCESS
 from hilt.replay import Log, Schema
 from hilt.replay import torch as bridge
 from hilt.replay.assemble import NStep
@@ -353,7 +354,8 @@ class Episodes:
                     if not _goes_on(steps, before[-1:], keys[:1]):
                         break
                     keys = np.concatenate([before, keys])
-            return told(steps.gather(keys, ["rewards", "source", "succeed", "lost", "times/observed", "times/applied"]))
+            truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
+            return told(steps.gather(keys, ["rewards", "source", "succeed", "lost", "times/observed", "times/applied", *truth]))
 
 
 def told(columns: Mapping[str, Array]) -> dict[str, Any]:
@@ -369,6 +371,7 @@ def told(columns: Mapping[str, Array]) -> dict[str, Any]:
         "intervention_steps": int(human.sum()),
         "interventions": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
         "lost_steps": int(lost.sum()),
+        **({TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]} if TASK_SUCCESS in columns else {}),
     }
 
 
@@ -416,9 +419,10 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
 
 
 def _known(path: Path, schema: Schema) -> Schema:
-    """Refuses a log of another task: its steps cannot be learned from here."""
+    """Refuses a log of another task: its steps cannot be learned from here. It may lack columns that have a default."""
     found = Schema.from_json(read_json(path / "log.json")["schemas"][-1])
-    if lines := found.columns.difference(schema.columns):
+    grown = [name for name, spec in schema.columns.items() if name not in found.columns and spec.default is not None]
+    if lines := [line for line in found.columns.difference(schema.columns) if line.split(": ")[0] not in grown]:
         raise ConfigError(f"{path} is of another task or setting: {'; '.join(lines[:3])}. Begin another run folder, or set it back.")
     return schema
 

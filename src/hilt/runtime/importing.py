@@ -14,6 +14,7 @@ from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
+from hilt.envs.task import TASK_SUCCESS
 from hilt.formats import open_dataset
 from hilt.formats.convert import Change, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
@@ -22,7 +23,7 @@ from hilt.replay.schema import BUILT_IN
 from hilt.runtime.config import Hil
 from hilt.runtime.recording import GRASP, columns_of
 
-FILLED = {"times": 0.0, "succeed": False, "lost": False}
+FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1}
 """What demonstrations may leave out, and have then"""
 
 
@@ -30,7 +31,8 @@ def columns_for(config: Hil, env: Any) -> dict[str, Any]:
     """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
     flag = ArraySpec(np.dtype(bool))
     penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
-    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty}
+    truth = {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}  # 1 or 0; -1: the task does not say
+    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth}
 
 
 def check_imports(config: Hil, env: Any) -> None:

@@ -157,7 +157,7 @@ def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
 def evaluate(
     run: Path,
     which: str = "best",
-    split: str = "test",
+    split: str = "",
     episodes: int = 0,
     *,
     sample: bool = False,
@@ -166,11 +166,14 @@ def evaluate(
     videos: int = 0,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Evaluation]:
-    """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once. Told how many are done."""
+    """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once (`split`: empty for the states
+    that published figures are of, where the tasks have them, else "test"). Told how many are done."""
     config, began = frozen_settings(Vla, run), time.monotonic()
     step, policy = _trained(run, which)[0], policy_of(run, which, config.device)
     with contextlib.closing(pool_of(config, workers)) as pool:
         starts = starts_of(pool, config.tasks, split, episodes, seed)
+        split = starts[0].split
+        of_train = {task: pool.describe(task).get("states_of_train", {}).get(split, 0) for task in config.tasks}
         folder, cards = run / "evaluations", list[dict[str, Any]]()
         options: dict[str, Any] = {
             "sample": sample,
@@ -182,7 +185,8 @@ def evaluate(
         for card in tried(policy, pool, starts, words(config), config.collect, **options):
             cards.append(card)
             watch(len(cards), len(starts))
-    return evaluations_of(cards, config.tasks, split, step, sample, seed, time.monotonic() - began, folder)
+    seconds = time.monotonic() - began
+    return evaluations_of(cards, config.tasks, split, step, sample, seed, seconds, folder, of_train=of_train)
 
 
 def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:

@@ -6,7 +6,7 @@ Post-training validates with it, and `hilt eval` tries the policy of such a run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from hilt.core.errors import UnknownNameError
 from hilt.core.files import DISK, write_json
+from hilt.envs.task import split_to_report
 from hilt.policies.suites import Suite
 from hilt.replay.torch import generator
 from hilt.runtime.collect import Collecting
@@ -27,15 +28,17 @@ VIDEO_HZ = 4.0
 
 
 def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int) -> list[Start]:
-    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `group` is a start's place, in which
+    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `split`: empty for the one to be
+    reported, as `split_to_report` has it. `group` is a start's place, in which
     the tasks take turns: videos of the first few show all of them."""
     found: list[Start] = []
     for turn, task in enumerate(tasks):
         there = pool.describe(task)["initial_states"]
-        if split not in there:
-            raise UnknownNameError(f"split of {task}", split, there)
-        seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[split])
-        found += [Start(task, split, n % there[split], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
+        chosen = split or split_to_report(there)
+        if chosen not in there:
+            raise UnknownNameError(f"split of {task}", chosen, there)
+        seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[chosen])
+        found += [Start(task, chosen, n % there[chosen], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
     return found
 
 
@@ -86,12 +89,16 @@ def evaluations_of(
     seconds: float,
     folder: Path,
     again: bool = False,
+    of_train: Mapping[str, int] | None = None,
 ) -> list[Evaluation]:
-    """One for each task, all episodes counted, and written below the folder: beside what is there, or, when made `again`, in its place."""
+    """One for each task, all episodes counted, and written below the folder: beside what is there, or, when made `again`, in its place.
+    `of_train`: how many states of the split train each task's have among them."""
     made = []
     for task in tasks:
         mine = sorted((card for card in cards if card["task"] == task), key=lambda card: card["place"])
-        one = Evaluation(task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards))
+        one = Evaluation(
+            task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards), of_train=(of_train or {}).get(task, 0)
+        )
         one.outcomes = [Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine]
         stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
