@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -41,6 +42,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     taken = schedule.recorded()
     file = collection_path.relative_to(config.rootpath).as_posix()
     return True if file in taken and file not in schedule.fast(set(taken), taken) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """What is imported for tests stays to the end, so Python's garbage collection need not look through it, now or later."""
+    gc.disable()
+    config = session.config
+    if worker := getattr(config, "workerinput", None):
+        files = [file for file in schedule.files_in(config.rootpath, config.args) if not pytest_ignore_collect(file, config)]
+        schedule.import_share(config.rootpath, files, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -58,3 +60,22 @@ def test_what_is_recorded_is_there():
     taken = schedule.recorded()
     there = [file for file in taken if (schedule.DURATIONS.parent.parent / file).exists()]
     assert len(there) > 0.8 * len(taken) > 100 and all(0 <= row.longest <= row.together for row in taken.values())
+
+
+def test_each_worker_imports_another_share_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Together all files, each once; one that is skipped or broken is left to pytest, which reports it."""
+    (folder := tmp_path / "shares").mkdir()
+    texts = {"a": "", "b": "import pytest\npytest.skip('not here', allow_module_level=True)", "c": "1 / 0", "d": "", "e": ""}
+    for file, text in texts.items():
+        (folder / f"test_{file}.py").write_text(text)
+    (folder / "helper.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    files = schedule.files_in(tmp_path, ["shares", "shares/test_a.py::test_x"])
+    assert [file.name for file in files] == [f"test_{name}.py" for name in "abcde"]
+    shares = []
+    for worker in range(2):
+        schedule.import_share(tmp_path, files, worker, workers=2)
+        shares.append({name for name in sys.modules if name.startswith("shares.test_")})
+        for name in shares[-1]:
+            del sys.modules[name]
+    assert shares == [{"shares.test_a", "shares.test_e"}, {"shares.test_d"}]
