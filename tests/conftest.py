@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import effort, schedule
+from tests import effort, forked, schedule
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # other tests run beside this one: two threads of torch on busy cores are slower than one
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--long"):
         os.environ[effort.LONG] = "1"
     settings.load_profile("long" if effort.is_long() else "short")
+    forked.find_tests_in_fork_servers()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -20,6 +20,34 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 
+def find_tests_in_fork_servers() -> None:
+    """Let every fork server of multiprocessing find the tests, in whichever folder it is started.
+
+    Up to Python 3.12 it does not take over this process' path, and a module that it is told to import and does not find it leaves out
+    without a word: then each of its children imports that module, and torch, by itself.
+    """
+    server = multiprocessing.forkserver._forkserver
+    ensure_running = type(server).ensure_running
+
+    def with_path() -> None:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), *([before] if before else [])])
+        try:
+            ensure_running(server)
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
+
+    server.ensure_running = with_path
+
+
+def tell_modules(pipe: Any) -> None:
+    """What a child of a fork server has imported before it does anything."""
+    pipe.send(sorted(sys.modules))
+
+
 @contextmanager
 def preloaded(*modules: str) -> Iterator[Any]:
     """The context ``forkserver`` of multiprocessing, with a new server that imports these modules and nothing else that tests did here."""

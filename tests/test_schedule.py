@@ -1,4 +1,4 @@
-"""The tests' own order and selection."""
+"""The tests' own order and selection, and the processes that they fork."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import schedule
+from hilt.core.children import process_context
+from tests import forked, schedule
 from tests.effort import LONG, rounds, some_of
 
 FILES = [f"tests/test_{name}.py" for name in "abcdefgh"]
@@ -79,3 +80,15 @@ def test_each_worker_imports_another_share_first(tmp_path: Path, monkeypatch: py
         for name in shares[-1]:
             del sys.modules[name]
     assert shares == [{"shares.test_a", "shares.test_e"}, {"shares.test_d"}]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="its fork server is started without the environment: see hilt.core.children")
+def test_a_fork_server_has_imported_what_its_children_need_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    process_context("forkserver")  # from now on without the current folder on the path
+    with forked.preloaded("tests.replay.writers") as context:
+        ours, theirs = context.Pipe(False)
+        child = context.Process(target=forked.tell_modules, args=(theirs,))
+        child.start()
+        assert ours.poll(60) and {"tests.replay.writers", "hilt.replay"} <= set(ours.recv())
+        child.join(60)
