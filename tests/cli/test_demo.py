@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hilt.core.files import read_json, write_json
 from hilt.recipes import recipe
 from hilt.runtime.config import Goal, Hil
 from hilt.runtime.evaluate import Evaluation, Outcome
+from tests.effort import rounds
 from tests.lines import all_lines, no_line_twice
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
@@ -45,8 +47,13 @@ def tried(successes: int, of: int = 10) -> Evaluation:
 
 
 def test_it_learns():
-    """It ends by itself when success holds, on a machine of any speed."""
-    done = run()
+    """It ends by itself when success holds, on a machine of any speed.
+
+    In `make test` one evaluation that reaches the goal is enough, and the exam of that checkpoint proves the rest: how often the goal must
+    be reached in a row is tested in tests/runtime/test_goal.py.
+    """
+    goal = replace(recipe(demo.FAST.recipe).goal, hold=rounds(1, recipe(demo.FAST.recipe).goal.hold))
+    done = run(f"--set=goal.hold={goal.hold}")
     assert done.exit_code == 0, done.output
     assert "WRONG" not in done.output and "It has learned" in done.stdout
     names = f"imitation of {recipe(demo.FAST.recipe).demonstrations} demonstrations", "after reinforcement learning"
@@ -59,7 +66,6 @@ def test_it_learns():
     for card in (before, after):
         assert card["split"] == "test" and card["errors"] == 0
         assert [one["state"] for one in card["outcomes"]] == list(range(demo.FAST.states)), "each state once, the same for both"
-    goal = recipe(demo.FAST.recipe).goal
     assert (before["update"], after["update"]) == (0, held[-1]["update"]), "the policy that reached the goal is the one of the exam"
     assert all(card["success"] >= goal.success for card in held[-goal.hold :])
     video, curves = Path("it/before-after.mp4"), list(Path("it/plots").glob("*.png"))
@@ -68,15 +74,16 @@ def test_it_learns():
 
 
 def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "FAST", demo.Plan(demo.FAST.recipe, 6, 0.0, 1, 100))
+    monkeypatch.setattr(demo, "FAST", demo.Plan(demo.FAST.recipe, 4, 0.0, 1, 100))
     less = ("demonstrations=3", "agent.encoder.pretrain_updates=10", "max_steps=20", "training_starts=20", "goal.success=0")
+    less += ("task_options.step_limit=25",)
     all_lines(monkeypatch)
     done = run(*(f"--set={change}" for change in ("agent.rlpd.learning_rate=0", *less)))
     assert done.exit_code == 1, done.output
     said = no_line_twice(done.stderr) + no_line_twice(done.stdout)
     for phase in (
         *("recording demonstrations of tabletop/", "waiting until the learner has started", "imitates the demonstrations first: "),
-        *("exam, after: 3 of 6", "making before-after.mp4, episodes: ", "drawing curves: "),
+        *("exam, after: 3 of 4", "making before-after.mp4, episodes: ", "drawing curves: "),
     ):
         assert phase in said
     assert re.search(r"WRONG: imitation alone succeeds in (\d+%), what came after it in \1: nothing was learned\.", done.stderr)

@@ -22,6 +22,7 @@ from hilt.core.trajectory import Source
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore
 from tests.e2e.journaled import image_of
+from tests.effort import rounds
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE_S = 120.0
@@ -39,7 +40,7 @@ class Train:
 
     def start(self, *words: str) -> None:
         with self.output.open("ab") as out:
-            command = [sys.executable, "-m", "hilt", "train", *words, "--run", str(self.run)]
+            command = [sys.executable, "-m", rounds("tests.forked_hilt", "hilt"), "train", *words, "--run", str(self.run)]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True)
 

@@ -1,4 +1,7 @@
-"""A recorder killed from outside right before each of its system calls: only the running episode is lost, and the next session goes on."""
+"""A recorder killed from outside right before its system calls: only the running episode is lost, and the next session goes on.
+
+Before each of them in `make test-long`, before some of each kind in `make test`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,9 @@ from hilt.core.files import DISK
 from hilt.replay import Log
 from hilt.runtime.record import Recorded, Settings, Summary, record
 from hilt.teleop.operator import Script
+from tests.effort import some_of
 from tests.replay import writers
-from tests.replay.writers import DEADLINE_S, Announcing, Writer
+from tests.replay.writers import DEADLINE_S, NEVER, Announcing, Writer
 from tests.runtime.toy import Toy, points
 
 SETTINGS = Settings("toy", episodes=2, states=[0, 1, 2])
@@ -44,7 +48,7 @@ def record_until_killed(pipe: Connection, folder: Path, stop_at: int) -> None:
     try:
         record(Toy(**TOY), Script(), folder, SETTINGS, watch=Reports(pipe), videos=False)  # type: ignore[arg-type]
         DISK.armed = False  # type: ignore[attr-defined]
-        pipe.send(("done",))
+        pipe.send(("done", DISK.calls))  # type: ignore[attr-defined]
     except Exception as error:
         pipe.send(("failed", repr(error)))
         raise
@@ -54,25 +58,32 @@ def test_killed_before_every_system_call(memory_path: Path, counted: Callable[[s
     monkeypatch.setattr(writers, "_context", multiprocessing.get_context("fork"))  # all is imported here: a child starts in milliseconds
     places: Counter[str] = Counter()
     before: Counter[str] = Counter()
-    stop_at, kept, done = 0, 0, False
-    while not done:
-        stop_at += 1
+    kept = 0
+
+    def session(stop_at: int) -> list[Any]:
+        """What it reported until it was killed, if it was; all that was promised is there."""
+        nonlocal kept
         folder = memory_path / str(stop_at)
         writer = Writer(record_until_killed, folder, stop_at)
         writer.listen(DEADLINE_S, "call", "done", "failed")
         writer.kill()
         assert not writer.failures(), writer.failures()
-        done = writer.reports[-1][0] == "done"
         promised = {report[1]: report[2] for report in writer.reports if report[0] == "kept"}
-        if not done:
+        if writer.reports[-1][0] != "done":
             places[writer.reports[-1][1].split()[0]] += 1
             before[f"with {len(promised)} kept"] += 1
         check(folder, promised)
         kept += len(promised)
         shutil.rmtree(folder)
+        return writer.reports
+
+    kind, calls = session(NEVER)[-1]
+    assert kind == "done" and not places
+    for number in some_of([call.rsplit(" ", 1)[0] for call in calls], 30):
+        session(number + 1)
     assert set(before) == {"with 0 kept", "with 1 kept", "with 2 kept"}, "the last ones while the log is closed, which writes its proof"
     assert places["write"] and places["sync"] and places["rename"]
-    counted(f"{sum(places.values())} kills: {dict(places)}; {dict(before)}; {kept} episodes promised, 0 lost")
+    counted(f"{sum(places.values())} kills before {len(calls)} calls: {dict(places)}; {dict(before)}; {kept} episodes promised, 0 lost")
 
 
 def check(folder: Path, promised: dict[int, int]) -> None:

@@ -1,0 +1,98 @@
+"""``python -m tests.forked_hilt ...`` is ``hilt ...``, but for how a run's learner and actors are started: forked, and not each with an
+import of torch, which takes seconds. They are processes like any others: they have their own session and environment and can be killed.
+
+Only the thread that forks goes on in a child, so the parent must not have used a simulator that draws, and its other threads only show
+how far the run is: what they hold is held, or not used in the child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from hilt import cli
+from hilt.cli.show import PROGRESS
+from hilt.core.children import run_module
+from hilt.runtime import train
+
+SLOW_IMPORTS = ["torch", "gymnasium", "hilt.cli.train", "hilt.runtime.learner", "hilt.runtime.actor", "hilt.policies.agent"]
+
+
+class Forked:
+    """What `hilt.runtime.train` uses of `subprocess.Popen`."""
+
+    def __init__(self, command: list[str], *, stdin: int, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool) -> None:
+        assert command[: len(HILT)] == HILT and stdin == subprocess.DEVNULL and stderr is stdout and start_new_session
+        assert {thread.name for thread in threading.enumerate()} <= {"MainThread", "hilt-live", "hilt-progress"}
+        self.returncode: int | None = None
+        with PROGRESS._lock:
+            self.pid = os.fork()
+            if self.pid == 0:
+                code = 1
+                try:
+                    code = become(command[len(HILT) :], stdout.fileno(), env)
+                finally:
+                    os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(["forked"], timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+HILT = run_module("hilt")
+
+
+def become(words: list[str], out: int, environment: dict[str, str]) -> int:
+    """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, target in ((0, nothing), (1, out), (2, out)):
+        os.dup2(target, descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", buffering=1, closefd=False) for descriptor in (1, 2))
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["hilt", *words]
+    atexit._clear()
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    for module in SLOW_IMPORTS:
+        import_module(module)
+    gc.freeze()  # what children share with this process is not looked through, and so not copied
+    train.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    cli.main()
