@@ -242,7 +242,7 @@ def _flat_chunks(columns: dict[str, Any]) -> dict[str, Any]:
 
 def w3(lab: Lab) -> list[Row]:
     """Small steps, where every microsecond of Python shows."""
-    work = W3(transitions=lab.pick(1_000_000, 100_000))
+    work = W3(transitions=lab.pick(1_000_000, 30_000))
     size = lab.size(work.transitions, W3().transitions, "transitions")
     touch_memory(lab.folder, 300 * work.transitions)
     log = Log.create(lab.new("w3"), Schema.of(steps_of(work.columns(0))[0]), durability="never")

@@ -24,7 +24,7 @@ from hilt.formats import example, images
 from hilt.formats.episodes import Steps, map_leaves
 from hilt.replay.pool import RecentMemory
 
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")},
     **{f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
