@@ -324,6 +324,8 @@ def test_a_folder_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     )
     other = load_policy(tmp_path / "policy", tokenizer=ByteTokenizer(), value="", n_action_steps=2)
     assert other.act(seen(), generator=generator())[0].shape == (3, 2, 2) and not hasattr(other, "value_head")
+    usual = load_policy(tmp_path / "policy", tokenizer=ByteTokenizer(), value="auto").config.value
+    assert usual == ("prefix" if name == "pi05" else "actions")
     with pytest.raises(UnknownNameError, match="valeu"):
         load_policy(tmp_path / "policy", valeu="actions")
     assert load_policy(tmp_path / "policy", dtype="bfloat16").get_parameter(policy.tied[0]).dtype == torch.bfloat16

@@ -47,7 +47,8 @@ TIMES = {"time_sampling_beta_alpha": 1.5, "time_sampling_beta_beta": 1.0, "time_
 def load(
     kind: type[Chosen], folder: Path, device: torch.device | str, dtype: torch.dtype | str, tokenizer: Any, options: Mapping[str, Any]
 ) -> Chosen:
-    """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of openpi.
+    """The policy of a folder. `options` change fields of its configuration; `asset` names one of several statistics of openpi. A
+    ``value`` of "auto" is a value head where the policy's is published to be.
 
     With `dtype` bfloat16 the stacks of layers have it; projections, heads and norms stay in float32. `tokenizer` is one, or the folder of
     one; it may be left out if the policy's folder has one, or if no observation will be read.
@@ -60,6 +61,8 @@ def load(
     known = {field.name for field in fields(config)}
     if unknown := sorted(set(options) - known):
         raise UnknownNameError(f"option of {kind.__name__}.from_pretrained", unknown[0], known | {"asset", "device", "dtype", "tokenizer"})
+    if options.get("value") == "auto":
+        options["value"] = config.usual_value
     if isinstance(flow := options.get("flow"), Mapping):  # of a file, or of a command line
         options["flow"] = _flow(config.flow, flow)
     config = replace(config, **{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})

@@ -114,6 +114,11 @@ class FlowPolicyConfig(ABC):
         """Of the square pictures that the tower sees."""
 
     @property
+    def usual_value(self) -> str:
+        """What a value head looks at, as published."""
+        return "actions"
+
+    @property
     @abstractmethod
     def widths(self) -> tuple[int, int]:
         """Of the language model and of the expert."""

@@ -52,6 +52,11 @@ class Pi0Config(FlowPolicyConfig):
         return self.vision.image_size
 
     @property
+    def usual_value(self) -> str:
+        """As pi_RL has it (arXiv 2510.25889): pi0's on the expert's output, pi0.5's on the language model's."""
+        return "prefix" if self.adaptive else "actions"
+
+    @property
     def widths(self) -> tuple[int, int]:
         return self.vlm.width, self.expert.width
 

@@ -27,10 +27,12 @@ RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tablet
 SFT_RECIPES = {name: f"hilt.recipes.sft:{name}" for name in ("sft_debug", "sft_tabletop")}
 """The same, for `hilt train sft`"""
 LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")
+PUBLISHED = ("pi0_ppo", "pi05_ppo", "pi0_grpo", "oft_ppo", "oft_grpo")
 VLA_RECIPES = {
     "vla_debug": "hilt.recipes.vla:vla_debug",
     "vla_tabletop": "hilt.recipes.demo_vla:vla_tabletop",
     **{name: f"hilt.recipes.libero:{name}" for name in LIBERO},
+    **{name: f"hilt.recipes.published:{name}" for name in PUBLISHED},
 }
 """The same, for post-training: `hilt train` knows from the recipe what is to be done"""
 

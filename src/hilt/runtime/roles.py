@@ -363,7 +363,7 @@ def _valued(config: Vla, value: str) -> dict[str, Any]:
     kind = read_json(local(config.policy) / "config.json").get("model_type", "")
     if kind == "hilt_small_vla":
         return {"value": value}
-    head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "actions")}
+    head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "auto")}
     return {**head, "detach_value": value == "detached"}
 
 
