@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies import base, llama, openvla, precision, vit
 from hilt.policies.heads import pick
+from hilt.policies.images import openvla_view
 from hilt.policies.openvla import OpenVLAConfig, OpenVLAOptions
 from tests import golden
 from tests.effort import sampled
@@ -437,7 +439,7 @@ def test_an_adapter_on_the_lm_head_is_heard():
 @pytest.mark.parametrize("name", ["ar", "tokens", "laplace", "film"])
 def test_imitation(name: str):
     """Some steps of it make the wanted actions likelier, and what the mask leaves out has no say."""
-    policy = policy_of(name)
+    policy = policy_of(name).eval()  # pictures as they are
     wanted = np.random.default_rng(0).uniform(-1, 1, (2, policy.chunk, 7)).astype(np.float32)
     mask = np.ones((2, policy.chunk), bool)
     mask[1] = False
@@ -454,8 +456,31 @@ def test_imitation(name: str):
     assert after["loss"] < figures["loss"] and after["l1"] >= 0
 
 
+@pytest.mark.parametrize("name", ["ar", "laplace"])
+def test_imitation_sees_pictures_that_are_changed_by_chance_in_training_only(name: str):
+    policy, rows = policy_of(name).train(), seen(2)
+    mask = np.ones((2, policy.chunk), bool)
+
+    def loss(seed: int | None = 0) -> float:
+        draws = None if seed is None else torch.Generator().manual_seed(seed)
+        return policy.supervised_loss(rows, np.zeros((2, policy.chunk, 7), np.float32), mask, draws)[0].item()
+
+    changed = loss()
+    assert changed == loss() != loss(1), "the same draws, the same loss"
+    with pytest.raises(ConfigError, match="augment=true changes pictures at random"):
+        loss(None)
+    policy.options = replace(policy.options, augment=False)
+    still = loss(None)
+    assert still != changed
+    policy.options = replace(policy.options, augment=True)
+    policy.eval()
+    assert loss(None) == still, "what is measured is not changed"
+    record = policy.act(rows, sample=False)[1]
+    assert np.array_equal(record["images"][:, 0], openvla_view(np.stack([row["full_image"] for row in rows]), policy.config.image_size))
+
+
 def test_the_scale_does_not_move_the_mean():
-    policy = policy_of("laplace")
+    policy = policy_of("laplace").eval()
     given = policy.supervised_loss(seen(1), np.zeros((1, 3, 7), np.float32), np.ones((1, 3), bool))[0]
     laplace = torch.autograd.grad(given, policy.action_head.model.fc2.weight)[0]
     policy.scale_head = None

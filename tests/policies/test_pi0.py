@@ -227,7 +227,7 @@ def test_what_else_is_refused() -> None:
 
 def test_the_loss_of_imitation() -> None:
     """It is the mean square of the velocity's error where the mask is true, and nothing of what is masked gets in."""
-    policy, rows = made("sde"), seen(2)
+    policy, rows = made("sde").eval(), seen(2)  # pictures as they are
     actions = np.random.default_rng(1).normal(2, 3, (2, 4, 2)).astype(np.float32)
     mask = np.array([[True] * 4, [True, True, False, False]])
     loss, figures = policy.supervised_loss(rows, actions, mask, generator())
@@ -243,6 +243,17 @@ def test_the_loss_of_imitation() -> None:
     short = policy.supervised_loss(rows, actions[:, :3], mask[:, :3], generator())[0]
     assert short.isfinite() and short != loss
     assert policy.supervised_loss(rows, actions, mask, generator(1))[0] != loss
+
+
+@pytest.mark.parametrize(("name", "usual"), [("sde", True), ("smolvla", False)])
+def test_imitation_sees_pictures_that_are_changed_by_chance_in_training_only(name: str, usual: bool) -> None:
+    """As openpi does; lerobot trains SmolVLA without."""
+    given = (seen(2), np.zeros((2, 4, 2), np.float32), np.ones((2, 4), bool))
+    loss = {augmented: made(name, **({} if augmented is None else {"augment": augmented})) for augmented in (None, True, False)}
+    trained = {key: policy.train().supervised_loss(*given, generator())[0].item() for key, policy in loss.items()}
+    assert trained[None] == trained[usual] != trained[not usual]
+    assert trained[True] == loss[True].supervised_loss(*given, generator())[0].item(), "the same draws, the same loss"
+    assert {policy.eval().supervised_loss(*given, generator())[0].item() for policy in loss.values()} == {trained[False]}
 
 
 def test_it_learns_by_imitation_and_by_reward() -> None:

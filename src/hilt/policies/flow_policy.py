@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.policies import augment
 from hilt.policies import flow as flows
 from hilt.policies.base import (
     Evaluation,
@@ -88,6 +89,8 @@ class FlowPolicyConfig(ABC):
     """"all" parameters, all but those of the tower for pictures ("no_vision"), or only what is not the language model ("expert")"""
     gradient_checkpointing: bool = False
     """Layers are computed twice, and memory is saved"""
+    augment: bool = False
+    """In imitation pictures are cropped, turned and in other colours, at random, as openpi does; never when it acts"""
 
     def __post_init__(self) -> None:
         kinds = ("", *KINDS)
@@ -257,7 +260,10 @@ class FlowPolicy(Policy):
         wanted = np.pad(wanted, [(0, 0), (0, self.horizon - length), (0, 0)], mode="edge")
         wanted = np.pad(wanted, [(0, 0), (0, 0), (0, self.config.max_action_dim - dim)])
         noise = torch.randn(wanted.shape, generator=generator).to(self.device)
-        loss = self.flow_loss(self._prefix(self._read(observations)), self._tensor(wanted), noise, flows.training_times(rows, generator))
+        times = flows.training_times(rows, generator)
+        record = self._read(observations)
+        images = self._augmented(record, generator) if self.training and self.config.augment else None
+        loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
         weights = self._tensor(np.asarray(mask, np.float32))[..., None].expand(-1, -1, dim)
         loss = (loss[:, :length, :dim] * weights).sum() / weights.sum().clamp(min=1)
         return loss, {"flow_loss": loss.item()}
@@ -289,12 +295,19 @@ class FlowPolicy(Policy):
     def _critic(self, features: Tensor) -> Tensor:
         return self.value_head(features.detach() if self.config.detach_value else features)[:, 0]
 
-    def _prefix(self, record: Record) -> Prefix:
-        """Slots and words that no row has are left out: they would be masked, and cost as much as others."""
+    def _augmented(self, record: Record, generator: torch.Generator) -> Tensor:
+        """The pictures of a record on the device, each changed by chance."""
+        images = self._tensor(record["images"])
+        wrist = torch.tensor(["wrist" in name for name in self.config.images]).repeat(len(images))
+        return augment.openpi(images.flatten(0, 1), wrist, generator).unflatten(0, images.shape[:2])
+
+    def _prefix(self, record: Record, images: Tensor | None = None) -> Prefix:
+        """Slots and words that no row has are left out: they would be masked, and cost as much as others. `images`: in place of its own."""
         slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
         length = int(record["prompt_length"].max(initial=1))
         worded = np.arange(length) < record["prompt_length"][:, None]
-        pixels = to_float(self._tensor(np.ascontiguousarray(record["images"][:, slots])))
+        seen = self._tensor(np.ascontiguousarray(record["images"][:, slots])) if images is None else images[:, torch.from_numpy(slots)]
+        pixels = to_float(seen)
         prompt = self._tensor(record["prompt"][:, :length]).long()
         state = self._tensor(np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])]))
         return self.prefix(pixels, self._tensor(record["image_mask"][:, slots]), prompt, self._tensor(worded), state)

@@ -148,6 +148,8 @@ class OpenVLAOptions:
     """Bounds of the scale head's answer; RIPT-VLA trains with (-2, 0.5)"""
     center_crop: bool = True
     """Whether images lose a tenth of their area, as they did in training with random crops"""
+    augment: bool = True
+    """Whether imitation sees images cropped at random (with center_crop) and in other colours, as published; never when it acts"""
 
     def __post_init__(self) -> None:
         for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
-from hilt.policies import llama
+from hilt.policies import augment, llama
 from hilt.policies.base import (
     Evaluation,
     Observation,
@@ -248,7 +248,7 @@ class OpenVLAPolicy(Policy):
             raise SchemaError("act() was given no observation; give it at least one.")
         check_temperature(temperature, sample)
         with torch.no_grad(), self._precision():
-            record, images = self._look(observations)
+            record, images = self._look(observations, self.options.center_crop)
             record["temperature"] = np.full(len(observations), temperature if sample else 1.0, np.float32)
             dealt = self._deal(self._inputs(record, images), sample, torch.from_numpy(record["temperature"]), generator or self.generator)
         record[self._drawn] = dealt.drawn.cpu().numpy().astype(np.int32 if self._drawn == "tokens" else np.float32)
@@ -270,9 +270,13 @@ class OpenVLAPolicy(Policy):
     def supervised_loss(
         self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, float]]:
-        """Nothing of it is random, and `generator` is not asked."""
+        """In training, images are changed at random, with draws of `generator`: see `OpenVLAOptions.augment`."""
+        augmented = self.training and self.options.augment
         with torch.no_grad():
-            record, images = self._look(observations)
+            record, images = self._look(observations, crop=self.options.center_crop and not augmented)
+            if augmented:
+                changed = augment.openvla(images.flatten(0, 1), generator, crop=self.options.center_crop)
+                images = changed.unflatten(0, images.shape[:2])
         actions, mask = to_imitate(self, actions, mask)
         wanted = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
         with self._precision():
@@ -294,15 +298,15 @@ class OpenVLAPolicy(Policy):
 
     # --- observations ---
 
-    def _look(self, observations: Sequence[Observation]) -> tuple[Record, Tensor]:
-        """The part of a record that says what was seen, and its images on the device."""
+    def _look(self, observations: Sequence[Observation], crop: bool) -> tuple[Record, Tensor]:
+        """The part of a record that says what was seen, and its images on the device, the middle of them with `crop`."""
         cameras, size = self.config.cameras(), self.config.image_size
         seen = [picture(_field(row, camera, place), camera, place) for place, row in enumerate(observations) for camera in cameras]
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
         for shape in {image.shape for image in seen}:  # rows may have cameras of different size
             rows = [place for place, image in enumerate(seen) if image.shape == shape]
             frames = torch.from_numpy(np.stack([seen[place] for place in rows])).to(self.device)
-            images[rows] = openvla_view(frames, size, crop=self.options.center_crop)
+            images[rows] = openvla_view(frames, size, crop=crop)
         images = images.unflatten(0, (len(observations), len(cameras)))
         words = [text(_field(row, "instruction", place), place) for place, row in enumerate(observations)]
         prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])

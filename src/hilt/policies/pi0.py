@@ -46,6 +46,8 @@ class Pi0Config(FlowPolicyConfig):
     """The tower for pictures"""
     vocabulary: int = VOCABULARY
     """Words of the language model"""
+    augment: bool = True
+    """As in `FlowPolicyConfig`"""
 
     @property
     def image_size(self) -> int:
