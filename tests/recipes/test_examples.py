@@ -14,7 +14,7 @@ from hilt import cli
 from hilt.core.config import build
 from hilt.envs import task
 from hilt.policies.tokens import ByteTokenizer
-from hilt.recipes import file_of, recipe, sft_recipe
+from hilt.recipes import PUBLISHED, file_of, recipe, sft_recipe
 from hilt.runtime.config import Hil
 from tests.cli.test_simplevla import GOLDEN, StandIn
 from tests.golden.kinds.openvla import made as openvla
@@ -73,7 +73,7 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         made.tokenizer = ByteTokenizer()
         made.save_pretrained(tmp_path / "policy")
     elif request.param.startswith("pi0"):
-        pi0("sde").save_pretrained(tmp_path / "policy")
+        pi0("pi05" if request.param.startswith("pi05") else "sde", value="").save_pretrained(tmp_path / "policy")
     return tmp_path / "policy"
 
 
@@ -85,6 +85,16 @@ def test_an_example_is_shown_by_a_dry_run(name: str, policy: Path, tmp_path: Pat
     assert result.exit_code == 0, result.output
     assert "would begin in" in result.output or name == "sft"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "policy"), [(name, name) for name in PUBLISHED], indirect=["policy"])
+def test_a_published_recipe_is_shown_by_a_dry_run(name: str, policy: Path, tmp_path: Path):
+    """Its options are those of the policy, with a value head where there is a critic; what is too large for a tiny one is smaller."""
+    small = ["policy_options.unnorm_key=tiny"] if name.startswith("oft") else ["policy_options.n_action_steps=2"]
+    words = ["train", name, f"policy={policy}", *small, "--run", str(tmp_path / "run"), "--dry-run"]
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words)
+    assert result.exit_code == 0, result.output
+    assert "would begin in" in result.output and ("; of the critic" in result.output) == ("ppo" in name)
 
 
 def test_those_that_are_recipes_as_files_say_the_same():
