@@ -44,9 +44,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
     "an idle optimiser": (["critic.optimiser.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),
-    "a critic without a rate": (
-        ["algorithm.estimator=gae", "critic.kind=shared", "critic.optimiser.learning_rate=null"], "optimiser.learning_rate=none: give a",
-    ),
     "the entropy of fixed noise": (
         ["algorithm.entropy=0.01", "policy_options.head=flow", "policy_options.flow={kind: cps}", "policy_options.bins=13",
          "policy_options.smoothing=1.0"],
@@ -133,6 +130,11 @@ def test_the_learning_rate_goes_by_what_is_trained(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "hilt_small_vla"}')
     assert large.settled().optimiser.learning_rate == 3e-4
     assert build(large, "optimiser.learning_rate=0.5").settled().optimiser.learning_rate == 0.5
+    judged = [
+        build(plain, *given, "critic.kind=shared").settled().critic.optimiser.learning_rate
+        for given in ([], ["optimiser.learning_rate=5e-6"], ["critic.optimiser.learning_rate=0.02"])
+    ]
+    assert judged == [3e-4, 1e-4, 0.02], "a critic learns no slower than its policy"
 
 
 def test_plain_settings_learn_from_an_imitated_start():

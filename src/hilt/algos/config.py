@@ -222,7 +222,7 @@ class Optimiser:
     """AdamW, and how fast it goes."""
 
     learning_rate: float | None = None
-    """At its highest; none, of a run's optimiser: by what is trained, 3e-4 for a small_vla, 1e-4 for adapters, 5e-6 for all of another"""
+    """At its highest; none, in a run: by what is trained, 3e-4 for a small_vla, 1e-4 for adapters, 5e-6 for all of another"""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     """How much of the mean gradient, and of the mean square, is kept at each step"""
     weight_decay: float = 0.01

@@ -271,13 +271,13 @@ class OpenVLAPolicy(Policy):
         self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
     ) -> tuple[Tensor, dict[str, float]]:
         """In training, images are changed at random, with draws of `generator`: see `OpenVLAOptions.augment`."""
+        actions, mask = to_imitate(self, actions, mask)
         augmented = self.training and self.options.augment
         with torch.no_grad():
             record, images = self._look(observations, crop=self.options.center_crop and not augmented)
             if augmented:
                 changed = augment.openvla(images.flatten(0, 1), generator, crop=self.options.center_crop)
                 images = changed.unflatten(0, images.shape[:2])
-        actions, mask = to_imitate(self, actions, mask)
         wanted = np.clip(self.scale_actions.normalize(actions.astype(np.float64)), -1, 1)
         with self._precision():
             return self._imitate(self._inputs(record, images), wanted, torch.from_numpy(mask.copy()).to(self.device))

@@ -1,6 +1,6 @@
 """One update of a policy from the episodes that it made: advantages, then epochs of optimiser steps, each of passes that fit in memory.
 
-    figures = Updater(PolicyGradient(), Trainee(policy, Optimiser())).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), Trainee(policy, Optimiser(learning_rate=3e-4))).update(episodes, rewards)
 
 Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the episodes of all ranks: what
 a term counts is known before its pass, from numbers that were added up over ranks. All ranks make the same calls in the same order.

@@ -35,6 +35,8 @@ BASELINES = {
 """Of the estimators that do not compare within a group: what goes wrong when groups are chosen by their outcome"""
 RATES = {"a small_vla": 3e-4, "adapters": 1e-4, "all weights of a large policy": 5e-6}
 """Learning rates where none is given. Of adapters: RLinf's for OpenVLA and OFT with LoRA; of all weights: SimpleVLA-RL's, and pi_RL's"""
+CRITIC_RATE = 1e-4
+"""Of a critic, at least: pi_RL's for the value head of pi0"""
 CRITICS = ("none", "shared", "detached", "separate")
 
 
@@ -63,8 +65,8 @@ class Critic:
     kind: str = "none"
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
     own, begun from the same weights; "none" """
-    optimiser: Optimiser = field(default_factory=lambda: Optimiser(learning_rate=1e-4))
-    """Of the critic, a head or a policy of its own: it begins untrained, and needs a higher rate than the policy"""
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    """Of the critic, a head or a policy of its own. Its learning rate, where none is given: 1e-4, or the policy's if that is higher"""
     warmup_steps: int = 0
     """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
 
@@ -250,8 +252,6 @@ class Vla:
         problems.check(check_effect, self.collect, {"prefetch": near})
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
         problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
-        if critic.optimiser.learning_rate is None:
-            problems.errors.append(ConfigError("critic.optimiser.learning_rate=none: give a number, such as 1e-4."))
         problems.check(self._check_entropy)
         problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
         problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
@@ -286,10 +286,13 @@ class Vla:
                 check_entropy(self.algorithm.entropy, options.flow.kind)
 
     def settled(self) -> Vla:
-        """With the learning rate as a number, chosen by what is trained where none was given."""
-        if self.optimiser.learning_rate is not None:
-            return self
-        return replace(self, optimiser=replace(self.optimiser, learning_rate=RATES[self._trains]))
+        """With learning rates as numbers, chosen by what is trained where none was given."""
+        policy, critic = self.optimiser, self.critic
+        rate = RATES[self._trains] if policy.learning_rate is None else policy.learning_rate
+        judged = max(rate, CRITIC_RATE) if critic.optimiser.learning_rate is None else critic.optimiser.learning_rate
+        if critic.kind != "none":
+            critic = replace(critic, optimiser=replace(critic.optimiser, learning_rate=judged))
+        return replace(self, optimiser=replace(policy, learning_rate=rate), critic=critic)
 
     @property
     def _trains(self) -> str:
@@ -358,10 +361,11 @@ class Vla:
         return f"{self.collect.data_batch_size} of each of {_many(self._working, 'rank')} with work"
 
     def _rates_in_words(self) -> str:
-        usual, rate = RATES[self._trains], self.optimiser.learning_rate
-        compared = f"as is usual for {self._trains}" if rate in (None, usual) else f"where {usual:g} is usual for {self._trains}"
-        head = f"; of the critic {self.critic.optimiser.learning_rate:g}" if self.critic.kind != "none" else ""
-        return f"learning rate: {usual if rate is None else rate:g}, {compared}{head}"
+        usual, settled = RATES[self._trains], self.settled()
+        rate = settled.optimiser.learning_rate
+        compared = f"as is usual for {self._trains}" if rate == usual else f"where {usual:g} is usual for {self._trains}"
+        head = f"; of the critic {settled.critic.optimiser.learning_rate:g}" if self.critic.kind != "none" else ""
+        return f"learning rate: {rate:g}, {compared}{head}"
 
     def arithmetic(self) -> list[str]:
         """What the sizes come to, a line for each part of a training step."""
