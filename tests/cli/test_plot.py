@@ -22,7 +22,7 @@ def test_one_run_several_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     one, two = (make_run(tmp_path / name, seed, episodes=12) for seed, name in enumerate(("one", "two")))
     done = run(str(one))
-    assert done.exit_code == 0 and done.output.splitlines() == [
+    assert done.exit_code == 0 and done.stdout.splitlines() == [
         str(one / "plots" / name) for name in ("curves.html", "curves-steps.png", "curves-minutes.png")
     ]
     assert "Success of the last 20 episodes" in (one / "plots" / "curves.html").read_text()

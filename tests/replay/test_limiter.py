@@ -241,7 +241,7 @@ def test_close_wakes_everyone():
 def test_no_timeout_means_the_default_one(monkeypatch: pytest.MonkeyPatch):
     assert limiter_module.DEFAULT_TIMEOUT_S == 600
     monkeypatch.setattr(limiter_module, "DEFAULT_TIMEOUT_S", 0.02)
-    with pytest.raises(DeadlineError, match=r"waited 0\.0"):
+    with pytest.raises(DeadlineError, match=r"waited [\d.]+ s to sample 1"):  # and not for 600
         MinSize(1).await_sample()
 
 
