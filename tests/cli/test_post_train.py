@@ -67,7 +67,9 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
     assert "has a run already: --resume goes on with it" in run("train", RECIPE, "--run", folder, code=1)
     assert "goes on in" in run("train", "--run", folder, "--resume", "max_steps=3", "--dry-run")
     assert "3 training steps" in run("train", "--run", folder, "--resume", "max_steps=3")
-    assert read_json(folder / "run.json")["changed"] == [{"max_steps": 3}]
+    card = read_json(folder / "run.json")
+    assert [(one["step"], one["settings"]) for one in card["changed"]] == [(2, {"max_steps": {"was": 2, "now": 3}})]
+    assert card["ended"] == {"at": card["ended"]["at"], "reason": "max_steps", "step": 3, "words": "max_steps is reached"}
     said = run("eval", folder, "--checkpoint", "best", "--json", tmp_path / "cards.json")
     assert said.count("3 episodes from the states of test") == 2 and len(json.loads((tmp_path / "cards.json").read_text())) == 2
     assert "after 3 learner steps" in run("eval", folder, "--episodes", 1)

@@ -125,22 +125,60 @@ def test_accuracy_bounds_are_inclusive():
     ("hard", "words"), [(0.0, "all members succeeded.*The policy solves these"), (2.0, "all members failed.*solves none")]
 )
 def test_nothing_is_left_to_learn_from(hard, words):
-    collector = made(ToyPool(hard=lambda start: hard), dynamic_sampling=True, max_sampling_attempts=3, rank=1, ranks=2)
+    filtered = {"dynamic_sampling": True, "max_sampling_attempts": 3}
+    collector = made(ToyPool(hard=lambda start: hard), rank=1, ranks=2, when_exhausted="error", **filtered)
     before = stored(collector.state_dict())
     counts = "rank 1 has 0 of 2 groups of b after max_sampling_attempts=3: 6 groups in 3 attempts, 6 dropped"
     with pytest.raises(EmptyError, match=rf"{counts} \({words}"):
         collector.collect(Dice())
     assert collector.state_dict()["agenda"] == before["agenda"], "as before the step that failed"
     said: list[str] = []
-    on = made(ToyPool(hard=lambda start: hard), said=said, dynamic_sampling=True, max_sampling_attempts=3, when_exhausted="continue")
-    got = on.collect(Dice())
-    assert got.episodes == [] and got.figures["attempts"] == 3 and "It goes on with these" in said[-1]
+    got = made(ToyPool(hard=lambda start: hard), said=said, **filtered).collect(Dice())
+    assert got.episodes == [] and got.figures["attempts"] == 3 and "Nothing is learned from in this step" in said[-1]
+    same = "groups_all_failed" if hard else "groups_all_succeeded"
+    assert got.figures[same] == got.figures["groups"] == 6
     assert len(made(ToyPool(hard=lambda start: hard)).collect(Dice()).episodes) == 4, "without the filter, such groups count"
 
 
-def test_with_too_few_draws_it_goes_on_with_what_there_is():
-    got = made(groups_at_once=1, max_sampling_attempts=1, when_exhausted="continue").collect(Dice())
-    assert len(got.episodes) == 2 and got.report == "1 groups in 1 attempts"
+def by_turns(start):
+    """Of three states, one whose members end differently."""
+    return 0.0 if start.state % 3 else (0.0 if start.member else 2.0)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_groups_of_an_incomplete_batch_wait_for_the_next_step(greedy):
+    """They were thrown away with an error, or a batch of one group was learned from as if it were a whole one."""
+    said: list[str] = []
+    options = {"tasks": ["a"], "dynamic_sampling": True, "max_sampling_attempts": 3, "data_batch_size": 8}
+    collector = made(ToyPool(hard=by_turns), said=said, **options)
+    first, second = (collector.collect(Dice(), version, greedy=greedy) for version in range(2))
+    assert first.episodes == [] and first.greedy == {} and first.figures["surplus_groups"] == 3 and first.figures["used_groups"] == 0
+    assert "has 3 of 4 groups of a after max_sampling_attempts=3: 8 groups" in said[0] and "wait for the next step" in said[0]
+    assert [episode.version for episode in second.episodes] == [0] * 6 + [1] * 2 and second.figures["carried_groups"] == 3
+    assert len(second.greedy) == (4 if greedy else 0) and not said[1:]
+    resumed = made(ToyPool(hard=by_turns), **options)
+    resumed.load_state_dict(stored(collector.state_dict()))
+    assert steps(resumed, 3) == steps(collector, 3), "what waits is in the checkpoint"
+
+
+def test_a_solved_step_ends_before_its_attempts_do():
+    said: list[str] = []
+    collector = made(
+        ToyPool(hard=lambda start: 0.0), said=said, dynamic_sampling=True, group_size=8, data_batch_size=128, max_sampling_attempts=20
+    )
+    got = collector.collect(Dice())
+    assert got.figures["attempts"] == 2 and got.figures["episodes"] == 256 and "all members of all 32 groups of a, b succeeded" in said[0]
+
+
+def test_a_resumed_collector_may_have_groups_of_another_size():
+    collector = made(groups_at_once=3, prefetch=True)
+    collector.collect(Dice())
+    collector.ahead()
+    state = stored(collector.state_dict())
+    other = made(groups_at_once=3, prefetch=True, group_size=4, data_batch_size=8)
+    other.load_state_dict(state)
+    got = other.collect(Dice())
+    assert got.figures["carried_groups"] == 0 and [e.start.member for e in got.episodes] == [0, 1, 2, 3] * 2
 
 
 def test_truncated_and_ill_formed_groups_are_dropped():

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from hilt.core.errors import ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
+from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
 from hilt.core.files import write_json
 from hilt.core.tree import flatten
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
+from hilt.policies import agent as agent_module
 from hilt.policies import precision
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runtime import checkpoint
@@ -63,6 +64,40 @@ def records(run: Path, kind: str) -> list[dict[str, Any]]:
 def same(a: Any, b: Any) -> bool:
     ours, theirs = flatten(a), flatten(b)
     return ours.keys() == theirs.keys() and all(np.array_equal(np.asarray(ours[path]), np.asarray(theirs[path])) for path in ours)
+
+
+# Updates that are not finite
+
+
+def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One row that was not finite ended the run, and so did every resume that drew it again."""
+    one, bad = learner(template, memory_path / "run", log_period=1, max_steps=12), {3, 4, 8}
+    sample = one.experience.sample
+
+    def drawn(*given: Any) -> Any:
+        batch = sample(*given)
+        return {**batch, "rewards": batch["rewards"] * np.nan} if one.update in bad else batch
+
+    monkeypatch.setattr(one.experience, "sample", drawn)
+    assert one.run() == Summary("max_steps", 12, 30)
+    assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, "once for each series"
+    saved = latest(memory_path / "run").agent
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values()) and saved["updates"] == 9
+
+
+def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, update = memory_path / "run", agent_module.rlpd.update
+
+    def diverged(nets: Any, batch: Any, settings: Any, *given: Any) -> Any:
+        batch.rewards = batch.rewards * (np.inf if settings.learning_rate > 1e-4 else 1)
+        return update(nets, batch, settings, *given)
+
+    monkeypatch.setattr(agent_module.rlpd, "update", diverged)
+    with pytest.raises(AlarmError, match=r"the last 20 updates were left out; .* of update 0 with a lower rate: .*learning_rate=3e-05"):
+        learner(template, run, max_steps=50).run()
+    rate = {"agent": {"encoder": {"kind": "none"}, "hidden": [16], "rlpd": {"random_crop": 0, "learning_rate": 3e-5}}}
+    assert learner(template, run, **rate).run() == Summary("max_steps", 10, 30)
 
 
 # Resume

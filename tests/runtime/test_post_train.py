@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from hilt.core.config import thaw
-from hilt.core.errors import ConfigError, EmptyError, LockedError
+from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError
 from hilt.core.files import read_json
 from hilt.core.progress import silent
 from hilt.observe.live import Standing
@@ -21,6 +22,7 @@ from hilt.replay.lock import WriterLock
 from hilt.runtime import checkpoint, post_train, roles
 from hilt.runtime.evaluate import wilson
 from hilt.runtime.post_train import Controller, Summary, begin_run, resume_run, train
+from hilt.runtime.trainee import Trainee, learning_rate
 from hilt.runtime.vla_config import Vla
 from tests.effort import devices
 from tests.runtime.toy_vla import DOWN, UP, config, weights
@@ -158,9 +160,9 @@ class Stop:
                 self.group.stop()
             return add(log, *given)
 
-        def updated(worker: Any, step: int, *given: Any) -> Any:
-            figures = update(worker, step, *given)
-            if step == self.fail_in:
+        def updated(worker: Any, *given: Any) -> Any:
+            figures = update(worker, *given)
+            if worker.updater.updates - 1 == self.fail_in:
                 raise RuntimeError("the power went")
             return figures
 
@@ -246,6 +248,56 @@ def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
     assert resumed(tmp_path / "run", "max_seconds=0", "max_steps=2").step == 2
 
 
+def test_the_schedule_follows_the_end_that_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It went by max_steps alone: a run that max_seconds ended had never left its highest learning rate."""
+    monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: self._elapsed + 10.0 * self.step)
+    run, given = tmp_path / "run", ("optimiser.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    assert started(run, *given, "max_steps=1000", "max_seconds=40", "checkpoint_period=1").reason == "max_seconds"
+
+    def rates() -> list[float]:
+        return [record["learning_rate"] for record in read_metrics(run, ["update"]) if "learning_rate" in record]
+
+    assert rates() == pytest.approx([learning_rate(config(*given).optimiser, p) for p in (0.001, 0.25, 0.5, 0.75)])
+    assert resumed(run, "max_seconds=0", "max_steps=8").step == 8
+    assert rates()[4:] == pytest.approx([learning_rate(config(*given).optimiser, n / 8) for n in (5, 6, 7, 8)])
+
+
+def test_a_run_in_which_every_group_succeeds_ends_as_solved(tmp_path: Path):
+    """With a filter it ended with an error, and left no policy."""
+    run, said = tmp_path / "run", list[str]()
+    easy = {"tasks": ["tests.runtime.toy_vla:easy"], "collect": {"group_size": 8, "data_batch_size": 64, "dynamic_sampling": True}}
+    settings = config("max_steps=50", "algorithm.batch.trajectories_per_step=0", "solved_steps=2", "validation.before=false", **easy)
+    begin_run(run, "", settings)
+    done = train(settings, run, say=said.append)
+    assert (done.reason, done.step) == ("solved", 2) and (run / "policy").is_dir() and checkpoint.numbers(run) == [2]
+    assert any("all members of all 32 groups" in line for line in said)
+    ended = read_json(run / "run.json")["ended"]
+    assert ended["reason"] == "solved" and ended["words"] == "solved: all members of all groups succeeded in 2 training steps in a row"
+    assert resumed(run).step == 2, "it is still solved"
+    assert resumed(run, "solved_steps=0", "max_steps=3").reason == "max_steps"
+    assert [(one["step"], one["settings"]["solved_steps"]) for one in read_json(run / "run.json")["changed"]] == [(2, {"was": 2, "now": 0})]
+
+
+def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, backward = tmp_path / "run", Trainee.backward
+
+    def spoiled(trainee: Trainee, loss: Any) -> None:
+        backward(trainee, loss * (math.nan if trainee.settings.learning_rate > 1e-3 else 1.0))
+
+    monkeypatch.setattr(Trainee, "backward", spoiled)
+    quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1", "max_steps=9")
+    with pytest.raises(AlarmError, match=r"the last 6 steps of the optimiser .* from step 0.*--resume optimiser\.learning_rate=0\.001"):
+        started(run, *quiet)
+    skipped = [(one["skipped_steps"], one["skipped_in_a_row"]) for one in read_metrics(run, ["update"]) if "skipped_steps" in one]
+    assert skipped == [(2, 2), (2, 4), (2, 6)] and not checkpoint.numbers(run)
+    done = resumed(run, "optimiser.learning_rate=0.001", "max_steps=2", "collect.group_size=8", "algorithm.epochs=2")
+    assert (done.reason, done.step) == ("max_steps", 2)
+    change = read_json(run / "run.json")["changed"][0]["settings"]
+    assert change["optimiser.learning_rate"] == {"was": 0.01, "now": 0.001} and change["collect.group_size"] == {"was": 4, "now": 8}
+    last = [one for one in read_metrics(run, ["update"]) if "skipped_steps" in one][-1]
+    assert last["skipped_steps"] == 0 and last["optimiser_steps"] == 4
+
+
 def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shares = iter([0.5, 1.0, 0.5, 1.0, 1.0, 0.0])
     validate = post_train.Controller._validate
@@ -301,8 +353,8 @@ def test_adapters_are_trained_alone_merged_and_gone_on_with(tmp_path: Path):
 def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path):
     run = tmp_path / "run"
     started(run, "max_steps=1")
-    with pytest.raises(ConfigError, match=r"optimiser\.learning_rate was 0\.01 in .* and is 0\.1 now: a resumed run can change"):
-        resumed(run, "optimiser.learning_rate=0.1")
+    with pytest.raises(ConfigError, match=r"critic\.kind was 'none' in .* and is 'shared' now: a resumed run can change"):
+        resumed(run, "critic.kind=shared", "algorithm.estimator=gae")
     with pytest.raises(ConfigError, match="has no run of post-training to resume"):
         resume_run(tmp_path, "", [])
     with pytest.raises(ConfigError, match="is a run of toy, not of other"):
@@ -318,5 +370,6 @@ def test_what_cannot_go_on_is_said_and_a_refused_start_is_no_run(tmp_path: Path)
         post_train.policy_of(run, "first")
     with pytest.raises(EmptyError, match="has 0 of 4 groups"):
         given = ("collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "collect.temperature=0.001", "seed=5")
+        given = (*given, "collect.when_exhausted=error")
         started(tmp_path / "none", *given, "validation.before=false")
     assert (tmp_path / "none/rollouts/rank-0").is_dir(), "what was collected stays to be looked at"

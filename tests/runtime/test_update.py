@@ -105,6 +105,47 @@ def test_every_epoch_is_another_gradient():
     assert len(actor.seen) == figures["optimiser_steps"] == 3 and not same(actor.seen[0], actor.seen[2], 1e-4)
 
 
+def test_fewer_episodes_than_a_whole_update_count_as_among_all():
+    """A batch of one group moved the policy as far as a whole one."""
+    for per_step, wanted, share in ((0, 12, 0.5), (0, 6, 1.0), (0, 3, 1.0), (8, 24, 0.75), (4, 24, 0.75)):
+        settings = PolicyGradient(batch=Batching(trajectories_per_step=per_step, shuffle=False) if per_step else Batching())
+        whole, part = Plain(Toy(), rate=0.0), Plain(Toy(), rate=0.0)
+        told = Updater(settings, whole).update(*collected(MADE))
+        less = Updater(settings, part).update(*collected(MADE), expected=wanted)
+        assert all(same(ours, {name: share * g for name, g in full.items()}) for ours, full in zip(part.seen, whole.seen, strict=True))
+        assert {name: less[name] for name in ("policy_loss", "ppo_kl")} == {name: told[name] for name in ("policy_loss", "ppo_kl")}
+
+
+def test_an_update_ends_at_its_target_kl():
+    for target, steps in ((0.0, 4), (1e6, 4), (1e-9, 1)):
+        actor, figures = updated(PolicyGradient(epochs=4, target_kl=target), episodes([3, 1, 2, 2, 3, 1], away=0.0), Toy())
+        assert len(actor.seen) == figures["optimiser_steps"] == steps, target
+        assert figures.get("kl_stopped") == (None if not target else float(steps < 4))
+        assert all(p.grad is None for p in actor.module.parameters()), "the gradient of the step that was not made"
+    with pytest.raises(ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, epochs=2"):
+        PolicyGradient(target_kl=0.1).check()
+
+
+def test_steps_that_are_left_out_are_counted():
+    made, settings = MADE, PolicyGradient(epochs=3)
+    found, rewards = collected(made)
+    toy = Toy()
+    actor, before = Plain(toy), numbers(toy)
+    figures = Updater(settings, actor).update(found, [np.full_like(rewards[0], np.nan), *rewards[1:]])
+    assert (figures["skipped_steps"], figures["skipped_in_a_row"], figures["optimiser_steps"]) == (3, 3, 3)
+    assert not actor.seen and same(numbers(toy), before, 0)
+    later = Updater(settings, actor).update(*collected(made))
+    assert (later["skipped_steps"], later["skipped_in_a_row"]) == (0, 0) and len(actor.seen) == 3 and np.isfinite(later["gradient_norm"])
+
+
+def test_a_price_that_was_set_anew_is_the_one_that_counts():
+    """The checkpoint's was taken, and the new setting did nothing."""
+    settings = [PolicyGradient(kl=Kl("loss", "low_var_kl", price)) for price in (0.4, 0.1)]
+    first, second = (Updater(each, Plain(Toy()), reference=others()[1]) for each in settings)
+    second.load_state_dict(first.state_dict())
+    assert second.update(*collected(MADE))["kl_coefficient"] == 0.1
+
+
 def test_an_adaptive_price_follows_the_divergence():
     """The second update pays what the first one's divergence made of the coefficient; a fixed one does not."""
     made, toys, seen = MADE, (Toy(), Toy()), list[slow.Params]()

@@ -173,6 +173,8 @@ class PolicyGradient:
     """What a nat of entropy of each number earns in the loss"""
     epochs: int = 1
     """How often each trajectory is learned from"""
+    target_kl: float = 0.0
+    """An update ends before a step in which the policy is further than this (ppo_kl, in nats) from the one that collected; 0: never"""
     reduction: str = "trajectory_mean"
     """How terms become a loss: "token_mean": each counts the same; "trajectory_mean": each trajectory; "trajectory_sum": a long one more"""
     horizon: int = 1000
@@ -196,7 +198,7 @@ class PolicyGradient:
         share: tuple[float, float] = (0, 1)
         _within(self, "algorithm", discount=share, lam=share, clip_low=share, clip_high=(0, 1e6), dual_clip=(0, 1e6))
         _within(self, "algorithm", entropy=(-1e6, 1e6), epochs=(1, 1e6), horizon=(1, 1e12), value_coefficient=(0, 1e6), value_clip=(0, 1e6))
-        _within(self, "algorithm", importance_cap=(1, 1e6))
+        _within(self, "algorithm", importance_cap=(1, 1e6), target_kl=(0, 1e6))
         if 0 < self.dual_clip <= 1:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
         if self.normalise == "group" and self.estimator not in GROUPED:
@@ -206,7 +208,9 @@ class PolicyGradient:
         gae = ("estimator=gae", self.estimator == "gae")
         needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), gae)
         needs["importance_cap"] = ("recompute_log_prob=true", self.recompute_log_prob)
-        _effective(self, {**needs, "horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")})
+        needs |= {"horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")}
+        several = self.epochs > 1 or self.batch.trajectories_per_step > 0
+        _effective(self, {**needs, "target_kl": ("several steps in an update, epochs=2 or batch.trajectories_per_step=N", several)})
         self.kl.check()
         self.batch.check()
         first = self.kl.where != "none" or self.recompute_log_prob or self.estimator == "gae"

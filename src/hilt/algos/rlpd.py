@@ -18,7 +18,7 @@ left with what `z` comes from, and with imitation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
-from hilt.core.errors import SchemaError
+from hilt.core.errors import NotFiniteError, SchemaError
 
 
 @dataclass
@@ -135,7 +135,7 @@ def update(
         figures["temperature_loss"] = temperature * excess
 
     info |= zip(figures, torch.stack([figure.mean() for figure in figures.values()]).tolist(), strict=True)
-    check_finite(info)
+    check_finite(info, gradients)
     for name, each in gradients.items():
         nets.optimisers[name].step(each)
     for name in which & {"critic", "grasp_critic"}:
@@ -302,10 +302,13 @@ def by_group(nets: Networks, batch: Batch, tape: Any, errors: Tensor, trained: l
     return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
 
 
-def check_finite(info: dict[str, float]) -> None:
-    """Called before anything is changed: one bad number in a loss would be in every weight."""
-    if bad := [name for name, value in info.items() if not math.isfinite(value)]:
-        raise SchemaError(f"{bad[0]} is {info[bad[0]]}: a row of the batch is not finite, or learning diverged. Nothing was changed.")
+def check_finite(info: Mapping[str, float], gradients: Mapping[str, Sequence[Tensor]] | None = None) -> None:
+    """Called before anything is changed: one bad number in a loss or a gradient would be in every weight. `gradients`: of each network."""
+    found = dict(info)
+    for name, each in (gradients or {}).items():
+        found[f"the gradient of {name}"] = torch.stack(torch._foreach_norm(list(each))).sum().item()
+    if bad := [name for name, value in found.items() if not math.isfinite(value)]:
+        raise NotFiniteError(f"{bad[0]} is {found[bad[0]]}: a row of the batch is not finite, or learning diverged. Nothing was changed.")
 
 
 def polyak(slow: nn.Module, quick: nn.Module, tau: float) -> None:

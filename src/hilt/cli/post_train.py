@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from hilt.runtime.vla_config import Vla
 
 
-ENDS = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
-ENDS |= {"goal": "the goal is reached"}
-"""Why a run ended, in words"""
-
-
 def run(
     config: Vla | None,
     folder: Path,
@@ -40,7 +35,7 @@ def run(
     optional_module("gymnasium", "hilt train", "sim")
     heavy_module("torch", "hilt train", "torch", then="hilt.runtime.post_train")
     from hilt.runtime import precision
-    from hilt.runtime.post_train import begin_run, resume_run, resumed_settings, train
+    from hilt.runtime.post_train import begin_run, in_words, resume_run, resumed_settings, train
     from hilt.runtime.train import undone_if_nothing_is_kept
 
     if dry_run:
@@ -59,7 +54,7 @@ def run(
         for line in (*also, *config.arithmetic(), *precision.lines(config, folder, resume)):
             screen.say(line)
         done = train(config, folder, say=screen.say, stop=lambda: bool(stopped), report=screen.report)
-    why = ENDS[done.reason]
+    why = in_words(config, done)
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     typer.echo(f"{why}: {done.step} training steps, {done.seconds:.0f} s{kept}")
     end = f"\n{folder / 'policy'}" if done.reason != "stopped" else f"\nhilt train --run {folder} --resume"

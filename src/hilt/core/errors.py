@@ -77,6 +77,14 @@ class SchemaError(HiltError, ValueError):
     """Raised when data does not have the fields, types or shapes that were declared for it."""
 
 
+class NotFiniteError(SchemaError):
+    """Raised when a loss or a gradient is not finite, before anything was changed by it."""
+
+
+class AlarmError(HiltError, RuntimeError):
+    """Raised when a run ends itself because learning goes wrong; the message says what was measured, the cure, and how to go on."""
+
+
 class MissingFieldError(SchemaError, KeyError):
     """Raised when a declared field is absent."""
 

@@ -5,7 +5,8 @@
 
 A *group* is `group_size` rollouts from one task and initial state; how its members ended is compared with one another. Groups that teach
 nothing are dropped by filters, and others are rolled out in their place; what is rolled out beyond the need is carried over to the next
-step. The members of a group share task, state and first frame, or `collect` raises: without that, comparing them means nothing.
+step, and so are the groups of a step for which no whole batch was found. The members of a group share task, state and first frame, or
+`collect` raises: without that, comparing them means nothing.
 
 Ranks do not talk with each other here. One without a task has nothing to collect, and says so in figures of the same names.
 """
@@ -42,6 +43,9 @@ REASONS = {
 }
 """Why a group is dropped"""
 
+ENOUGH = 256
+"""Episodes without a failure, after which the states that are tried count as solved: a policy that succeeds in 98% of them has as many in a
+row with a probability of 0.006"""
 Roll = Callable[..., Iterator[Episode | Lost]]
 """`roll_out` with all but the starts, and how they are drawn"""
 
@@ -87,8 +91,8 @@ class Collecting:
     """Groups are dropped whose members all succeeded or all failed: they have no advantage"""
     max_sampling_attempts: int = 10
     """Draws of a training step, at most. One whose rollouts failed counts too"""
-    when_exhausted: str = "error"
-    """After them: "error", or "continue" with the groups that there are, perhaps none"""
+    when_exhausted: str = "continue"
+    """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is missing; or "error" """
     idle_ranks: str = "zero"
     """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
     skip_solved: bool = False
@@ -116,7 +120,7 @@ class Collecting:
                 "another multiple."
             )
         most, wanted = self.groups_at_once * self.max_sampling_attempts, self.data_batch_size // self.group_size
-        if 0 < most < wanted and self.when_exhausted == "error":
+        if 0 < most < wanted:
             raise ConfigError(
                 f"groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
                 f"data_batch_size={self.data_batch_size} needs {wanted}: raise one of the two, or give groups_at_once=0 for all at once."
@@ -148,7 +152,7 @@ class Collected:
     """What a rank has for one training step."""
 
     episodes: list[Episode] = field(default_factory=list)
-    """Whole groups, member by member, one group after the other"""
+    """Whole groups, member by member, one group after the other: a whole batch, or none where groups wait for the next step"""
     greedy: dict[int, Episode] = field(default_factory=dict)
     """Where it was asked for: by the number of a group, the episode of the likeliest actions from its initial state (ReMax's baseline)"""
     figures: dict[str, float] = field(default_factory=dict)
@@ -235,7 +239,7 @@ class Collector:
         accepted, self._surplus = self._surplus, []
         while True:
             while len(accepted) < wanted:
-                if tally.attempts >= config.max_sampling_attempts:
+                if tally.attempts >= config.max_sampling_attempts or (tally.solved(wanted) and config.when_exhausted == "continue"):
                     self._exhausted(len(accepted), wanted, tally)
                     break
                 starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
@@ -244,6 +248,8 @@ class Collector:
                 if groups is None:
                     return None
                 accepted += [group for group in groups if self._accepts(group, tally)]
+            if len(accepted) < wanted:
+                break
             lost = self._greedy(roll, accepted[:wanted], baselines, tally, keep) if baselines is not None else set()
             if lost is None:
                 return None
@@ -251,6 +257,9 @@ class Collector:
                 break
             accepted = [group for group in accepted if group[0].start.group not in lost]
         self.agenda.end()
+        if len(accepted) < wanted:
+            self._surplus = accepted
+            return []
         self._surplus = accepted[wanted:] if config.carry_over else []
         return accepted[:wanted]
 
@@ -322,16 +331,21 @@ class Collector:
         elif (config.dynamic_sampling and successes in (0, len(group))) or not low <= share <= high:
             reason = {0.0: "all_failed", 1.0: "all_succeeded"}.get(share, "too_easy" if share > high else "too_hard")
         tally.groups += 1
+        tally.all_succeeded += successes == len(group)
+        tally.all_failed += successes == 0
         tally.dropped[reason] += bool(reason)
         return not reason
 
     def _exhausted(self, accepted: int, wanted: int, tally: _Tally) -> None:
+        """Fewer groups than a batch were found. Where all of them were lost or ill-formed, going on would find no others."""
         message = (
             f"rank {self._rank} has {accepted} of {wanted} groups of {', '.join(self.agenda.current)} after "
             f"max_sampling_attempts={self._config.max_sampling_attempts}: {tally.report()}."
         )
-        if self._config.when_exhausted == "continue":
-            self._say(f"{message} It goes on with these.")
+        if self._config.when_exhausted == "continue" and not tally.faulty:
+            solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
+            waiting = f" {accepted} of {wanted} groups wait for the next step." if accepted else " Nothing is learned from in this step."
+            self._say((solved if tally.solved(wanted) else message) + waiting)
             return
         why = tally.lost[-1].error if tally.lost else tally.fault
         raise EmptyError(f"{message} {tally.cure()}" + (f"\nThe last failure:\n{why}" if why else ""))
@@ -373,7 +387,10 @@ class Collector:
         self.agenda.load_state_dict(json.loads(state["agenda"]))
         self._planned = [Start(**start) for start in json.loads(state["planned"])]
         self._draws.set_state(as_tensor(state["draws"], "draws"))
-        self._surplus = [[find(held) for held in group.values()] for group in state["surplus"].values()]
+        size = self._config.group_size  # which may be another one than before, when a run is resumed
+        if [start.member for start in self._planned] != [*range(size)] * (len(self._planned) // size):
+            self._planned = []
+        self._surplus = [[find(held) for held in group.values()] for group in state["surplus"].values() if len(group) == size]
 
 
 def check_alike(group: Sequence[Episode], first_frames: bool = True) -> None:
@@ -405,10 +422,21 @@ class _Tally:
     def __init__(self, carried: list[list[Episode]], solved: Solved | None):
         self.attempts, self.groups, self.episodes, self.successes, self.steps, self.rows = 0, 0, 0, 0, 0, 0
         self.carried, self.prefetched, self._skipped = len(carried), 0, solved.total if solved else 0
+        self.all_succeeded = self.all_failed = 0
+        """Groups all of whose members did"""
         self.dropped: Counter[str] = Counter()
         self.lost: list[Lost] = []
         self.fault = ""
         """The last ill-formed chunk"""
+
+    @property
+    def faulty(self) -> bool:
+        """Whether every group was lost or ill-formed: nothing that a filter decides."""
+        return 0 < self.groups + self.dropped["lost"] == self.dropped["lost"] + self.dropped["ill_formed"]
+
+    def solved(self, wanted: int) -> bool:
+        """Whether at least a batch was tried, `ENOUGH` episodes, and all of them succeeded: more attempts would hardly find others."""
+        return wanted <= self.groups == self.all_succeeded and self.episodes >= ENOUGH
 
     def take(self, episode: Episode, say: Callable[[str], None]) -> None:
         self.episodes += 1
@@ -422,6 +450,7 @@ class _Tally:
     def figures(self, groups: list[list[Episode]], surplus: list[list[Episode]], solved: Solved | None) -> dict[str, float]:
         """The same names on every rank in every step."""
         rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
+        rolled |= {"groups": self.groups, "groups_all_succeeded": self.all_succeeded, "groups_all_failed": self.all_failed}
         used = {"used_groups": len(groups), "used_episodes": sum(map(len, groups)), "surplus_groups": len(surplus)}
         more = {"attempts": self.attempts, "lost_episodes": len(self.lost), "carried_groups": self.carried, "prefetched": self.prefetched}
         skipped = {"skipped_states": solved.total - self._skipped if solved else 0}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, HiltError, SchemaError
+from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError, SchemaError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
@@ -44,6 +44,8 @@ SAVE_S = 120.0
 """The last checkpoint has so long"""
 COLLECTED = "collected.json"
 """When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
+MOST_SKIPPED = 20
+"""Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 VERSIONS_PER_START = 1_000_000
 """Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 logger = logging.getLogger("hilt.runtime")
@@ -129,6 +131,7 @@ class Learner:
         self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
         self._looked = self._said = 0.0
         self._owes = False  # a checkpoint, however long ago the last one was
+        self._skipped = self._skipped_in_a_row = 0  # updates that were left out: a loss or a gradient was not finite
         self._clock = Clock(self.update, self.experience.total)
 
     # The whole
@@ -170,13 +173,34 @@ class Learner:
                 self._wait(why)
                 continue
             self._said = 0.0
-            info = self._step(details=(self.update + 1) % self.config.log_period == 0)
+            info: dict[str, float] = {}
+            with self._finite():
+                info = self._step(details=(self.update + 1) % self.config.log_period == 0)
             self.update += 1
             if self.update % self.config.steps_per_update == 0:
                 self._publish()
             if self.update % self.config.log_period == 0:
                 self._log(info)
             self._save_if_due()
+
+    @contextlib.contextmanager
+    def _finite(self) -> Iterator[None]:
+        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run."""
+        try:
+            yield
+            self._skipped_in_a_row = 0
+        except NotFiniteError as error:
+            self._skipped, self._skipped_in_a_row = self._skipped + 1, self._skipped_in_a_row + 1
+            if self._skipped_in_a_row == 1:
+                self.say(f"update {self.update + 1:,} is left out: {error}")
+            if self._skipped_in_a_row == MOST_SKIPPED:
+                rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
+                raise AlarmError(
+                    f"the last {MOST_SKIPPED} updates were left out; of the last one: {error} Go on from the checkpoint of update "
+                    f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
+                    f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
+                    "in the log."
+                ) from error
 
     def _step(self, details: bool) -> dict[str, float]:
         """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
@@ -217,9 +241,9 @@ class Learner:
             if self._over():
                 return
             batch = self._sample(settings.pretrain_batch, part, images=True)
-            with self._clock("torch"):
+            with self._clock("torch"), self._finite():
                 info = self.agent.imitate(batch, encoder=True)
-            phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
+                phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
             if time.monotonic() - said >= TELL_S or not self._pretraining():
                 self.say(phase.text())
                 said = time.monotonic()
@@ -391,6 +415,7 @@ class Learner:
         values = {
             **info,
             "elapsed_seconds": self._seconds(),
+            "skipped_updates": float(self._skipped),
             "updates_per_second": made / seconds,
             "env_steps_per_second": arrived / seconds,
             "torch_share": shares["torch"],

@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.config import build, freeze
-from hilt.core.errors import ConfigError, Problems
+from hilt.core.errors import AlarmError, ConfigError, Problems
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
+from hilt.runtime.collect import ENOUGH
 from hilt.runtime.evaluate import Evaluation, wilson
 from hilt.runtime.group import Group, LostWorkerError, Standing, open_group
 from hilt.runtime.precision import described, settle
 from hilt.runtime.precision import frozen as frozen_settings
 from hilt.runtime.roles import export, pool_of, trained_policy
 from hilt.runtime.sft import words
-from hilt.runtime.train import CARD, CONFIG, check_new, differences
+from hilt.runtime.train import CARD, CONFIG, check_new, differences, may_change, note_changes, note_end
 from hilt.runtime.trials import evaluations_of, starts_of, tried
 from hilt.runtime.vla_config import Vla
 
@@ -45,7 +46,10 @@ LOOK_S = 0.1
 KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
 CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold", "placement"}
+CHANGEABLE |= {"collect", "algorithm", "optimiser", "critic.optimiser", "critic.warmup_steps", "solved_steps"}
 """What may be another when a run is resumed: a setting, or all of a section"""
+MOST_SKIPPED = 5
+"""Steps of the optimiser in a row whose gradient is not finite, after which a run ends with an error"""
 NAMES = {"collect": "collecting episodes", "update": "learning from the chunks", "validate": "validating"}
 """What a rank is asked for, in words"""
 FAILURE_STEPS = (3, 10, 30, 100)
@@ -74,14 +78,13 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str | Mapping[str, An
     """The settings of a run that is there; those of `CHANGEABLE` may be others now, and are frozen anew."""
     config, changed = resumed_settings(run, recipe, overrides)
     if changed:
-        card = read_json(run / CARD)
-        write_json(run / CARD, {**card, "changed": [*card["changed"], changed]})
+        note_changes(run, changed)
         freeze(config, run / CONFIG)
     return config
 
 
-def resumed_settings(run: Path, recipe: str, overrides: Sequence[str | Mapping[str, Any]]) -> tuple[Vla, dict[str, Any]]:
-    """The same, and what of it is new; nothing is written."""
+def resumed_settings(run: Path, recipe: str, overrides: Sequence[str | Mapping[str, Any]]) -> tuple[Vla, dict[str, tuple[Any, Any]]]:
+    """The same, and what of it is new, with what it was; nothing is written."""
     if not is_run(run):
         raise ConfigError(f"{run} has no run of post-training to resume: leave out --resume to begin one, or name it with --run.")
     frozen, known = frozen_settings(Vla, run), read_json(run / CARD)["recipe"]
@@ -90,10 +93,10 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str | Mapping[s
     config = build(frozen, *overrides)
     changed = differences(frozen, config)
     for key, (was, given) in changed.items():
-        if key not in CHANGEABLE and key.partition(".")[0] not in CHANGEABLE:
+        if not may_change(key, CHANGEABLE):
             raise ConfigError(f"{key} was {was!r} in {run} and is {given!r} now: a resumed run can change {', '.join(sorted(CHANGEABLE))}.")
     config.check()
-    return config, {key: given for key, (_, given) in changed.items()}
+    return config, changed
 
 
 def is_run(run: Path) -> bool:
@@ -108,7 +111,8 @@ class Summary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"goal": success held at validation.goal; "max_steps", "max_seconds", or "stopped" from outside"""
+    """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a row; "max_steps",
+    "max_seconds", or "stopped" from outside"""
     step: int
     best_step: int
     """Of the policy that is kept"""
@@ -134,6 +138,7 @@ def train(
         arguments = (asdict(config), str(run.absolute()))
         ranks = f"{config.placement.ranks + config.placement.rollout_ranks} ranks" if config.placement.kind != "here" else "the rank"
         report(f"starting {ranks}: the policy and the simulators")
+        note_end(run)
         group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
@@ -145,7 +150,16 @@ def train(
         report("writing the policy")
         export(policy_of(run, "best"), run)
         write_json(run / RESULT, asdict(done))
+    note_end(run, done.reason, done.step, in_words(config, done))
     return done
+
+
+def in_words(config: Vla, done: Summary) -> str:
+    """Why a run ended, in a line."""
+    words = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
+    words |= {"goal": "the goal is reached"}
+    words["solved"] = f"solved: all members of all groups succeeded in {config.solved_steps} training steps in a row"
+    return words[done.reason]
 
 
 def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
@@ -243,6 +257,8 @@ class Controller:
         self._elapsed, self._began = 0.0, time.monotonic()
         self._validated = self._best_step = -1
         self._best = -1.0
+        self._solved = [0, 0]  # training steps in a row in which every group succeeded, and their episodes
+        self._sound = True  # whether the last step of the optimiser had a finite gradient
         self._tally = [0, 0]  # episodes and successes in training, of this process
         self._successes: list[float] = []
         """Of the validations so far, in their order"""
@@ -282,7 +298,7 @@ class Controller:
             if due and self._validated < self.step:
                 self._validate()
             reason = reason or ("goal" if self._goal_holds() else "")
-            if self.step and self.step % self._config.checkpoint_period == 0:
+            if self.step and self.step % self._config.checkpoint_period == 0 and self._sound:
                 self._save()
             if reason:
                 return reason
@@ -296,7 +312,14 @@ class Controller:
     def _over(self) -> str:
         if self.step >= self._config.max_steps:
             return "max_steps"
+        if self._config.may_be_solved and 0 < self._config.solved_steps <= self._solved[0] and self._solved[1] >= ENOUGH:
+            return "solved"
         return "max_seconds" if self._config.max_seconds and self._seconds() >= self._config.max_seconds else ""
+
+    def _progress(self) -> float:
+        """How much of the run is done with the step that is under way, by whichever of its two ends comes first; for the learning rate."""
+        seconds = self._seconds() / self._config.max_seconds if self._config.max_seconds else 0.0
+        return min(1.0, max((self.step + 1) / self._config.max_steps, seconds))
 
     def _seconds(self) -> float:
         """Of work, those before it was resumed included."""
@@ -315,7 +338,7 @@ class Controller:
                 self._metrics.write("episode", {**card, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
             for text in part["said"]:
                 self._say(text)
-        updates = self._ask("update", self.step, ahead)
+        updates = self._ask("update", self._progress(), ahead)
         now = time.monotonic()
         self.step += 1
         slowest = max((part["seconds"] for part in parts), key=lambda seconds: seconds["all"])
@@ -327,7 +350,25 @@ class Controller:
         steps = sum(card["length"] for part in parts for card in part["episodes"])
         values |= {"env_steps_per_second": steps / (now - began), "updates_per_second": 1 / (now - began), "step_seconds": now - began}
         self._metrics.write("update", values, update=self.step, step=self._env_steps)
+        solved = 0 < values["groups"] == values["groups_all_succeeded"]
+        self._solved = [self._solved[0] + 1, self._solved[1] + int(values["episodes"])] if solved else [0, 0]
+        self._mind_gradient(values)
         self._mind_failure([bool(card["success"]) for part in parts for card in part["episodes"]])
+
+    def _mind_gradient(self, values: Mapping[str, float]) -> None:
+        """Steps whose gradient is not finite are left out. Where none is finite any more, the run ends, and no checkpoint is made of it:
+        the last one is from before."""
+        skipped, in_a_row = (int(values.get(name, 0)) for name in ("skipped_steps", "skipped_in_a_row"))
+        if skipped:
+            self._say(f"step {self.step}: {skipped} of {values['optimiser_steps']:.0f} steps of the optimiser left out: no finite gradient")
+        self._sound = not in_a_row
+        if in_a_row >= MOST_SKIPPED:
+            rate, last = float(self._config.settled().optimiser.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
+            raise AlarmError(
+                f"the last {in_a_row} steps of the optimiser had a gradient that is not finite, and were left out. Go on "
+                f"from step {last}, where it was finite, with a lower rate: hilt train --run {self._run} --resume "
+                f"optimiser.learning_rate={rate / 10:g}. If that does not help, look at the rewards and at the policy's checkpoint."
+            )
 
     def _mind_failure(self, outcomes: Sequence[bool]) -> None:
         """Where success is all that is rewarded, a policy that never succeeds learns nothing, and its loss does not show it."""
@@ -398,7 +439,7 @@ class Controller:
         own = self._group.call("own")
         tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
         state: dict[str, Any] = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
-        state |= {"successes": self._successes}
+        state |= {"successes": self._successes, "solved": self._solved}
         checkpoint.save(self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep)
         for old in (self._run / BEST).glob("*"):
             if old.name != str(self._best_step):
@@ -412,7 +453,7 @@ class Controller:
         self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
         self._validated = int(state.get("validated", -1))
-        self._successes = list(state.get("successes", []))
+        self._successes, self._solved, self._sound = list(state.get("successes", [])), list(state.get("solved", [0, 0])), True
         own: list[Any] = []
         if saved is not None:
             self._group.call("load_shared", saved.agent["shared"])

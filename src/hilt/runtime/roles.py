@@ -164,13 +164,15 @@ class Worker:
 
     # Learning
 
-    def update(self, step: int, ahead: bool = False) -> dict[str, float]:
-        """One update from the episodes of this step; the figures are the same on all ranks. `ahead`: simulators may begin the next one."""
+    def update(self, progress: float, ahead: bool = False) -> dict[str, float]:
+        """One update from the episodes of this step; the figures are the same on all ranks. `progress`: how much of the run is done with
+        it, for the learning rate. `ahead`: simulators may begin the next step."""
         if ahead and self._rollout:
             self._collector.ahead()
         self.policy.train()
-        progress = (step + 1) / self._config.max_steps
-        figures: dict[str, float] = self.updater.update(self.episodes, self._rewards, progress=progress, baselines=self._baselines)
+        figures: dict[str, float] = self.updater.update(
+            self.episodes, self._rewards, progress=progress, baselines=self._baselines, expected=self._config.episodes
+        )
         self.episodes, self._rewards, self._baselines, self._before = [], [], None, None
         return figures
 

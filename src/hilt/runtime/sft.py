@@ -47,7 +47,7 @@ from hilt.runtime.demonstrations import Demonstrations, batches
 from hilt.runtime.experience import packed, unpack
 from hilt.runtime.precision import described, settle
 from hilt.runtime.precision import frozen as frozen_settings
-from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences
+from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences, note_changes
 
 KIND, POLICY, RESULT = "sft", "policy", "result.json"
 CHANGEABLE = {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once"}
@@ -229,7 +229,7 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Sft:
             raise ConfigError(f"{key} was {was!r} in {run} and is {given!r} now: a resumed run can change {', '.join(sorted(CHANGEABLE))}.")
     config.check()
     if changed:
-        write_json(run / CARD, {**card, "changed": [*card["changed"], {key: given for key, (_, given) in changed.items()}]})
+        note_changes(run, changed)
         freeze(config, run / CONFIG)
     return config
 

@@ -65,6 +65,10 @@ class Sharded(Trainee):
                     self._offloaded[name] = self._offloaded[name].add_(gradient) if name in self._offloaded else gradient
                     parameter.grad = None
 
+    def clear(self) -> None:
+        super().clear()
+        self._offloaded = {}
+
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
         """All ranks enter and leave together. Meanwhile each has all weights, in the precision that they are computed with."""
@@ -116,7 +120,6 @@ class Sharded(Trainee):
                 self._moments_to(piece.device, i)
                 super()._move([gradient.to(piece) if j == i else None for j in range(len(gradients))], rate)
                 self._moments_to(self.moments_on or piece.device, i)
-        self._offloaded = {}
 
     def _moments_to(self, device: Any, i: int) -> None:
         for moments in (self._adam._first, self._adam._second):

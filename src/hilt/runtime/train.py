@@ -1,11 +1,11 @@
 """A whole run: its folder, the demonstrations that it records itself, and a learner and actors as processes that are looked after.
 
-    RUN/config.yaml       every setting, frozen; written last, so that it says that there is a run
-    RUN/run.json          its identity, its recipe, its precision and why, and what was changed when it was resumed
-    RUN/demonstrations/   what the script recorded before the run began
-    RUN/actors/NAME/      each actor's spool
-    RUN/logs/NAME.log     what each process said
-    RUN/log, demos, checkpoints, metrics.jsonl, ...    the learner's: docs/learner.md
+RUN/config.yaml       every setting, frozen; written last, so that it says that there is a run
+RUN/run.json          its identity, its recipe, its precision and why, and what was changed when it was resumed
+RUN/demonstrations/   what the script recorded before the run began
+RUN/actors/NAME/      each actor's spool
+RUN/logs/NAME.log     what each process said
+RUN/log, demos, checkpoints, metrics.jsonl, ...    the learner's: docs/learner.md
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +52,11 @@ CHANGEABLE = {
     *("goal.success", "goal.states", "goal.period", "goal.hold"),
     *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
     *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
+    *(f"agent.rlpd.{name}" for name in ("learning_rate", "tau", "subset", "target_entropy", "backup_entropy", "target_range", "actor_q")),
+    *("agent.rlpd.imitation_weight", "agent.rlpd.imitation_updates"),
 }
-"""What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak. Everything else
-decides what the steps mean, or what the checkpoint holds."""
+"""What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak, and how it learns.
+Everything else decides what the steps mean, or what the checkpoint holds."""
 LOOK_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
@@ -89,14 +91,36 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Hil:
     """The settings of a run that is there; those of `CHANGEABLE` may be overridden, and are frozen anew."""
     config, changed = resumed_settings(run, recipe, overrides)
     if changed:
-        card = read_json(run / CARD)
-        write_json(run / CARD, {**card, "changed": [*card["changed"], {"at": _now(), **changed}]})
+        note_changes(run, changed)
         freeze(config, run / CONFIG)
     return config
 
 
-def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[Hil, dict[str, Any]]:
-    """The same, and what of it is new; nothing is written."""
+def note_changes(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Adds to run.json which settings a resumed run has changed: when, after which step, and what they were."""
+    from hilt.runtime.checkpoint import numbers
+
+    card, told = read_json(run / CARD), {key: {"was": was, "now": now} for key, (was, now) in changed.items()}
+    step = max(numbers(run), default=0)
+    write_json(run / CARD, {**card, "changed": [*card["changed"], {"at": _now(), "step": step, "settings": told}]})
+
+
+def note_end(run: Path, reason: str = "", step: int = 0, words: str = "") -> None:
+    """Writes into run.json why and after which step the run ended; without a reason: that it goes on. Not where there is no run.json."""
+    if not (run / CARD).is_file():
+        return
+    card = {name: value for name, value in read_json(run / CARD).items() if name != "ended"}
+    ended = {"ended": {"at": _now(), "reason": reason, "step": step, "words": words}} if reason else {}
+    write_json(run / CARD, {**card, **ended})
+
+
+def may_change(key: str, changeable: Iterable[str]) -> bool:
+    """Whether a setting is among these, or in a section that is."""
+    return any(key == name or key.startswith(f"{name}.") for name in changeable)
+
+
+def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[Hil, dict[str, tuple[Any, Any]]]:
+    """The same, and what of it is new, with what it was; nothing is written."""
     if not (run / CONFIG).exists():
         raise ConfigError(f"{run} has no run to resume: leave out --resume to begin one, or name its folder with --run.")
     frozen, known = thaw(Hil, run / CONFIG), read_json(run / CARD)["recipe"]
@@ -105,13 +129,13 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
     config = _with_ports(settings(frozen, *overrides))
     changed = differences(frozen, config)
     for key, (was, given) in changed.items():
-        if key not in CHANGEABLE:
+        if not may_change(key, CHANGEABLE):
             raise ConfigError(
                 f"{key} was {was!r} in {run} and is {given!r} now, which a resumed run cannot change: leave it out, or begin another run "
                 f"with --run. These can: {', '.join(sorted(CHANGEABLE))}."
             )
     check_run(config)
-    return config, {key: given for key, (_, given) in changed.items()}
+    return config, changed
 
 
 def differences(one: Any, other: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

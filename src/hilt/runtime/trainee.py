@@ -49,6 +49,8 @@ class Trainee:
         self._of_head = [HEAD in name.split(".") for name in self.trained]
         if head is not None and not any(self._of_head):
             raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimiser was given: leave that out.")
+        self.skipped_in_a_row = 0
+        """Steps, the last ones, that were left out because the gradient was not finite"""
         self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True, moments_on=self.moments_on)
 
     def backward(self, loss: Tensor) -> None:
@@ -59,30 +61,31 @@ class Trainee:
         """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1.
 
         `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimiser of its own
-        begin with ``critic_``.
+        begin with ``critic_``. Where the gradient of all ranks together is not finite, its length is told, and the step is left out:
+        weights and moments stay as they are, at every rank.
         """
         parts: list[tuple[str, Optimiser, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]
         if self.head is not None:
             parts = [("critic_", self.head, (True,)), *([] if head_only else [("", self.settings, (False,))])]
-        gradients, figures = self._gradients(), dict[str, float]()
+        gradients, figures, moves = self._gradients(), dict[str, float](), []
         for prefix, settings, heads in parts:
             chosen = [gradient if head in heads else None for gradient, head in zip(gradients, self._of_head, strict=True)]
-            figures |= {prefix + name: value for name, value in self._descend(chosen, settings, progress).items()}
-        for parameter in self.trained.values():
-            parameter.grad = None
+            length = self._norm([gradient for gradient in chosen if gradient is not None])  # over all ranks, so that all decide alike
+            moves.append((chosen, settings, length, learning_rate(settings, progress)))
+            figures |= {f"{prefix}gradient_norm": length, f"{prefix}learning_rate": moves[-1][3]}
+        self.skipped_in_a_row = 0 if all(math.isfinite(length) for *_, length, _ in moves) else self.skipped_in_a_row + 1
+        for chosen, settings, length, rate in [] if self.skipped_in_a_row else moves:
+            if settings.gradient_clip and length > settings.gradient_clip:
+                torch._foreach_mul_([gradient for gradient in chosen if gradient is not None], settings.gradient_clip / length)
+            self._adam.weight_decay, self._adam.betas = settings.weight_decay, settings.betas
+            self._move(chosen, rate)
+        self.clear()
         return figures
 
-    def _descend(self, gradients: Sequence[Tensor | None], settings: Optimiser, progress: float) -> dict[str, float]:
-        """Moves the weights that have a gradient here."""
-        there = [gradient for gradient in gradients if gradient is not None]
-        rate, length = learning_rate(settings, progress), self._norm(there)
-        if not math.isfinite(length):
-            raise ConfigError(f"the gradient's length is {length}; lower optimiser.learning_rate={settings.learning_rate:g}.")
-        if settings.gradient_clip and length > settings.gradient_clip:
-            torch._foreach_mul_(there, settings.gradient_clip / length)
-        self._adam.weight_decay, self._adam.betas = settings.weight_decay, settings.betas
-        self._move(gradients, rate)
-        return {"gradient_norm": length, "learning_rate": rate}
+    def clear(self) -> None:
+        """Forgets the gradient that is there: no step is made with it."""
+        for parameter in self.trained.values():
+            parameter.grad = None
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """While it is entered, this rank can use the module by itself: it has all of it."""

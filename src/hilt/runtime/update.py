@@ -76,11 +76,13 @@ class Updater:
         *,
         progress: float = 1.0,
         baselines: Mapping[int, float] | None = None,
+        expected: int = 0,
     ) -> dict[str, float]:
         """Learns from this rank's episodes and the rewards of their chunks [rows]; gives figures, the same at every rank.
 
         `progress`: how much of the run is done with this update, for the learning rate. `baselines`, of remax: by group, the sum of the
-        rewards of a greedy episode from the same start.
+        rewards of a greedy episode from the same start. `expected`: the episodes of all ranks that a whole update has; where there are
+        fewer, each counts as much as it would among all of them, and the loss of a step is as much smaller. 0: as many as there are.
         """
         rows = self._rows(episodes, rewards)
         all_episodes, all_rows, all_tokens = self._sum(len(episodes), len(rows), rows.mask.sum())
@@ -88,18 +90,21 @@ class Updater:
         if all_tokens:
             blank = self._blank(rows) if self.actor.lockstep else None
             figures |= self._score(rows, baselines, blank)
-            figures |= self._learn(rows, progress, blank)
-        if "kl" in figures:
+            figures |= self._learn(rows, progress, blank, expected)
+        if math.isfinite(figures.get("kl", math.nan)):
             self._controller.follow(figures["kl"], int(figures["trajectories"]))
         self.updates += 1
         return figures
 
     def state_dict(self) -> dict[str, Any]:
         """In JSON; the weights and what optimisers remember are with the trainees."""
-        return {"updates": self.updates, "kl_coefficient": self._controller.coefficient}
+        began = self.settings.kl.coefficient
+        return {"updates": self.updates, "kl_coefficient": self._controller.coefficient, "kl_coefficient_began": began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates, self._controller.coefficient = int(state["updates"]), float(state["kl_coefficient"])
+        self.updates, began = int(state["updates"]), self.settings.kl.coefficient
+        if float(state.get("kl_coefficient_began", began)) == began:  # else it was set to another one when the run was resumed
+            self._controller.coefficient = float(state["kl_coefficient"])
 
     # Before the first step: what each chunk is worth
 
@@ -198,35 +203,51 @@ class Updater:
 
     # The steps
 
-    def _learn(self, rows: Rows, progress: float, blank: Record | None) -> dict[str, float]:
+    def _learn(self, rows: Rows, progress: float, blank: Record | None, expected: int) -> dict[str, float]:
         moved = [self._critic] if self._critic is not None else []
         moved += [self.actor] if self._acts or self._critic is None else []
         names = self._actor_figures * self._acts + self._critic_figures
-        sums, seen = dict.fromkeys(names, 0.0), list[dict[str, float]]()
+        sums, seen, measured, far = dict.fromkeys(names, 0.0), list[dict[str, float]](), 0, False
         for trainee in moved:
             trainee.module.train()
         done, all_chunks = 0, self.settings.epochs * len(rows)
-        for epoch in range(self.settings.epochs):
-            for dealt in self._dealt(rows, epoch):
-                chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
-                share = self._shares(rows, chosen)
-                if share is None:
-                    continue
-                for part in self._passes(rows, chosen):
-                    for name, value in self._pass(rows, part, share, blank).items():
-                        sums[name] += value
-                    done += len(part)
-                    self.report("learning from the chunks", done, all_chunks)
-                shown = self._imitate() if self._extra is not None and self._acts else {}
-                for trainee in moved:
-                    prefix = "" if trainee is self.actor else "critic_"
-                    step = trainee.step(progress, head_only=trainee is self.actor and not self._acts)
-                    shown |= {prefix + name: value for name, value in step.items()}
-                seen.append(shown)
+        for dealt in (dealt for epoch in range(self.settings.epochs) for dealt in self._dealt(rows, epoch)):
+            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
+            share = self._shares(rows, chosen, self._part(len(dealt), expected))
+            if share is None:
+                continue
+            before = sums.get("ppo_kl", 0.0)
+            for part in self._passes(rows, chosen):
+                for name, value in self._pass(rows, part, share, blank).items():
+                    sums[name] += value
+                done += len(part)
+                self.report("learning from the chunks", done, all_chunks)
+            measured += 1
+            if far := self._too_far(sums.get("ppo_kl", 0.0) - before, len(seen)):
+                break
+            shown = self._imitate() if self._extra is not None and self._acts else {}
+            for trainee in moved:
+                prefix = "" if trainee is self.actor else "critic_"
+                step = trainee.step(progress, head_only=trainee is self.actor and not self._acts)
+                shown |= {prefix + name: value for name, value in step.items()}
+            seen.append(shown)
         for trainee in moved:
+            trainee.clear()
             trainee.module.eval()
-        told = dict(zip(names, [x / len(seen) for x in self._sum(*(sums[name] for name in names))], strict=True))
-        return told | {name: sum(each[name] for each in seen) / len(seen) for name in seen[0]} | {"optimiser_steps": float(len(seen))}
+        told = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
+        told |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
+        told |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
+        skipped = sum(not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm")) for each in seen)
+        in_a_row = max(trainee.skipped_in_a_row for trainee in moved)
+        return told | {"optimiser_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
+
+    def _too_far(self, ppo_kl: float, steps: int) -> bool:
+        """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""
+        return bool(self.settings.target_kl and self._acts and steps) and self._sum(ppo_kl)[0] > self.settings.target_kl
+
+    def _part(self, dealt: int, expected: int) -> float:
+        """The share of a whole step's episodes that a step has, at all ranks together."""
+        return min(1.0, self._sum(dealt)[0] / (self.settings.batch.trajectories_per_step or expected)) if expected else 1.0
 
     @property
     def _acts(self) -> bool:
@@ -252,7 +273,7 @@ class Updater:
         step = place * steps // max(len(order) * self.ranks.size, 1)
         return [order[step == number] for number in range(steps)]
 
-    def _shares(self, rows: Rows, chosen: Tensor) -> Shares | None:
+    def _shares(self, rows: Rows, chosen: Tensor, part: float) -> Shares | None:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
         settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
         tokens = mask.sum((1, 2)).float()
@@ -265,7 +286,7 @@ class Updater:
         token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
         shares = torch.zeros(3, len(rows))
         shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
-        return Shares(*shares)
+        return Shares(shares[0], shares[1], shares[2], part)
 
     def _pass(self, rows: Rows, part: Tensor, share: Shares, blank: Record | None) -> dict[str, float]:
         """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
@@ -273,10 +294,11 @@ class Updater:
         if self._acts or self._critic is None:
             seen = self.actor.module.evaluate(record)
             loss = self._loss(rows, part, share, seen, figures) if len(part) else 0.0 * sum(x.sum() for x in seen if x is not None)
-            self.actor.backward(loss)
+            self.actor.backward(share.part * loss)
         if self._critic is not None:
             value = self._critic.module.evaluate(record).value
-            self._critic.backward(self._value_loss(rows, part, share, value, figures) if len(part) else 0.0 * value.sum())
+            loss = self._value_loss(rows, part, share, value, figures) if len(part) else 0.0 * value.sum()
+            self._critic.backward(share.part * loss)
         return dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True)) if figures else {}
 
     def _loss(self, rows: Rows, part: Tensor, share: Shares, seen: Any, figures: dict[str, Tensor]) -> Tensor:
@@ -392,11 +414,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Shares:
-    """What counts how much in the loss of one step, [R] each."""
+    """What counts how much in the loss of one step, [R] each; and how much of a whole step's loss that is."""
 
     term: Tensor
     token: Tensor
     chunk: Tensor
+    part: float
+
+
+def _mean_of_finite(values: Sequence[float]) -> float:
+    """NaN where none is."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _added(x: Tensor, mask: Tensor, share: Tensor) -> Tensor:

@@ -164,7 +164,11 @@ class Vla:
     max_steps: int = 100
     """Training steps: each collects episodes and learns from them; 0: the policy is validated, and that is all"""
     max_seconds: float = 0.0
-    """It ends after the step in which so many seconds of work have passed; 0: max_steps alone counts"""
+    """A cap: it ends after the step in which so many seconds of work have passed; 0: max_steps alone counts. The learning rate's schedule
+    follows whichever of the two comes first"""
+    solved_steps: int = 5
+    """It ends as solved after so many training steps in a row, of 256 episodes at least, in which all members of all groups succeeded; 0:
+    never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
     checkpoint_period: int = 10
     """Training steps between two checkpoints"""
     checkpoint_keep: int = 1
@@ -205,7 +209,7 @@ class Vla:
         least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
         least |= {"validation.goal": 0, "validation.hold": 1}
         least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
-        least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1}
+        least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1, "solved_steps": 0}
         for name, low in least.items():
             value: Any = self
             for part in name.split("."):
@@ -253,6 +257,8 @@ class Vla:
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
         problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
         problems.check(self._check_entropy)
+        alone = "rewards.environment=0, rewards.learned=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
+        problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
         problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
         problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
@@ -342,6 +348,11 @@ class Vla:
         for path in self.imitation.data:
             if not local(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
+
+    @property
+    def may_be_solved(self) -> bool:
+        """Whether nothing more can be earned where every episode succeeds."""
+        return not self.rewards.environment and not self.rewards.learned and self.algorithm.discount == 1
 
     # Sizes, in words
 
