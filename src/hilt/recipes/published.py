@@ -4,8 +4,9 @@
 RLinf-VLA (arXiv 2510.06710), as the files under ``examples/embodiment/config`` of github.com/RLinf/RLinf have it (read in August 2026);
 each recipe names its file. Sizes are those of all GPUs together there, and of one rank here: divide `collect.data_batch_size` by the ranks.
 
-What is not the same: a step of the optimiser has so many episodes, where theirs has so many chunks; a time limit is an end, and no value is
-expected after it; advantages of OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's.
+What is not the same: a step of the optimiser has so many episodes, where theirs has so many chunks; others are drawn in place of groups
+that the filter drops, where theirs have smaller batches then; a time limit is an end, and no value is expected after it; advantages of
+OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def pi05_ppo() -> Vla:
 
 
 def pi0_grpo() -> Vla:
-    """pi0 by GRPO, as in libero_spatial_grpo_openpi.yaml: groups of 8, those with 10 to 90% successes are kept and nothing is drawn in
-    place of the others, 2 epochs; policy, ratio, clip and rate as in pi0_ppo. Scores are not discounted."""
+    """pi0 by GRPO, as in libero_spatial_grpo_openpi.yaml: groups of 8, of which those with 10 to 90% successes are kept, 2 epochs; policy,
+    ratio, clip and rate as in pi0_ppo. Scores are not discounted."""
     config = pi0_ppo()
     config.collect = _of_groups(512)
     batch = Batching(trajectories_per_step=64, chunks_per_pass=16)
@@ -121,8 +122,6 @@ def _of_groups(episodes: int, temperature: float = 1.0) -> Collecting:
         filter_accuracy=True,
         accuracy_lower_bound=0.1,
         accuracy_upper_bound=0.9,
-        max_sampling_attempts=1,
-        when_exhausted="continue",
     )
 
 
