@@ -40,7 +40,7 @@ def driver(lab: Lab) -> list[Row]:
         lab.progress(f"driver: one step of {config.placement.ranks} ranks")
         before = _through_this_process()
         parts = group.call("collect", 0)
-        group.call("update", 0, False)
+        group.call("update", 1.0, False)
         carried = _through_this_process() - before
     finally:
         group.close()

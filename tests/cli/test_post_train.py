@@ -38,6 +38,14 @@ def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
         assert not (tmp_path / "refused").exists() or not list((tmp_path / "refused").iterdir())
 
 
+def test_an_alarm_is_shown_and_ends_the_command(tmp_path: Path):
+    quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "stop_on=[ppo_kl]")
+    wild = ("optimiser.learning_rate=0.3", "algorithm.epochs=4", "max_steps=20")
+    said = run("train", RECIPE, *quiet, *wild, "--run", tmp_path / "run", code=1)
+    assert "error: alarm ppo_kl: the policy moves " in said and "Lower optimiser.learning_rate" in said
+    assert f"hilt train --run {tmp_path / 'run'} --resume goes on" in said and read_json(tmp_path / "run" / "run.json")["alarms"]
+
+
 def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, collect = tmp_path / "run", roles.Worker.collect
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.recipes import RECIPES, recipe
+from hilt.recipes import RECIPES, VLA_RECIPES, recipe, vla_recipe
 from hilt.runtime.config import Hil
 from hilt.runtime.workplace import spaces
 
@@ -28,6 +29,14 @@ def test_every_recipe_is_complete_and_its_task_can_be_made(name: str, tmp_path: 
     freeze(config, tmp_path / "run.yaml")
     assert recipe(str(tmp_path / "run.yaml")) == config, "frozen and read again it is the same"
     assert spaces(config).action_space.shape
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *VLA_RECIPES])
+def test_every_recipe_ends_by_updates_and_the_clock_is_a_cap(name: str):
+    """Six of them ended by the clock alone, so that what they reached depended on the machine."""
+    config: Any = recipe(name) if name in RECIPES else vla_recipe(name)
+    assert 0 < config.max_steps <= 100_000
+    assert not config.max_seconds or config.max_steps / config.max_seconds < 20, "two busy cores make as many updates a second"
 
 
 def test_functions_of_ones_own_and_files():

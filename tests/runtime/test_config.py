@@ -73,6 +73,7 @@ SHOWN = {
     "max_seconds": "runtime/test_learner.py::test_other_limits",
     "max_env_steps": "runtime/test_learner.py::test_other_limits",
     **{f"goal.{name}": GOAL for name in ("success", "states", "period", "hold")},
+    "stop_on": "runtime/test_learner.py::test_an_alarm_ends_the_run_and_it_goes_on",
     "checkpoint_keep": "runtime/test_learner.py::test_checkpoints_by_the_clock_and_how_many_stay",
     "buffer_period": "runtime/test_learner.py::test_buffers_in_hil_serls_files",
     "sinks": "runtime/test_learner.py::test_what_the_policy_sees_and_where_metrics_go",

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, StorageError
 from hilt.core.tree import flatten
 from hilt.core.unpickle import dump
@@ -21,6 +22,7 @@ from hilt.policies.agent import Agent
 from hilt.replay import Log
 from hilt.replay.schema import spec_of_space
 from hilt.runtime.experience import Experience, Foresight
+from hilt.runtime.experience import told as told_of
 from hilt.runtime.recording import columns_of
 from hilt.runtime.rollouts import n_step
 from tests.runtime.toy_run import IMAGES, config, demonstrations, episode, fill, spaces
@@ -320,6 +322,8 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "trajectory": running.trajectory,
         "success": True,
         "return": 1.0,
+        "return_to_go": pytest.approx(np.mean(0.97 ** np.arange(5))),
+        "cut_share": 0.0,
         "length": 5,
         "seconds": 4.5,
         "intervention_steps": 2,
@@ -328,6 +332,9 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "lost_steps": 0,
         "actor": "a",
     }
+    cut = {"rewards": np.ones(2), "terminated": np.zeros(2), **{name: np.zeros(2) for name in ("lost", "succeed", "source")}}
+    facts = told_of({**cut, "times/observed": np.arange(2), "times/applied": np.arange(2)}, Rlpd(discount=0.5, reward_bias=1.0))
+    assert (facts["return"], facts["return_to_go"], facts["cut_share"]) == (2.0, 2.5, 0.375), "(2 + 3) / 2, and (0.5 + 0.25) / 2"
     assert list(experience.finished()) == []
     assert experience._episodes._told(running.trajectory, [running.trajectory + 7])["length"] == 2  # the part before it was evicted
     experience.reported([running.trajectory])

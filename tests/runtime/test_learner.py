@@ -25,6 +25,7 @@ from hilt.policies import agent as agent_module
 from hilt.policies import precision
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.runtime import checkpoint
+from hilt.runtime import learner as learner_module
 from hilt.runtime.checkpoint import latest, load, numbers
 from hilt.runtime.experience import columns_for, open_logs
 from hilt.runtime.learner import Learner, Summary
@@ -98,6 +99,26 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_p
         learner(template, run, max_steps=50).run()
     rate = {"agent": {"encoder": {"kind": "none"}, "hidden": [16], "rlpd": {"random_crop": 0, "learning_rate": 3e-5}}}
     assert learner(template, run, **rate).run() == Summary("max_steps", 10, 30)
+
+
+def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path):
+    """With one online step for many updates, which is what happens when actors stand still."""
+    run, many = memory_path / "run", {"log_period": 10, "max_steps": 2000}
+    with pytest.raises(AlarmError, match=r"alarm update_to_data: 610 updates were made for 30 online steps, 20 for each"):
+        learner(template, run, stop_on=["update_to_data"], **many).run()
+    assert numbers(run)[-1] == 610, "with a checkpoint"
+    event = next(record for record in records(run, "event") if "alarm" in record)
+    assert (event["alarm"], event["alarm/update_to_data"], event["stops"]) == ("update_to_data", 1.0, True)
+    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == Summary("max_steps", 620, 30)
+    assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, "it is still so"
+
+
+def test_what_q_is_to_be_is_told(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_module, "REALISED", 3)
+    learner(template, memory_path / "run", log_period=5).run()
+    last = records(memory_path / "run", "update")[-1]
+    ended = [(one["return_to_go"], one["cut_share"]) for one in records(memory_path / "run", "episode")][-3:]
+    assert last["realised_q"] == pytest.approx(np.mean([came + cut * last["q/online"] for came, cut in ended]))
 
 
 # Resume

@@ -298,6 +298,20 @@ def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(
     assert last["skipped_steps"] == 0 and last["optimiser_steps"] == 4
 
 
+def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
+    """A learning rate at which the policy jumps: it is raised in a real run."""
+    run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "max_steps=20")
+    with pytest.raises(AlarmError, match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here"):
+        started(run, *quiet, "optimiser.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
+    (last,) = checkpoint.numbers(run)
+    card = read_json(run / "run.json")
+    assert card["ended"]["reason"] == "alarm" and card["ended"]["step"] == last and card["alarms"][0]["name"] == "ppo_kl"
+    calm = ("optimiser.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
+    assert resumed(run, *calm).reason == "max_steps" and "ended" in read_json(run / "run.json")
+    with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
+        config("stop_on=[explained_variance]").check()
+
+
 def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shares = iter([0.5, 1.0, 0.5, 1.0, 1.0, 0.0])
     validate = post_train.Controller._validate

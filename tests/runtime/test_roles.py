@@ -74,7 +74,7 @@ def test_the_reference_stays_as_it_was_wherever_it_lies(worker: Any):
     record = one.episodes[0].record
     held, lent = Reference(one.policy, offload=False), Reference(one.policy, offload=True)
     before = one.policy.evaluate(record).log_prob.detach()
-    one.update(0)
+    one.update(1.0)
     assert not torch.equal(one.policy.evaluate(record).log_prob, before)
     assert torch.allclose(held.evaluate(record).log_prob, before, atol=1e-6)
     assert torch.equal(held.evaluate(record).log_prob, lent.evaluate(record).log_prob)
@@ -105,7 +105,7 @@ def test_a_critic_of_its_own_is_really_trained(worker: Any):
     one.load_own([])
     policy, critic = ({name: p.detach().clone() for name, p in each.named_parameters()} for each in (one.policy, one.critic.module))
     one.collect(0)
-    figures = one.update(0)
+    figures = one.update(1.0)
     assert figures["value_loss"] > 0
     assert all(torch.equal(p, policy[name]) for name, p in one.policy.named_parameters()), "the critic learns alone at first"
     assert any(not torch.equal(p, critic[name]) for name, p in one.critic.module.named_parameters())
@@ -184,7 +184,7 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
         one.load_own([])
         one.collect(0)
     learns.take_in([acts.hand_out()])
-    assert learns.update(0) == both.update(0)
+    assert learns.update(1.0) == both.update(1.0)
     version, weights = learns.weights()
     acts.take_weights(version, weights)
     assert version == 1 and acts.episodes == []

@@ -120,6 +120,9 @@ def update(
         trained = nets.optimisers["critic"].parameters
         if batch.groups:
             info |= by_group(nets, batch, tape, errors, trained, settings)
+            earned = rewards(batch, settings)
+            ends = torch.stack([tape.out.amax(), tape.out.amin(), earned.amax(), earned.amin()]).tolist()
+            info |= zip(("q_max", "q_min", "reward_max", "reward_min"), ends, strict=True)
         gradients["critic"] = nets.critic.gradients(tape, (errors * (2 / errors.numel()))[..., None], trained)
         figures |= {"critic_loss": errors.square(), "q": tape.out, "target_q": target, "reward": rewards(batch, settings)}
     if "grasp_critic" in which:

@@ -41,6 +41,8 @@ class Standing:
         """The newest of everything that the learner told"""
         self.episodes: deque[dict[str, Any]] = deque(maxlen=EPISODES)
         self.actors: dict[str, dict[str, Any]] = {}
+        self.alarms: dict[str, str] = {}
+        """Those that are raised now: sentence and cure"""
         self.event = ""
         self.happens = False
         """Whether the event is the newest of all records"""
@@ -68,6 +70,11 @@ class Standing:
         if self._first is not None and (self._halted or record.get("event") == GOES_ON):
             self._paused += record["time"] - self._last
         self._halted = is_paused(record, self._halted)
+        if record.get("event") == GOES_ON:
+            self.alarms.clear()  # who goes on raises anew what is still so
+        elif "alarm" in record:
+            self.alarms.pop(record["alarm"], None)
+            self.alarms |= {record["alarm"]: record["event"]} if record[f"alarm/{record['alarm']}"] else {}
         if record.get("event") == RESUMED:
             self.updates = max(0, record["update"])
         elif kind == "update":
@@ -162,9 +169,10 @@ class Standing:
             ("acting weights", f"{u['staleness']:.0f} updates old" if _is(u, "staleness") else ""),
             ("steps kept", _values(u, {"online": "log_steps", "demo": "demo_steps", "human": "human_steps"}, ",.0f")),
             ("control rate", f"{max(late):.1f} ms late at the 99th percentile" if late else ""),
-            ("last event", self.event),
+            ("last event", self.event if self.event not in self.alarms.values() else ""),
         ]
-        return [(name, text) for name, text in found if text]
+        alarms = [("ALARM", text.removeprefix("alarm ")) for text in self.alarms.values()]
+        return [*alarms, *((name, text) for name, text in found if text)]
 
     def line(self, limits: Mapping[str, float]) -> str:
         """All of it that fits in a line; before learning, which may take minutes, what happens."""
@@ -180,6 +188,7 @@ class Standing:
             f"contact lost {self.lost()}" if self.lost() else "",
             _values(self.update, {"critic loss": "critic_loss"}),
             self.remaining(limits),
+            f"ALARM {', '.join(self.alarms)}" if self.alarms else "",
             self.event if self.happens or not self.updates else "",
         ]
         return "  ".join(part for part in parts if part)
@@ -287,7 +296,8 @@ class Live:
         made = Table(box=None, show_header=False, pad_edge=False)
         now = [("now", phase.text())] if (phase := self._phases.current) is not None else []
         for name, text in [*now, *self._standing.rows()]:
-            made.add_row(Text(name, "dim"), Text(progress.printable(text), "bold" if name == "success" else ""))
+            style = {"success": "bold", "ALARM": "bold red"}.get(name, "")
+            made.add_row(Text(name, "bold red" if name == "ALARM" else "dim"), Text(progress.printable(text), style))
         return Group(Text(f"{self._title}   {when}", "bold"), made)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
+from hilt.observe.alarms import Facts, check_stop_on
 from hilt.policies.config import AgentConfig
 from hilt.policies.config import check as check_agent
 
@@ -127,6 +128,8 @@ class Hil:
     """Online steps after which the run ends; 0: no limit"""
     goal: Goal = field(default_factory=Goal)
     """Success at which the run ends"""
+    stop_on: list[str] = field(default_factory=list)
+    """Alarms that end the run when they are raised, with a checkpoint, such as [q_bound, overestimation]: docs/observe.md lists them"""
     replay_buffer_capacity: int = 200_000
     """Online steps that are kept"""
     checkpoint_period: int = 0
@@ -170,9 +173,25 @@ def check(config: Hil) -> None:
     problems.check(_check_goal, config.goal)
     problems.check(check_agent, config.agent)
     problems.check(_check_together, config)
+    problems.check(check_stop_on, config.stop_on, facts(config))
     if config.collect_steps:
         problems.check(_check_collecting, config)
     problems.report()
+
+
+def facts(config: Hil) -> Facts:
+    """What alarms must know of these settings."""
+    rlpd, learns = config.agent.rlpd, config.algorithm == "rlpd"
+    low_high = rlpd.target_range
+    return Facts(
+        "hil",
+        validates=config.goal.success > 0,
+        rlpd=learns,
+        discount=rlpd.discount**config.n_step,
+        q_range=(low_high[0], low_high[1]) if low_high else None,
+        entropy_in_q=rlpd.backup_entropy,
+        update_to_data=config.update_to_data,
+    )
 
 
 def _check_together(config: Hil) -> None:

@@ -15,11 +15,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hilt.algos.config import Rlpd
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.trajectory import Source
@@ -65,7 +67,7 @@ class Experience:
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
         self._entered = self._selection().entered
-        self._episodes = Episodes(self.log)
+        self._episodes = Episodes(self.log, config.agent.rlpd)
         self._alone, self._collected = False, Runs()
 
     # What there is
@@ -328,8 +330,8 @@ def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str
 class Episodes:
     """What is told of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
 
-    def __init__(self, log: Log):
-        self._log = log
+    def __init__(self, log: Log, rlpd: Rlpd):
+        self._log, self._rlpd = log, rlpd
         self.known: set[int] = {number for number in log.trajectories() if "imported" in log.facts.about(number)}
 
     def finished(self) -> Iterator[dict[str, Any]]:
@@ -355,17 +357,23 @@ class Episodes:
                         break
                     keys = np.concatenate([before, keys])
             truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
-            return told(steps.gather(keys, ["rewards", "source", "succeed", "lost", "times/observed", "times/applied", *truth]))
+            columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
+            return told(steps.gather(keys, columns), self._rlpd)
 
 
-def told(columns: Mapping[str, Array]) -> dict[str, Any]:
-    """What is told of an episode, from its columns."""
+def told(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
+    """What is told of an episode, from its columns. `return_to_go` is what came after each of its steps, discounted, on the average: what Q
+    is to be. Where a time limit cut it, `cut_share` of a value beyond that limit is missing from it."""
     lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
     human = (columns["source"] == Source.HUMAN) & ~lost
+    rewards = columns["rewards"].astype(np.float64)
+    after = list(accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead))
     return {
         "success": success,
         "success_alone": None if human.any() else success,
-        "return": float(columns["rewards"].astype(np.float64).sum()),
+        "return": float(rewards.sum()),
+        "return_to_go": sum(after) / len(after),
+        "cut_share": 0.0 if columns["terminated"][-1] else float(np.mean(rlpd.discount ** np.arange(1, len(after) + 1))),
         "length": len(human),
         "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
         "intervention_steps": int(human.sum()),

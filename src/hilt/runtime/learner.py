@@ -13,9 +13,9 @@ import contextlib
 import logging
 import queue
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError,
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
+from hilt.observe.alarms import Watch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, read_metrics
 from hilt.runtime.agent import make_agent
 from hilt.runtime.checkpoint import Buffers, Saver, alone, latest, numbers
-from hilt.runtime.config import Hil, check
+from hilt.runtime.config import Hil, check, facts
 from hilt.runtime.contact import CONTACT
 from hilt.runtime.experience import Batch, Experience
 from hilt.runtime.goal import GoalWatch
 from hilt.runtime.idle import refuse_idle
 from hilt.runtime.precision import settle
+from hilt.runtime.train import note_end
 from hilt.wire import TrainerConfig, TrainerServer
 
 CHECKPOINT_S = 300.0
@@ -46,6 +48,8 @@ COLLECTED = "collected.json"
 """When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
 MOST_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
+REALISED = 20
+"""Episodes, the last ones, whose returns Q is compared with"""
 VERSIONS_PER_START = 1_000_000
 """Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
 logger = logging.getLogger("hilt.runtime")
@@ -56,8 +60,8 @@ class Summary:
     """How a run, or this part of it, ended."""
 
     reason: str
-    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop; or
-    "stopped" from outside"""
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop;
+    "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as an `AlarmError` when everything is closed"""
     update: int
     online: int
 
@@ -110,6 +114,10 @@ class Learner:
         self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
+        told = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
+        self._realised: deque[tuple[float, float]] = deque(told[-REALISED:], REALISED)
+        known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
+        self._watch, self._alarm = Watch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
             self._goal.forget_after(self.update)
@@ -141,6 +149,7 @@ class Learner:
         config = self.config
         with self._undo:
             self._stop = stop
+            note_end(self.run_folder)  # it has not ended yet, or no longer
             if self._resumed:
                 self.metrics.resumed(self.update, self.experience.total)
             elif config.agent.normalise_proprio:
@@ -159,6 +168,10 @@ class Learner:
             self._clock = Clock(self.update, self.experience.total)
             self._learn()
             self._end()
+            words = f"{self._reason}, after {self.update:,} updates with {self.experience.total:,} online steps"
+            note_end(self.run_folder, self._reason, self.update, self._alarm or words)
+            if self._alarm:
+                raise stopped(self._alarm, self.run_folder)
             return Summary(self._reason, self.update, self.experience.total)
 
     def say(self, text: str) -> None:
@@ -195,6 +208,7 @@ class Learner:
                 self.say(f"update {self.update + 1:,} is left out: {error}")
             if self._skipped_in_a_row == MOST_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
+                note_end(run, "not_finite", self.update, f"{MOST_SKIPPED} updates in a row were not finite")
                 raise AlarmError(
                     f"the last {MOST_SKIPPED} updates were left out; of the last one: {error} Go on from the checkpoint of update "
                     f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
@@ -312,6 +326,7 @@ class Learner:
         limits = {
             "stopped": self._stop(),
             "pressed": self._pressed,
+            "alarm": bool(self._alarm),
             "goal": self._goal is not None and self._goal.reached,
             "max_steps": self.update >= config.max_steps,
             "max_env_steps": bool(config.max_env_steps) and online >= config.max_env_steps,
@@ -404,8 +419,13 @@ class Learner:
         low, high = card["low"], card["high"]
         share = f"{card['successes']} of {card['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
         self.say(f"evaluation of update {card['update']:,}: success in {share}")
-        values = {f"validation_{name}": float(card[name]) for name in ("success", "low", "high", "update", "seconds")}
+        values = {f"validation_{name}": float(card[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
+        self._write(values)
+
+    def _write(self, values: Mapping[str, float]) -> None:
+        """Into the metrics; what is wrong with these is said, and ends the run if `stop_on` names it."""
         self.metrics.write("update", values, update=self.update, step=self.experience.total)
+        self._alarm = self._alarm or self._watch.take(values, update=self.update, step=self.experience.total)
 
     def _log(self, info: Mapping[str, float]) -> None:
         made, arrived, seconds = self._clock.since(self.update, self.experience.total)
@@ -425,7 +445,9 @@ class Learner:
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
         }
-        self.metrics.write("update", values, update=self.update, step=self.experience.total)
+        if "q/online" in info and len(self._realised) == REALISED:  # what Q is to be; beyond a time limit, what it says itself
+            values["realised_q"] = sum(came + cut * info["q/online"] for came, cut in self._realised) / REALISED
+        self._write(values)
 
     def _look(self) -> None:
         """Now and then: takes in what came, reports episodes that ended and what actors told."""
@@ -436,6 +458,7 @@ class Learner:
         self._ended += [(now, episode) for episode in self.experience.finished()]
         while self._ended and self._may_tell(*self._ended[0]):
             episode = self._ended.pop(0)[1] | {"elapsed_seconds": self._seconds()}
+            self._realised.append((episode["return_to_go"], episode["cut_share"]))
             if self._says.get(episode["actor"]) == "no":
                 episode |= {"success": None, "success_alone": None}
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)

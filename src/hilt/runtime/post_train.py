@@ -27,6 +27,7 @@ from hilt.core.errors import AlarmError, ConfigError, Problems
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
+from hilt.observe.alarms import Watch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
@@ -46,7 +47,7 @@ LOOK_S = 0.1
 KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
 CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold", "placement"}
-CHANGEABLE |= {"collect", "algorithm", "optimiser", "critic.optimiser", "critic.warmup_steps", "solved_steps"}
+CHANGEABLE |= {"collect", "algorithm", "optimiser", "critic.optimiser", "critic.warmup_steps", "solved_steps", "stop_on"}
 """What may be another when a run is resumed: a setting, or all of a section"""
 MOST_SKIPPED = 5
 """Steps of the optimiser in a row whose gradient is not finite, after which a run ends with an error"""
@@ -354,6 +355,14 @@ class Controller:
         self._solved = [self._solved[0] + 1, self._solved[1] + int(values["episodes"])] if solved else [0, 0]
         self._mind_gradient(values)
         self._mind_failure([bool(card["success"]) for part in parts for card in part["episodes"]])
+        self._mind_alarms(values)
+
+    def _mind_alarms(self, values: Mapping[str, float]) -> None:
+        """Ends the run, with a checkpoint, where one is raised that `stop_on` names."""
+        if text := self._watch.take(values, update=self.step, step=self._env_steps):
+            self._save()
+            note_end(self._run, "alarm", self.step, text)
+            raise stopped(text, self._run)
 
     def _mind_gradient(self, values: Mapping[str, float]) -> None:
         """Steps whose gradient is not finite are left out. Where none is finite any more, the run ends, and no checkpoint is made of it:
@@ -364,6 +373,7 @@ class Controller:
         self._sound = not in_a_row
         if in_a_row >= MOST_SKIPPED:
             rate, last = float(self._config.settled().optimiser.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
+            note_end(self._run, "not_finite", self.step, f"the last {in_a_row} gradients were not finite")
             raise AlarmError(
                 f"the last {in_a_row} steps of the optimiser had a gradient that is not finite, and were left out. Go on "
                 f"from step {last}, where it was finite, with a lower rate: hilt train --run {self._run} --resume "
@@ -394,7 +404,8 @@ class Controller:
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
         good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
         low, high = wilson(good, len(outcomes))
-        values |= {"validation_success": good / len(outcomes), "validation_low": low, "validation_high": high, "validation_lost": lost}
+        values |= {"validation_episodes": len(outcomes), "validation_success": good / len(outcomes), "validation_lost": lost}
+        values |= {"validation_low": low, "validation_high": high}
         self._metrics.write("update", values | {"validation_seconds": seconds}, update=self.step, step=self._env_steps)
         self._validated = self.step
         self._successes.append(values["validation_success"])
@@ -404,6 +415,7 @@ class Controller:
         share = f"{good} of {len(outcomes)}: {100 * values['validation_success']:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
         note = "the best so far" if better else f"the best was {100 * self._best:.1f}% at step {self._best_step}"
         self._say(f"step {self.step}: success on {config.split} states {share}; {note}" + f"; {lost} lost" * bool(lost))
+        self._mind_alarms(values)
 
     def _keep(self, success: float) -> None:
         self._best, self._best_step = success, self.step
@@ -467,6 +479,7 @@ class Controller:
         if self._metrics.path.stat().st_size:
             # without a checkpoint everything is made again, the validation before the first step, too
             self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)
+        self._watch = Watch(self._run, self._config.facts, self._metrics, self._say, self._config.stop_on)
 
 
 def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -193,7 +193,8 @@ class Rollouts:
         self._sizes.append(len(columns["row"]))
         self.total += self._sizes[-1]
         self._versions = [*self._versions, int(columns["policy_version"][-1])][-64:]
-        self._finished[number] = {"trajectory": number, **told({**columns, "rewards": columns["reward"]}), "actor": actor}
+        facts = told({**columns, "rewards": columns["reward"]}, self._config.agent.rlpd)
+        self._finished[number] = {"trajectory": number, **facts, "actor": actor}
         within = np.cumsum(self._sizes[::-1]) <= self._config.replay_buffer_capacity
         self.online.sample_window_size = max(1, int(within.sum()))
 

@@ -49,7 +49,7 @@ CONFIG, CARD = "config.yaml", "run.json"
 CHANGEABLE = {
     *("max_steps", "max_seconds", "max_env_steps", "update_to_data", "max_ahead", "steps_per_update", "log_period", "sinks"),
     *("checkpoint_period", "checkpoint_keep", "buffer_period"),
-    *("goal.success", "goal.states", "goal.period", "goal.hold"),
+    *("goal.success", "goal.states", "goal.period", "goal.hold", "stop_on"),
     *("actors", "operator", "operator_options", "lost_contact", "lost_contact_seconds", "control_hz"),
     *("wire.host", "wire.port", "wire.broadcast_port", "wire.keys", "wire.key_name"),
     *(f"agent.rlpd.{name}" for name in ("learning_rate", "tau", "subset", "target_entropy", "backup_entropy", "target_range", "actor_q")),

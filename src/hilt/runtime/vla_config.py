@@ -15,6 +15,7 @@ from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
 from hilt.envs.task import ready
+from hilt.observe.alarms import Facts, check_stop_on
 from hilt.observe.sinks import check_sinks
 from hilt.policies.base import check_effect
 from hilt.policies.flow import check_entropy
@@ -169,6 +170,8 @@ class Vla:
     solved_steps: int = 5
     """It ends as solved after so many training steps in a row, of 256 episodes at least, in which all members of all groups succeeded; 0:
     never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
+    stop_on: list[str] = field(default_factory=list)
+    """Alarms that end the run when they are raised, with a checkpoint, such as [ppo_kl, validation]: docs/observe.md lists them"""
     checkpoint_period: int = 10
     """Training steps between two checkpoints"""
     checkpoint_keep: int = 1
@@ -257,6 +260,7 @@ class Vla:
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
         problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
         problems.check(self._check_entropy)
+        problems.check(check_stop_on, self.stop_on, self.facts)
         alone = "rewards.environment=0, rewards.learned=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
         problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
         problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
@@ -353,6 +357,14 @@ class Vla:
     def may_be_solved(self) -> bool:
         """Whether nothing more can be earned where every episode succeeds."""
         return not self.rewards.environment and not self.rewards.learned and self.algorithm.discount == 1
+
+    @property
+    def facts(self) -> Facts:
+        """What alarms must know of these settings."""
+        algorithm, compares = self.algorithm, self.algorithm.estimator in GROUPED
+        compares = compares and not self.rewards.environment and not self.rewards.learned
+        validates, gae = self.validation.period > 0, algorithm.estimator == "gae"
+        return Facts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
 
     # Sizes, in words
 

@@ -1,0 +1,131 @@
+"""Each alarm is raised by figures that are wrong, and none by those of a healthy run; they are said, written, shown, and end a run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
+from hilt.core.files import read_json, write_json
+from hilt.observe import Metrics
+from hilt.observe.alarms import TABLE, Alarms, Facts, Watch, check_stop_on
+from hilt.observe.live import Standing
+from hilt.observe.metrics import read_metrics
+
+VLA = Facts("vla", gae=True)
+HIL = Facts("hil", discount=0.97, target_entropy=-2.0, actions=4)
+STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
+STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
+UPDATE = {"q": 0.5, "q/online": 0.5, "q_max": 1.1, "q_min": -0.1, "reward_max": 1.0, "reward_min": 0.0, "realised_q": 0.4, "entropy": -3.0}
+UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0}
+
+
+def raised(facts: Facts, *records: Any) -> list[str]:
+    alarms = Alarms(facts)
+    return [change.name for record in records for change in alarms.take(record) if change.raised]
+
+
+WRONG: dict[str, tuple[Facts, list[dict[str, float]]]] = {
+    "ppo_kl": (VLA, [STEP | {"ppo_kl": 0.2}] * 3),
+    "clip_fraction": (VLA, [STEP | {"clip_fraction": 0.5}] * 5),
+    "entropy": (VLA, [STEP] * 6 + [STEP | {"entropy": 0.05}] * 3),
+    "explained_variance": (VLA, [STEP | {"explained_variance": -0.2}] * 20),
+    "no_signal": (VLA, [STEP | {"groups_all_failed": 40.0}] * 5),
+    "validation": (VLA, [{"validation_success": p, "validation_episodes": 100} for p in (0.5, 0.9, 0.65)]),
+    "not_finite": (VLA, [STEP, STEP | {"skipped_steps": 2.0}]),
+}
+WRONG_HIL: dict[str, tuple[Facts, list[dict[str, float]]]] = {
+    "entropy": (HIL, [UPDATE | {"entropy": -15.0}] * 5),
+    "q_bound": (HIL, [UPDATE | {"q_max": 60.0}] * 5),
+    "overestimation": (HIL, [UPDATE | {"q/online": 0.95}] * 5),
+    "validation": (HIL, [{"validation_success": p, "validation_episodes": 100.0} for p in (0.9, 0.6)]),
+    "update_to_data": (HIL, [UPDATE | {"update": 12_000.0}]),
+    "not_finite": (HIL, [UPDATE, UPDATE | {"skipped_updates": 1.0}]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_alarm_of_post_training_is_raised_alone(name: str):
+    assert raised(*(WRONG[name][0], *WRONG[name][1])) == [name]
+    assert set(WRONG) == {alarm.name for alarm in TABLE if "vla" in alarm.jobs}
+
+
+@pytest.mark.parametrize("name", WRONG_HIL)
+def test_each_alarm_of_a_run_with_a_person_is_raised_alone(name: str):
+    assert raised(*(WRONG_HIL[name][0], *WRONG_HIL[name][1])) == [name]
+    assert set(WRONG_HIL) == {alarm.name for alarm in TABLE if "hil" in alarm.jobs}
+
+
+def test_a_healthy_run_raises_none():
+    wave = [0.1 * math.sin(n) for n in range(60)]
+    steps = [STEP | {"ppo_kl": 0.02 + w / 5, "entropy": 1.5 - n / 60 + w, "explained_variance": -0.3 + n / 30} for n, w in enumerate(wave)]
+    learned = [{"validation_success": min(0.97, 0.3 + n / 60) + w / 4, "validation_episodes": 100} for n, w in enumerate(wave)]
+    assert raised(VLA, *steps, *learned) == []
+    updates = [UPDATE | {"q": 0.5 + w, "q/online": 0.5 + w, "entropy": -2.0 - n / 20, "update": 10.0 * n} for n, w in enumerate(wave)]
+    assert raised(HIL, *updates, *learned) == []
+    assert raised(Facts("vla", ratio="chunk"), *[STEP | {"ppo_kl": 0.4}] * 5) == [], "a chunk has many numbers"
+    assert raised(Facts("vla", target_kl=0.2), *[STEP | {"ppo_kl": 0.3}] * 5) == [], "as far as was asked for"
+    assert raised(Facts("vla"), *[STEP | {"entropy": -1.0 - n / 10} for n in range(12)]) == [], "a continuous one may be below 0"
+    assert raised(Facts("vla"), *[STEP | {"entropy": -1.0 - n / 2} for n in range(12)]) == ["entropy"]
+
+
+def test_bounds_follow_rewards_discount_and_the_range_of_targets():
+    deep = [UPDATE | {"q_min": -90.0, "reward_min": -3.0}] * 5
+    assert raised(HIL, *deep) == [] and raised(HIL, *[UPDATE | {"q_min": -20.0}] * 5) == ["q_bound"], "no reward was below 0"
+    assert raised(Facts("hil", discount=0.97, q_range=(0.0, 1.0)), *[UPDATE | {"q_max": 2.0}] * 5) == ["q_bound"]
+    nothing = UPDATE | {"reward_max": 0.0, "realised_q": 0.0}
+    assert raised(HIL, *[nothing] * 9) == [], "as long as nobody has seen a reward"
+    assert raised(Facts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
+
+
+def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
+    write_json(tmp_path / "run.json", {"id": "x"})
+    said: list[str] = []
+    with Metrics(tmp_path) as metrics:
+        watch = Watch(tmp_path, VLA, metrics, said.append)
+        for number, kl in enumerate([0.3] * 5 + [0.0] * 5):
+            metrics.write("update", STEP | {"ppo_kl": kl}, update=number, step=0)
+            assert watch.take(STEP | {"ppo_kl": kl}, update=number, step=0) == "", "nothing that ends the run"
+            if number == 4:
+                standing = Standing(tmp_path)
+                standing.read()
+                shown = dict(standing.rows())["ALARM"]
+                assert "moves 0.3 nats" in shown and "Lower optimiser.learning_rate" in shown
+                assert "ALARM ppo_kl" in standing.line({})
+    assert [line.partition(":")[0] for line in said] == ["alarm ppo_kl", "alarm ppo_kl is over"]
+    standing.read()
+    assert "ALARM" not in dict(standing.rows())
+    events = read_metrics(tmp_path, ["event"])
+    assert [(one["update"], one["alarm/ppo_kl"]) for one in events] == [(2, 1.0), (6, 0.0)]
+    assert [(one["name"], one["update"]) for one in read_json(tmp_path / "run.json")["alarms"]] == [("ppo_kl", 2)]
+
+
+def test_one_that_ended_the_run_begins_anew_and_others_go_on(tmp_path: Path):
+    both = STEP | {"ppo_kl": 0.3, "clip_fraction": 0.9}
+    with Metrics(tmp_path) as metrics:
+        watch = Watch(tmp_path, VLA, metrics, print, ["ppo_kl"])
+        for number in range(3):
+            metrics.write("update", both, update=number, step=0)
+            ended = watch.take(both, update=number, step=0)
+        assert ended.startswith("alarm ppo_kl: ")
+    with Metrics(tmp_path) as metrics:
+        resumed = Watch(tmp_path, VLA, metrics, print, ["ppo_kl"])
+        assert resumed.take(both, update=3, step=0) == "" and not resumed.alarms.on
+        resumed.take(both, update=4, step=0)
+        assert list(resumed.alarms.on) == ["clip_fraction"], "five updates, three of them before it was resumed"
+        assert resumed.take(both, update=5, step=0).startswith("alarm ppo_kl: ")
+
+
+def test_names_that_would_end_nothing_are_refused():
+    check_stop_on(["ppo_kl", "explained_variance"], VLA)
+    with pytest.raises(UnknownNameError, match=r"stop_on: no alarm named 'ppokl'; did you mean 'ppo_kl'\?"):
+        check_stop_on(["ppokl"], VLA)
+    with pytest.raises(UnknownNameError, match=r"no alarm named 'q_bound'"):
+        check_stop_on(["q_bound"], VLA)
+    with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
+        check_stop_on(["explained_variance"], Facts("vla"))
+    with pytest.raises(SeveralErrors):
+        check_stop_on(["validation", "overestimation"], Facts("hil", rlpd=False, validates=False))
