@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import learn_tasks
 from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least, at_most, below
 from bench.sides import ROOT, Side
@@ -360,4 +361,5 @@ GROUPS = {
     "pick": Group(PICK, pick),
     "learner": Group((*WAYS, *PRECISIONS), learner),
     "control": Group(("control_lateness_p99",), control),
+    "tasks": Group(learn_tasks.ROWS, learn_tasks.tasks),
 }

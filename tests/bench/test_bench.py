@@ -232,6 +232,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
         "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_without_demonstrations, pick_operator_alone",
         "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
+        "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demo_vla import Story, verdict
+from hilt.cli.demo_vla import Story, _gain, verdict
 from hilt.core.files import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
@@ -17,7 +17,7 @@ for package in ("torch", "gymnasium", "mujoco", "av"):
 
 
 def test_the_verdict() -> None:
-    assert verdict({"blind": 0.1, "shown": 0.2, "start": 0.4, "after": 0.95}, 0.9) == ([], "")
+    assert verdict({"blind": 0.1, "start": 0.4, "after": 0.95}, 0.9) == ([], "")
     assert verdict({"blind": 0.1, "start": 0.4}, 0.9) == ([], ""), "without reinforcement learning there is nothing to be reached"
     (one,), _ = verdict({"blind": 0.5, "start": 0.4, "after": 0.95}, 0.9)
     assert "replayed blindly succeeds in 50%" in one
@@ -35,6 +35,12 @@ def test_a_cap_in_minutes_is_no_failure_where_success_rises() -> None:
     assert "nothing was learned" in none and not capped
 
 
+def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:
+    before = [{"task": task, "state": state, "success": state % 2 == 0} for state in range(40) for task in "ab"]
+    after = [{**card, "success": True} for card in reversed(before)]
+    assert re.fullmatch(r"\+50\.0 points, 95% interval \+\d\d\.\d to \+\d\d\.\d \(the same states, paired; .*\)", _gain(before, after))
+
+
 def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Story] = []
     monkeypatch.setattr(Story, "tell", lambda self: told.append(self))
@@ -49,10 +55,12 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
         return told[-1]
 
     usual, fast = story(), story("--fast")
-    assert (usual.demonstrations, usual.playing.scenes, usual.config.max_steps, usual.states) == (1, 60, 400, 100)
+    assert (usual.demonstrations, usual.drawing.steps, usual.imitation.max_steps) == (2, 500, 600)
+    assert (usual.config.max_steps, usual.states) == (400, 100)
     assert usual.config.validation.goal > 0.9 and not usual.config.max_seconds, "success ends it, and no clock"
-    assert fast.config.max_steps < 400 and fast.playing.steps < usual.playing.steps and fast.states < 100
-    assert story("--play", "7").playing.scenes == 7 and story("--steps", "9").playing.steps == 9 and usual.playing.steps == 1_000
+    assert fast.config.max_steps < 400 and fast.states < 100
+    assert fast.drawing.steps < usual.drawing.steps and fast.imitation.max_steps < usual.imitation.max_steps
+    assert story("--pictures", "7").drawing.steps == 7 and story("--steps", "9").imitation.max_steps == 9
     assert story("--demonstrations", "3").demonstrations == 3
     assert story("--minutes", "2").config.max_seconds == 120 and story("--minutes", "0").config.max_steps == 0
     assert story("--seed", "4").config.seed == 4 and story("--run", "there").run == Path("there")
@@ -68,8 +76,8 @@ def test_the_short_one_learns_something(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "vla", "--fast", "--run", "it"])
     assert done.exit_code == 0, done.output
-    shares = [float(share) for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-4:]]
+    shares = [float(share) for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-3:]]
     assert done.output.count("precision: float32 (this is a test)\n") == 1
     assert read_json(Path("it/grpo/run.json"))["precision_why"] == "this is a test"
-    assert len(shares) == 4 and shares[0] < 30 and shares[3] > shares[2]
+    assert len(shares) == 3 and shares[0] < 30 and shares[2] > shares[1]
     assert Path("it/before-after.mp4").stat().st_size > 1000 and list(Path("it/plots").glob("*.png"))

@@ -18,8 +18,9 @@ from hilt.core.errors import ConfigError, EmptyError
 from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import DASHES, WIDTH, Chart, Line, Svg, axes, dash_of, short, ticks
-from hilt.observe.metrics import GOES_ON, wilson
+from hilt.observe.metrics import GOES_ON
 from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot
+from hilt.observe.statistics import wilson
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
 

@@ -134,7 +134,7 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
 
 def show_all(cards: Sequence[Mapping[str, Any]]) -> None:
     """All tasks of a run together, every episode counted."""
-    from hilt.observe.metrics import wilson
+    from hilt.observe.statistics import wilson
 
     if any(card["success"] is None for card in cards):
         return

@@ -36,8 +36,6 @@ RESUMED, GOES_ON = "resumed", "another process goes on"
 """Events: the learner goes on from this update; and, whoever writes now is not who wrote before, so that the time between does not count"""
 PAUSE = "pause"
 """In an event with which a pause of the run "begins" or "ends": the time between does not count either"""
-Z = 1.959963984540054
-"""Of a normal distribution, 95% lies within so many standard deviations"""
 Value = float | int | str | bool | None
 
 
@@ -148,16 +146,6 @@ def read_metrics(path: Path, kinds: Iterable[str] = KINDS) -> list[dict[str, Any
         records.append(record)
     wanted = set(kinds)
     return [record for record in records if record["kind"] in wanted]
-
-
-def wilson(successes: int, episodes: int) -> tuple[float, float]:
-    """The 95% interval of a share: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
-    if not 0 <= successes <= episodes or episodes < 1:
-        raise ConfigError(f"{successes} successes of {episodes} episodes: expected at least one episode, and no more successes.")
-    share, scale = successes / episodes, Z * Z / episodes
-    half = Z * math.sqrt(share * (1 - share) / episodes + scale / (4 * episodes))
-    low, high = ((share + scale / 2 + sign * half) / (1 + scale) for sign in (-1, 1))
-    return (low if successes else 0.0), (high if successes < episodes else 1.0)
 
 
 def _made(record: Mapping[str, Any]) -> int:

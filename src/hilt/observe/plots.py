@@ -21,8 +21,9 @@ from hilt.core.files import DISK, read_json
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
-from hilt.observe.metrics import FILE, read_metrics, running, wilson
+from hilt.observe.metrics import FILE, read_metrics, running
 from hilt.observe.sinks import config_of
+from hilt.observe.statistics import wilson
 
 SMOOTH = 20
 """Episodes, or records of the learner, of which a point is the mean"""

@@ -212,6 +212,24 @@ class SmallVLA(Policy):
         loss = (losses * share).sum()
         return loss, {"loss": loss.item()} | {name: (each * share).sum().item() for name, each in figures.items()}
 
+    def pointing_loss(self, pictures: np.ndarray, sentences: Sequence[str], places: np.ndarray) -> Tensor:
+        """How little half of the keypoints look at the place that a sentence names: a cross-entropy over the places of the picture.
+
+        `pictures`: uint8 [B, H, W, 3], which every camera is shown; `places`: [B, 2], x and y from 0 to 1.
+        """
+        if not isinstance(self.eyes, Keypoints):
+            raise ConfigError(f"vision={self.config.vision} looks at the whole picture and cannot point; it needs vision=keypoints.")
+        tokenizer = ByteTokenizer()
+        prompt, _ = padded([tokenizer.encode(sentence) for sentence in sentences])
+        cameras = len(self.config.cameras)
+        images = torch.from_numpy(np.repeat(pictures[:, None], cameras, 1)).to(self.device)
+        maps, logits = self.eyes.looks(images, self.text(torch.from_numpy(prompt).to(self.device)))
+        h, w = maps.shape[1:3]
+        column, row = (torch.as_tensor(places[:, axis] * length).long().clamp(0, length - 1) for axis, length in ((0, w), (1, h)))
+        asked = logits[:, : max(1, self.eyes.keypoints // 2)]
+        target = (row * w + column).to(self.device).repeat_interleave(cameras)[:, None].expand(asked.shape[:2])
+        return F.cross_entropy(asked.flatten(0, 1), target.flatten())
+
     def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
         """Learns what numbers are usual: the mean and deviation of states [N, P], the range of actions [N, action_dim].
 
@@ -343,16 +361,20 @@ class Keypoints(nn.Module):
 
     def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(images)
-        maps = self.stem(images)
+        maps, logits = self.looks(images, words)
         h, w = maps.shape[1:3]
-        seen = maps.flatten(1, 2)  # [B * cameras, h w, C]
-        queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
-        found = (queries @ self.keys(seen).transpose(1, 2) * CHANNELS**-0.5).softmax(-1)  # [B * cameras, keypoints, h w]
+        seen, found = maps.flatten(1, 2), logits.softmax(-1)  # [B * cameras, h w, C], [B * cameras, keypoints, h w]
         y, x = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
         grid = torch.stack([x, y], dim=-1).view(h * w, 2).to(maps)
         looked = torch.cat([found @ seen, found @ grid], dim=-1).view(rows, len(self.which), CHANNELS + 2)
         tokens, places = self.out(looked), looked[..., CHANNELS:]
         return tokens + self.which, places.flatten(1)
+
+    def looks(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """What is at each place, [B * cameras, h, w, C], and how much each keypoint looks there, logits [B * cameras, keypoints, h w]."""
+        maps = self.stem(images)
+        queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
+        return maps, queries @ self.keys(maps.flatten(1, 2)).transpose(1, 2) * CHANNELS**-0.5
 
 
 class Patches(nn.Module):

@@ -35,7 +35,7 @@ from hilt.envs.task import TASK_SUCCESS, split_to_report, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter, file_name
-from hilt.observe.metrics import wilson as wilson
+from hilt.observe.statistics import wilson as wilson
 from hilt.replay import Log, Schema
 from hilt.runtime.agent import make_agent as make_agent
 from hilt.runtime.config import Hil

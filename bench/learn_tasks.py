@@ -1,0 +1,83 @@
+"""Every task of the tabletop suite that has a recipe, with a budget that is fixed before anything is looked at.
+
+The budget of a task is its recipe's number of updates (`max_steps`), the same for every seed, whatever the machine; no run ends earlier
+because it succeeds, and none is made longer because it does not. Test states are tried once, when all runs have ended: the policy of the
+last update, and the one that only imitates. Intervals draw seeds and scenes anew, as both are samples.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from bench.lab import Lab, remove
+from bench.report import Row
+from bench.sides import ROOT
+
+RECIPES = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
+ROWS = tuple(f"task_{name}" for name in RECIPES)
+SEEDS, STATES = 5, 100
+"""The full size"""
+QUICK = ["task_options.image_size=32", "demonstrations=2", "agent.encoder.pretrain_updates=5", "training_starts=50", "log_period=1"]
+QUICK_UPDATES, MOST_SECONDS = 20, 3600.0
+
+
+def tasks(lab: Lab) -> list[Row]:
+    from bench import learn  # which lists this group among its own
+
+    names, seeds = (RECIPES[:1] if lab.quick else RECIPES), range(lab.pick(SEEDS, 1))
+    states = lab.pick(STATES, 2)
+    jobs = [(name, seed) for name in names for seed in seeds]
+    done = lab.side_by_side(lambda job: learned(lab, *job), jobs)
+    rows = []
+    for name in names:
+        runs = [run for (task, _), run in zip(jobs, done, strict=True) if task == name]
+        imitated = lab.side_by_side(lambda run: learn.evaluated(run["run"], states, checkpoint=0), runs)
+        trained = lab.side_by_side(lambda run: learn.evaluated(run["run"], states), runs)
+        before, after = (np.array([[steps > 0 for steps in trial.steps] for trial in tried], float) for tried in (imitated, trained))
+        rows.append(row(lab, name, before, after, runs))
+        for run in runs:
+            remove(run["run"])
+    return rows
+
+
+def learned(lab: Lab, name: str, seed: int) -> dict[str, Any]:
+    """One run, to the end of its budget."""
+    from bench import learn
+
+    run, start = lab.new(f"{name}-{seed}"), time.monotonic()
+    lab.progress(f"tasks: {name}, seed {seed}")
+    limits = ["goal.success=0", f"max_seconds={MOST_SECONDS:g}", *([f"max_steps={QUICK_UPDATES}", *QUICK] if lab.quick else [])]
+    words = [sys.executable, "-m", "hilt", "train", f"tabletop_{name}", f"seed={seed}", *limits, "wire.port=0", "wire.broadcast_port=0"]
+    done = subprocess.run([*words, "--run", str(run)], cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS + 900, check=False)
+    if done.returncode:
+        raise RuntimeError(f"hilt train tabletop_{name} failed:\n{(done.stdout + done.stderr)[-4000:]}")
+    episodes = learn.metrics(run, "episode")
+    person = sum(int(one.get("intervention_steps", 0)) for one in episodes)
+    updates = int(learn.metrics(run, "update")[-1]["update"])
+    return {"run": run, "seconds": time.monotonic() - start, "updates": updates, "person": person}
+
+
+def row(lab: Lab, name: str, before: np.ndarray, after: np.ndarray, runs: list[dict[str, Any]]) -> Row:
+    from hilt.observe.statistics import crossed
+
+    (share, low, high), (gain, least, most) = crossed(after), crossed(after - before, difference=True)
+    each = [f"{100 * one:.0f}" for one in after.mean(1)]
+    spent = [f"{run['updates']:,}" for run in runs]
+    size = ", ".join(part for part in (lab.size(len(after), SEEDS, "seeds"), lab.size(after.shape[1], STATES, "states")) if part)
+    return Row(
+        name=f"task_{name}",
+        ours=100 * share,
+        unit="%",
+        what=f"success of tabletop_{name} in {after.shape[1]} test states after its budget of updates, mean of {len(after)} seeds",
+        spread=(100 * float(after.mean(1).min()), 100 * float(after.mean(1).max())),
+        size=size,
+        note=f"95% interval over seeds and scenes {100 * low:.0f} - {100 * high:.0f}; seeds {', '.join(each)}%; imitation alone "
+        f"{100 * before.mean():.0f}%, gain {100 * gain:+.0f} points ({100 * least:+.0f} to {100 * most:+.0f}, paired); updates "
+        f"{', '.join(spent)}; {np.mean([run['seconds'] for run in runs]):.0f} s each; the operator made "
+        f"{np.mean([run['person'] for run in runs]):,.0f} steps",
+    )

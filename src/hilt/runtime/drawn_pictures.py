@@ -1,0 +1,120 @@
+"""Perception from drawn pictures: a small policy learns to look at what words name, before it has seen a robot.
+
+A large vision-language-action model has seen the pictures and words of the internet before it is shown a task; a small one that begins with
+random weights has not. Here it is given the least that makes up for it: pictures of coloured shapes on plain backgrounds, drawn by a
+program, each with a sentence that names the colour of one shape ("where is the red cup?"). The policy's keypoints learn to look at that
+shape. The pictures contain no robot, no table and no button, and the sentences are not those of any task; actions are not learned at all.
+
+    learn(policy, Drawing(), seed=0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hilt.algos.adam import Adam
+from hilt.core.tree import Array
+from hilt.policies.small_vla import SmallVLA
+
+COLOURS = {
+    "red": (0.85, 0.15, 0.15),
+    "green": (0.15, 0.70, 0.20),
+    "blue": (0.15, 0.30, 0.85),
+    "yellow": (0.90, 0.80, 0.15),
+    "orange": (0.95, 0.50, 0.10),
+    "purple": (0.55, 0.20, 0.70),
+    "white": (0.93, 0.93, 0.93),
+    "black": (0.08, 0.08, 0.08),
+}
+THINGS = ("disc", "thing", "ball", "cup", "block", "plate", "dot", "box")
+SENTENCES = (
+    "the {colour} {thing}",
+    "find the {colour} {thing}",
+    "where is the {colour} {thing}?",
+    "look at the {colour} {thing}",
+    "a {colour} {thing} on a table",
+    "point to the {colour} {thing}",
+    "touch the {colour} {thing}, not the {other} one",
+    "move to the {colour} {thing}",
+    "that {thing} there, it is {colour}",
+)
+MOST_COLOURED, MOST_GREY = 5, 3
+"""Shapes in one picture"""
+
+
+@dataclass
+class Drawing:
+    """How long a policy learns from drawn pictures."""
+
+    steps: int = 500
+    """Gradient steps; 0: it does not"""
+    batch_size: int = 64
+    """Pictures in each, all of them new"""
+    learning_rate: float = 2e-3
+    """Of Adam, at its highest: it rises for a tenth of the steps and falls as a cosine"""
+
+
+class Drawn(NamedTuple):
+    """Pictures, each with a sentence that names the colour of one shape in it."""
+
+    pictures: Array
+    """uint8 [N, size, size, 3]"""
+    sentences: list[str]
+    places: Array
+    """float32 [N, 2]: the centre of the named shape, x and y, from 0 to 1"""
+
+
+def learn(policy: SmallVLA, drawing: Drawing, seed: int = 0, watch: Callable[[int, float], None] = lambda step, loss: None) -> None:
+    """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is told each step and its loss."""
+    trained = [*policy.eyes.parameters(), *policy.text.parameters()]
+    adam, rng = Adam(trained, drawing.learning_rate), np.random.default_rng([seed, 5])
+    for step in range(drawing.steps):
+        loss = policy.pointing_loss(*drawn(rng, drawing.batch_size, policy.config.image_size))
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
+        length, passed = math.sqrt(sum(float(g.square().sum()) for g in gradients)), step / drawing.steps
+        adam.learning_rate = drawing.learning_rate * min(1.0, 10 * passed + 1 / drawing.steps) * (1 + math.cos(math.pi * passed)) / 2
+        adam.step([g / max(1.0, length) for g in gradients])
+        watch(step, loss.item())
+
+
+def drawn(rng: np.random.Generator, count: int, size: int) -> Drawn:
+    """So many new pictures of `size` pixels: one to five coloured shapes, no colour twice, over up to three grey ones."""
+    canvas = rng.uniform(0.25, 0.8, (count, 1, 1, 1)) + rng.uniform(-0.08, 0.08, (count, 1, 1, 3))
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
+    light = rng.uniform(-0.15, 0.15, (count, 2, 1, 1))
+    canvas = (canvas + (light[:, 0] * (x - 0.5) + light[:, 1] * (y - 0.5))[..., None]).astype(np.float32)
+    names, known = list(COLOURS), np.array(list(COLOURS.values()))
+    chosen = rng.permuted(np.tile(np.arange(len(names)), (count, 1)), axis=1)[:, :MOST_COLOURED]
+    greys, coloured = rng.integers(0, MOST_GREY + 1, count), rng.integers(1, MOST_COLOURED + 1, count)
+    for number in range(MOST_GREY):
+        shade = rng.uniform(0.1, 0.9, (count, 1)) + rng.uniform(-0.03, 0.03, (count, 3))
+        _paint(canvas, rng, greys > number, shade, (0.05, 0.25))
+    places = np.zeros((count, 2), np.float32)
+    for number in reversed(range(MOST_COLOURED)):  # the one that is named comes last, and is covered by none
+        shade = known[chosen[:, number]] * rng.uniform(0.6, 1.1, (count, 1)) + rng.uniform(-0.06, 0.06, (count, 3))
+        places = _paint(canvas, rng, coloured > number, shade, (0.04, 0.17))
+    canvas += rng.normal(0.0, 0.02, canvas.shape)
+    sentences = [
+        SENTENCES[rng.integers(len(SENTENCES))].format(colour=names[one], thing=THINGS[rng.integers(len(THINGS))], other=names[other])
+        for one, other in chosen[:, :2]
+    ]
+    return Drawn((canvas.clip(0, 1) * 255).astype(np.uint8), sentences, places)
+
+
+def _paint(canvas: Array, rng: np.random.Generator, there: Array, shades: Array, radii: tuple[float, float]) -> Array:
+    """An ellipse, a rectangle or a diamond in each picture where one is to be. Gives their centres."""
+    count, size = len(canvas), canvas.shape[1]
+    centres, radius, aspect = rng.uniform(0.05, 0.95, (count, 2)), rng.uniform(*radii, (count, 1, 1)), rng.uniform(0.5, 1.0, (count, 1, 1))
+    y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
+    across, down = np.abs(x - centres[:, 0, None, None]) / radius, np.abs(y - centres[:, 1, None, None]) / (radius * aspect)
+    kind = rng.integers(3, size=(count, 1, 1))
+    inside = np.where(kind == 0, across**2 + down**2 < 1, np.where(kind == 1, np.maximum(across, down) < 1, across + down < 1.2))
+    inside &= there[:, None, None]
+    canvas[inside] = np.broadcast_to(shades[:, None, None].clip(0, 1), canvas.shape)[inside]
+    return centres.astype(np.float32)
