@@ -129,8 +129,22 @@ def test_the_learning_rate():
 
 def test_a_loss_that_is_no_number(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Row, "supervised_loss", lambda self, *_, **__: (self.row.sum() * math.nan, {}))
-    with pytest.raises(ConfigError, match=r"the loss is nan after 0 steps. Lower learning_rate=0.05"):
+    with pytest.raises(ConfigError, match=r"the loss is nan after 0 steps\. Go on from step 0 .*--resume learning_rate=0\.005"):
         start()
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_it_goes_on_with_another_rate(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The loss was finite, and so NaN came into every weight."""
+    run, _, _ = start(max_steps=2)
+    with monkeypatch.context() as spoiled:
+        spoiled.setattr(Row, "supervised_loss", lambda self, *_, **__: ((self.row - self.row).sum().sqrt(), {}))
+        with pytest.raises(ConfigError, match=r"the gradient's length is nan after 2 steps\. Go on from step 2 "):
+            start(resume=True, max_steps=4)
+    _, done, policy = start(resume=True, learning_rate=0.005)
+    assert done.step == 4 and all(bool(p.isfinite().all()) for p in policy.parameters())
+    assert read_json(run / "run.json")["changed"][-1]["settings"] == {"learning_rate": {"was": 0.05, "now": 0.005}}
 
 
 def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
@@ -173,9 +187,9 @@ def test_resuming_changes_only_what_can_be_changed(start: Callable[..., Any], tm
         resume_run(run, "sft_debug", [])
     with pytest.raises(ConfigError, match="has no run of `hilt train sft` to resume"):
         resume_run(tmp_path / "none", "", [])
-    assert start(resume=True, max_steps=4, patience=9)[1].step == 4 and read_json(run / "run.json")["changed"] == [
-        {"max_steps": 4, "patience": 9}
-    ]
+    assert start(resume=True, max_steps=4, patience=9)[1].step == 4
+    (change,) = read_json(run / "run.json")["changed"]
+    assert change["step"] == 2 and change["settings"] == {"max_steps": {"was": 2, "now": 4}, "patience": {"was": 5, "now": 9}}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ from hilt.runtime.precision import frozen as frozen_settings
 from hilt.runtime.train import CARD, CONFIG, check_new, demonstrate, differences, note_changes
 
 KIND, POLICY, RESULT = "sft", "policy", "result.json"
-CHANGEABLE = {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once"}
+CHANGEABLE = {"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once", "learning_rate"}
 """What may be another when a run is resumed"""
 RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_options", "seed"}
 """What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
@@ -417,13 +417,13 @@ class Training:
             total += float(loss.detach()) * share
             for name, value in shown.items():
                 figures[name] = figures.get(name, 0.0) + float(value) * share
-        if not math.isfinite(total):
-            raise ConfigError(f"the loss is {total} after {self.step} steps. Lower learning_rate={self._config.learning_rate:g}.")
+        self._check_finite("loss", total)
         if self._adam is None:  # heads that imitation does not use have no gradient, and are left alone
             self._trained = {name: p for name, p in self._trained.items() if p.grad is not None}
             self._adam = Adam(self._trained.values(), rate, self._config.weight_decay)
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._trained.values()]
         length = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
+        self._check_finite("gradient's length", length)
         if self._config.gradient_clip and length > self._config.gradient_clip:
             torch._foreach_mul_(gradients, self._config.gradient_clip / length)
         self._adam.learning_rate = rate
@@ -432,6 +432,15 @@ class Training:
             parameter.grad = None
         self._last = total
         return {"loss": total, "learning_rate": rate, "gradient_norm": length, **figures}
+
+    def _check_finite(self, what: str, value: float) -> None:
+        """Before any weight is changed by it."""
+        if not math.isfinite(value):
+            rate, last = self._config.learning_rate, max(checkpoint.numbers(self._run), default=0)
+            raise ConfigError(
+                f"the {what} is {value} after {self.step} steps. Go on from step {last} with a lower rate than {rate:g}: "
+                f"hilt train sft --run {self._run} --resume learning_rate={rate / 10:g}"
+            )
 
     def _validate(self) -> dict[str, float]:
         """The loss of all that was held out, with the same draws every time; a new minimum is kept."""
