@@ -1,5 +1,6 @@
-"""Learning: the recipe tabletop_pick as ``hilt train`` runs it, beside Stable-Baselines3's SAC with the same demonstrations and the same
-minutes, beside imitation, an operator who does everything, and learning without demonstrations; and how its processes spend their time."""
+"""Learning: the recipe tabletop_pick as ``hilt train`` runs it; with other operators and with none; beside HG-DAgger and
+Stable-Baselines3's SAC with the same demonstrations, the same minutes and the same updates; beside imitation, an operator who does
+everything, and learning without demonstrations; and how its processes spend their time."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench import learn_tasks
+from bench import learn_state, learn_tasks
 from bench.lab import Group, Lab, remove
 from bench.report import Row, Target, at_least, at_most, below
 from bench.sides import ROOT, Side
@@ -23,8 +24,15 @@ from hilt.policies.precision import choose
 RECIPE = "tabletop_pick"
 SB3 = sys.executable
 """The Python that has it"""
-LEARNING_RATES = (3e-4, 1e-3)
-"""SB3's; the better one counts, seed by seed"""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "learning rate 3e-4": {"learning_rate": 3e-4},
+    "learning rate 1e-3": {"learning_rate": 1e-3},
+    "shared encoder, random shift": {"learning_rate": 1e-3, "shared": True, "shift": 4},
+    "its own settings, shared encoder, random shift": {"learning_rate": 3e-4, "shared": True, "shift": 4, "own": True},
+}
+"""Of SB3's SAC; the best one counts, seed by seed. The first three have our discount, tau, temperature, batch and updates a step"""
+MOST_TIME = 4.0
+"""To make as many updates as ours, SB3 may take so many times as long"""
 STATES, SEEDS, MINUTES = 100, 3, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
@@ -34,8 +42,20 @@ QUICK = ["task_options.image_size=32", "demonstrations=3", "agent.encoder.pretra
 """What --quick makes smaller besides"""
 
 
+OTHERS = {
+    "hg_dagger": (["algorithm=hg-dagger"], "HG-DAgger: it imitates demonstrations and take-overs, with the same operator"),
+    "without_operator": (["operator=''"], "ours with the demonstrations, and nobody who takes over"),
+    "delayed_operator": (
+        ["operator_options.delay=5", "operator_options.noise=0.5"],
+        "ours with an operator who reacts half a second (5 steps) late, with noise of half a full deflection on every motion",
+    ),
+    "tired_operator": (["operator_options.tires_after=500"], "ours with an operator who takes over for 500 steps in all, and then watches"),
+}
+"""The same run in other hands: what is set besides, and what that is"""
+
+
 def pick(lab: Lab) -> list[Row]:
-    """Ours and learning without demonstrations first, then Stable-Baselines3, which needs the demonstrations and the time of ours."""
+    """Our runs first, then Stable-Baselines3, which needs the demonstrations, the time and the updates of ours."""
     states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
     seeds = range(lab.seeds)
     absent: dict[str, str] = {}
@@ -47,44 +67,86 @@ def pick(lab: Lab) -> list[Row]:
         trials = {"ours": evaluated(run, states), "bc": evaluated(run, states, checkpoint=0)}
         with Side("bench.learn_sides", "operator") as side:
             trials["operator"] = Trial(side.ask("alone", timeout=1200, run=str(run), states=states))
-        return {"run": run, "took": min(took, seconds) if lab.quick else took, "trials": trials}
+        return {"run": run, "took": min(took, seconds) if lab.quick else took, "trials": trials, "made": made_by(run)}
 
-    def bare(seed: int) -> Trial:
-        lab.progress(f"pick: seed {seed} of {lab.seeds}, without demonstrations for {seconds:g} s")
-        run = lab.new(f"bare-{seed}")
-        train(run, [f"seed={seed}", *lab.pick_words(QUICK), *WITHOUT], seconds)
-        trial = evaluated(run, states)
+    def another(name: str, words: list[str], seed: int) -> tuple[Trial, Made]:
+        lab.progress(f"pick: seed {seed} of {lab.seeds}, {name} for {seconds:g} s")
+        run = lab.new(f"{name}-{seed}")
+        smaller = [word for word in lab.pick_words(QUICK) if name != "hg_dagger" or not word.startswith("training_starts")]
+        train(run, [f"seed={seed}", *smaller, *words], seconds)
+        trial = evaluated(run, states), made_by(run)
         remove(run)
         return trial
 
-    def peer(seed_and_rate: tuple[int, float]) -> tuple[Trial, str] | None:
-        seed, rate = seed_and_rate
+    def peer(job: tuple[int, str, bool]) -> tuple[Trial, dict[str, Any]] | None:
+        """For as long as ours took; or until it has made as many updates."""
+        seed, variant, equal = job
         run, took = made[seed]["run"], made[seed]["took"]
-        lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3 at {rate:g} for {took:.0f} s")
+        ratio, steps = updates_per_step(run)
+        limit = {"seconds": MOST_TIME * took, "updates": round(ratio * steps)} if equal else {"seconds": took}
+        lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {limit}")
         try:
-            return sb3(run, rate, updates_per_step(run)[0], seed, took, states)
+            return sb3(run, VARIANTS[variant], ratio, seed, states, **limit)
         except (OSError, RuntimeError) as error:
             absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
             return None
 
-    done = lab.side_by_side(lambda job: job[0](job[1]), [(work, seed) for work in (ours, bare) for seed in seeds])
-    made, without = done[: lab.seeds], done[lab.seeds :]
-    found = {name: [one["trials"][name] for one in made] for name in ("ours", "bc", "operator")} | {"bare": without}
-    pairs = [(seed, rate) for rate in LEARNING_RATES for seed in seeds]
-    for (_, rate), tried in zip(pairs, lab.side_by_side(peer, pairs), strict=True):
+    jobs = [partial(ours, seed) for seed in seeds]
+    named = {"bare": WITHOUT, **{name: words for name, (words, _) in OTHERS.items()}}
+    jobs += [partial(another, name, words, seed) for name, words in named.items() for seed in seeds]
+    done = lab.side_by_side(lambda job: job(), jobs)
+    made = done[: lab.seeds]
+    found = {name: [one["trials"][name] for one in made] for name in ("ours", "bc", "operator")}
+    facts = {"ours": [one["made"] for one in made]}
+    for number, name in enumerate(named, start=1):
+        found[name], facts[name] = (list(part) for part in zip(*done[number * lab.seeds : (number + 1) * lab.seeds], strict=True))
+    pairs = [(seed, variant, False) for variant in VARIANTS for seed in seeds]
+    told: dict[str, list[Made]] = {}
+    for (_, variant, _), tried in zip(pairs, lab.side_by_side(peer, pairs), strict=True):
         if tried:
-            found.setdefault(f"SB3 {tried[1]} SAC, learning rate {rate:g}", []).append(tried[0])
-    facts = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
-    for seed, one in enumerate(made):
-        ratio, steps = updates_per_step(one["run"])
-        person = 100 * interventions(one["run"])
-        facts.append(
-            f"seed {seed}: {steps:,} steps, {ratio:.2f} updates a step, person {person:.1f}% of the last steps, {one['took']:.0f} s in all"
-        )
+            name = f"SB3 {tried[1]['version']} SAC, {variant}"
+            found.setdefault(name, []).append(tried[0])
+            told.setdefault(name, []).append(Made(tried[1]["steps"], tried[1]["updates"], 0))
+    if told:
+        best = max(told, key=lambda name: float(np.mean([trial.percent for trial in found[name]])))
+        variant = best.partition("SAC, ")[2]
+        again = [tried for tried in lab.side_by_side(peer, [(seed, variant, True) for seed in seeds]) if tried]
+        found[EQUAL] = [trial for trial, _ in again]
+        told[EQUAL] = [Made(made["steps"], made["updates"], 0) for _, made in again]
+        facts["equal"] = [f"{best}, {made['seconds']:.0f} s" for _, made in again]
+    lanes = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
+    person = [
+        f"seed {seed}: person {100 * interventions(one['run']):.1f}% of the last steps, {one['took']:.0f} s in all"
+        for seed, one in enumerate(made)
+    ]
     demos = float(np.mean([demonstrated_steps(one["run"]) for one in made]))
     for one in made:
         remove(one["run"])
-    return pick_rows(lab, found, absent, "; ".join(facts), demos)
+    return pick_rows(lab, found, absent, "; ".join([*lanes, *person]), demos, {**facts, **told})
+
+
+EQUAL = "as many updates"
+
+
+class Made(NamedTuple):
+    """What a run did: steps of the environment, updates of the critics (or of imitation), and steps on which the operator acted."""
+
+    steps: int
+    updates: int
+    operator: int
+
+    def __str__(self) -> str:
+        return f"{self.steps:,} steps, {self.updates:,} updates" + f", {self.operator:,} steps by the operator" * bool(self.operator)
+
+
+def made_by(run: Path) -> Made:
+    from hilt.core.config import thaw
+    from hilt.observe.metrics import read_metrics
+    from hilt.runtime.config import Hil
+
+    config, last = thaw(Hil, run / "config.yaml"), read_metrics(run)[-1]
+    updates = last["update"] * (config.cta_ratio if config.algorithm == "rlpd" else 1)
+    return Made(last["step"], updates, sum(int(episode["intervention_steps"]) for episode in metrics(run, "episode")))
 
 
 TRAINED = ["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0", "agent.encoder.pretrain_predict=''"]
@@ -110,7 +172,9 @@ class Trial:
         return f"{self.percent:.0f}% ({100 * low:.0f}-{100 * high:.0f})"
 
 
-def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], facts: str, demo_steps: float) -> list[Row]:
+def pick_rows(
+    lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], facts: str, demo_steps: float, made: dict[str, list[Any]]
+) -> list[Row]:
     peers = {name: trials for name, trials in found.items() if name.startswith("SB3") and len(trials) == lab.seeds}
     best = [max(trials[seed].percent for trials in peers.values()) for seed in range(lab.seeds)] if peers else []
     ours = [trial.percent for trial in found["ours"]]
@@ -124,9 +188,12 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
     def each(trials: list[Trial]) -> str:
         return "seeds 0.." + f"{len(trials) - 1}: " + ", ".join(map(str, trials))
 
+    def did(name: str) -> str:
+        return "; ".join(map(str, made.get(name, [])))
+
     def row(name: str, key: str, what: str, **more: Any) -> Row:
         rates = Rates([trial.percent for trial in found[key]])
-        more["note"] = "; ".join(part for part in (each(found[key]), more.get("note", "")) if part)
+        more["note"] = "; ".join(part for part in (each(found[key]), did(key), more.get("note", "")) if part)
         return Row(name, float(np.mean(rates.rounds)), what=what, spread=rates.spread, **{**common, **more})
 
     return [
@@ -140,7 +207,7 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
         Row(
             name="pick_margin",
             ours=min(a - b for a, b in zip(ours, best, strict=True)) if best else None,
-            what="how far it is above Stable-Baselines3's SAC, in the seed where that is least; SB3 has the better of two learning rates",
+            what="how far it is above Stable-Baselines3's SAC after the same time, in the seed where it is least; its best variant counts",
             targets=[at_least(1)],
             absent=absent,
             **{**common, "unit": "points"},
@@ -159,13 +226,30 @@ def pick_rows(lab: Lab, found: dict[str, list[Trial]], absent: dict[str, str], f
         Row(
             name="pick_sb3",
             ours=None,
-            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, batch, "
-            "updates a step, and all the time that our command took, start and demonstrations included",
+            what=f"Stable-Baselines3's SAC {task}: the same environment, demonstrations in its buffer, convolutions, widths, and all the "
+            "time that our command took, start and demonstrations included; with our batch, discount and updates a step, or its own",
             peers={name: float(np.mean([trial.percent for trial in trials])) for name, trials in peers.items()},
             absent=absent,
-            note="; ".join(f"{name}: {each(trials)}" for name, trials in peers.items()),
+            note="; ".join(f"{name}: {each(trials)} ({did(name)})" for name, trials in peers.items()),
             **common,
         ),
+        Row(
+            name="pick_sb3_equal_updates",
+            ours=float(np.mean([trial.percent for trial in found["ours"]])),
+            what=f"the best of these, until it has made as many updates as ours in up to {MOST_TIME:g} times the time, {task}",
+            peers={EQUAL: float(np.mean([trial.percent for trial in found[EQUAL]]))} if found.get(EQUAL) else {},
+            absent=absent,
+            note=f"{each(found[EQUAL])} ({did(EQUAL)}; {', '.join(made['equal'])})" if found.get(EQUAL) else "",
+            **common,
+        ),
+        Row(
+            name="pick_operator_steps",
+            ours=float(np.mean([one.operator for one in made["ours"]])),
+            what="steps on which the operator of pick_success acted, in all; demonstrations besides",
+            note="; ".join(f"{name}: {', '.join(f'{one.operator:,}' for one in made[name])}" for name in OTHERS),
+            **{**common, "unit": "steps"},
+        ),
+        *(row(f"pick_{name}", name, f"{what}, {task}") for name, (_, what) in OTHERS.items()),
         row("pick_without_demonstrations", "bare", f"ours without demonstrations and operator, the encoder trained by the critic, {task}"),
         row("pick_operator_alone", "operator", "the scripted operator beside a policy that stands still, taking over by its rule"),
     ]
@@ -315,11 +399,14 @@ def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
     return Trial([one["steps"] if one["success"] else 0 for one in outcomes])
 
 
-def sb3(run: Path, learning_rate: float, ratio: float, seed: int, seconds: float, states: int) -> tuple[Trial, str]:
+def sb3(
+    run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0
+) -> tuple[Trial, dict[str, Any]]:
+    """How it did, and its version, steps, updates and seconds."""
     with Side("bench.learn_sides", "sb3", SB3) as side:
-        about = side.ask("start", run=str(run), learning_rate=learning_rate, updates_per_step=ratio, seed=seed)
-        side.ask("train", timeout=seconds + 300, seconds=seconds)
-        return Trial(side.ask("evaluate", timeout=1200, states=states)), about["version"]
+        about = side.ask("start", run=str(run), updates_per_step=ratio, seed=seed, **variant)
+        made = side.ask("train", timeout=seconds + 300, seconds=seconds, updates=updates)
+        return Trial(side.ask("evaluate", timeout=1200, states=states)), {**about, **made}
 
 
 # What a run tells
@@ -356,10 +443,15 @@ def demonstrated_steps(run: Path) -> float:
         return len(log) / max(1, len(log.trajectories()))
 
 
-PICK = ("pick_success", "pick_margin", "pick_steps", "pick_bc", "pick_sb3", "pick_without_demonstrations", "pick_operator_alone")
+PICK = (
+    *("pick_success", "pick_margin", "pick_steps", "pick_bc", "pick_sb3", "pick_sb3_equal_updates", "pick_operator_steps"),
+    *(f"pick_{name}" for name in OTHERS),
+    *("pick_without_demonstrations", "pick_operator_alone"),
+)
 GROUPS = {
     "pick": Group(PICK, pick),
     "learner": Group((*WAYS, *PRECISIONS), learner),
     "control": Group(("control_lateness_p99",), control),
     "tasks": Group(learn_tasks.ROWS, learn_tasks.tasks),
+    **learn_state.GROUPS,
 }

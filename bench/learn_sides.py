@@ -21,8 +21,12 @@ class Sb3:
     """SAC of Stable-Baselines3 in the environment of one of our runs, with its sizes and its demonstrations. It sees what our policy
     sees: each camera, and the proprioception as one vector."""
 
-    def start(self, run: str, learning_rate: float, updates_per_step: float, seed: int) -> dict[str, Any]:
-        """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder."""
+    def start(
+        self, run: str, learning_rate: float, updates_per_step: float, seed: int, shared: bool = False, shift: int = 0, own: bool = False
+    ) -> dict[str, Any]:
+        """Gives its version, how many demonstrated steps are in its buffer, and the size of its encoder. `shared`: actor and critics have
+        one encoder, which the critics train; `shift`: images are moved by up to so many pixels in updates; `own`: discount, tau,
+        temperature, batch and updates a step are its defaults, not ours."""
         import stable_baselines3
         import torch
 
@@ -35,22 +39,26 @@ class Sb3:
         torch.set_num_threads(len(os.sched_getaffinity(0)))  # it has the machine for itself, as our processes have together
         agent, rlpd = config.agent, config.agent.rlpd
         entropy = -self.env.action_space.shape[0] / 2 if rlpd.target_entropy is None else rlpd.target_entropy
+        ours: dict[str, Any] = {
+            "batch_size": config.batch_size,
+            "tau": rlpd.tau,
+            "gamma": rlpd.discount,
+            "train_freq": max(1, round(1 / updates_per_step)),
+            "gradient_steps": max(1, round(updates_per_step)),
+            "ent_coef": f"auto_{rlpd.temperature}",
+            "target_entropy": entropy,
+        }
         self.model = stable_baselines3.SAC(
             "MultiInputPolicy",
             self.env,
             learning_rate=learning_rate,
             buffer_size=MOST_STEPS,
             learning_starts=config.training_starts,
-            batch_size=config.batch_size,
-            tau=rlpd.tau,
-            gamma=rlpd.discount,
-            train_freq=max(1, round(1 / updates_per_step)),
-            gradient_steps=max(1, round(updates_per_step)),
-            ent_coef=f"auto_{rlpd.temperature}",
-            target_entropy=entropy,
+            **({} if own else ours),
             policy_kwargs={
                 "features_extractor_class": encoder_class(),
-                "features_extractor_kwargs": {"features": agent.encoder.features},
+                "features_extractor_kwargs": {"features": agent.encoder.features, "shift": shift},
+                "share_features_extractor": shared,
                 "net_arch": list(agent.hidden),
             },
             seed=seed,
@@ -81,8 +89,8 @@ class Sb3:
         flat = self.env.observation(_at(observations, t))
         return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
 
-    def train(self, seconds: float) -> dict[str, float]:
-        """For so long, from the first step on; gives steps and updates."""
+    def train(self, seconds: float, updates: int = 0) -> dict[str, float]:
+        """For so long, from the first step on, or until it has made so many updates (0: no such limit); gives steps and updates."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         class Clock(BaseCallback):  # type: ignore[misc]
@@ -90,7 +98,7 @@ class Sb3:
                 self.until = time.monotonic() + seconds
 
             def _on_step(self) -> bool:
-                return time.monotonic() < self.until
+                return time.monotonic() < self.until and not 0 < updates <= self.model._n_updates
 
         start = time.monotonic()
         self.model.learn(10**9, callback=Clock(), progress_bar=False, log_interval=10**9)
@@ -175,16 +183,17 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
 
 
 def encoder_class() -> Any:
-    """Per camera the convolutions of our small encoder (`hilt.policies.encoders`), and the proprioception beside."""
+    """Per camera the convolutions of our small encoder (`hilt.policies.encoders`), and the proprioception beside. In training, images are
+    moved at random by up to `shift` pixels, as ours are."""
     import torch
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
 
     class Encoder(BaseFeaturesExtractor):  # type: ignore[misc]
-        def __init__(self, observation_space: Any, features: int):
+        def __init__(self, observation_space: Any, features: int, shift: int = 0):
             cameras = [key for key, space in observation_space.spaces.items() if len(space.shape) == 3]
             super().__init__(observation_space, features * len(cameras) + observation_space["state"].shape[0])
-            self.cameras = nn.ModuleDict()
+            self.shift, self.cameras = shift, nn.ModuleDict()
             for key in cameras:
                 layers = [nn.Conv2d(3, 32, 5, 4, 2), nn.Conv2d(32, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1)]
                 trunk = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Flatten())
@@ -193,7 +202,16 @@ def encoder_class() -> Any:
                 self.cameras[key] = nn.Sequential(trunk, nn.Linear(width, features), nn.LayerNorm(features), nn.Tanh())
 
         def forward(self, observations: Any) -> Any:
-            return torch.cat([*(net(observations[key]) for key, net in self.cameras.items()), observations["state"]], 1)
+            seen = {key: self.moved(observations[key]) if self.shift and self.training else observations[key] for key in self.cameras}
+            return torch.cat([*(net(seen[key]) for key, net in self.cameras.items()), observations["state"]], 1)
+
+        def moved(self, images: Any) -> Any:
+            """Each image of ``[B, C, H, W]`` by its own pixels, its edge repeated."""
+            count, _, height, width = images.shape
+            padded = nn.functional.pad(images, [self.shift] * 4, mode="replicate")
+            rows, columns = torch.randint(0, 2 * self.shift + 1, (2, count, 1)) + torch.arange(max(height, width))
+            pick = torch.arange(count)[:, None, None]
+            return padded.permute(0, 2, 3, 1)[pick, rows[:, :height, None], columns[:, None, :width]].permute(0, 3, 1, 2)
 
     return Encoder
 

@@ -229,10 +229,13 @@ def test_the_robot_suite_without_its_peer(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     assert main(["learn", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_without_demonstrations, pick_operator_alone",
+        "pick: pick_success, pick_margin, pick_steps, pick_bc, pick_sb3, pick_sb3_equal_updates, pick_operator_steps, pick_hg_dagger, "
+        "pick_without_operator, pick_delayed_operator, pick_tired_operator, pick_without_demonstrations, pick_operator_alone",
         "learner: learner_in_torch, learner_in_torch_frozen, learner_updates, learner_updates_bfloat16",
         "control: control_lateness_p99",
         "tasks: task_button, task_pick, task_pick_red, task_drawer, task_push, task_insert, task_peg",
+        "state_updates: state_updates",
+        "state: state_button, state_window",
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
@@ -250,8 +253,11 @@ def trials(*successes: int, states: int = 100) -> list[learn.Trial]:
 def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 3) -> dict[str, Row]:
     sb3 = {} if absent else {"SB3 2 SAC, learning rate 0.0003": trials(0, 50, 97), "SB3 2 SAC, learning rate 0.001": trials(20, 10, 0)}
     others = {"bc": trials(30, 40, 69), "bare": trials(0, 0, 0), "operator": trials(100, 99, 98)}
+    others |= {name: trials(66, 66, 66) for name in learn.OTHERS} | ({} if absent else {learn.EQUAL: trials(50, 50, 80)})
+    made = {name: [learn.Made(1000, 900, 10 * seed) for seed in range(3)] for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)}
     lab = Lab(tmp_path, quick=False, seeds=seeds)
-    rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", demo_steps=47.0)
+    facts = {**made, "equal": ["SB3 2 SAC, 700 s"]}
+    rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", 47.0, facts)
     assert [row.name for row in rows] == list(learn.GROUPS["pick"].rows)
     return {row.name: row for row in rows}
 
@@ -264,6 +270,10 @@ def test_learning_is_judged_seed_by_seed(tmp_path: Path):
     assert rows["pick_steps"].ours == 12 and rows["pick_steps"].met, "fewer than the demonstrations' 47"
     assert rows["pick_sb3"].ours is None and rows["pick_sb3"].peer == "SB3 2 SAC, learning rate 0.0003"
     assert rows["pick_operator_alone"].ours == 99 and rows["pick_without_demonstrations"].ours == 0
+    assert rows["pick_hg_dagger"].ours == 66 and "1,000 steps, 900 updates, 20 steps by the operator" in rows["pick_hg_dagger"].notes
+    assert rows["pick_operator_steps"].ours == 10 and "tired_operator: 0, 10, 20" in rows["pick_operator_steps"].notes
+    assert rows["pick_sb3_equal_updates"].peers == {learn.EQUAL: 60} and "700 s" in rows["pick_sb3_equal_updates"].notes
+    assert "1,000 steps, 900 updates" in rows["pick_sb3"].notes
     assert not pick_rows(tmp_path, trials(100, 95, 96))["pick_margin"].met
     never = pick_rows(tmp_path, trials(0, 100, 100))["pick_steps"]
     assert never.ours is None and not never.met, "a seed without success is not quick"

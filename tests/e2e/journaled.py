@@ -63,6 +63,7 @@ def recipe() -> Hil:
     """Never ends by itself, but for what the command line says."""
     return Hil(
         task="tests.e2e.journaled:Journaled",
+        defaults="images",  # as it stands here
         agent=AgentConfig(encoder=EncoderConfig(kind="none"), hidden=[16]),
         batch_size=16,
         random_steps=30,

@@ -60,6 +60,7 @@ SHOWN = {
     **{f"agent.rlpd.{name}": RLPD for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")},
     "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
     "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
+    "defaults": "runtime/test_defaults.py::test_what_is_set_stays_and_images_leaves_all_as_it_is",
     "algorithm": "runtime/test_learner.py::test_imitation_learns_from_what_it_should",
     "store": "runtime/test_rollouts.py::test_the_same_episodes_give_the_same_batches_and_the_same_curve",
     **{name: "runtime/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned" for name in ("seed", "n_step")},

@@ -170,3 +170,19 @@ def test_an_expert_can_be_made_slower_inexact_and_restricted_to_some_numbers():
     assert (actions(action_indices=[0, 6]) == [1, 0, 0, 0, 0, 0, -1]).all()
     with pytest.raises(ConfigError, match=r"speed=0, noise=0\.0: expected a share of the expert's speed"):
         Script(speed=0)
+
+
+def test_an_operator_with_a_reaction_time_acts_later_and_one_that_tires_only_watches_in_the_end():
+    still, once = np.zeros(7), [Source.POLICY] * PATIENCE + [Source.HUMAN] * TURN
+    env = Known(limit=10_000)
+    late = TakeOver(env, Script(operator=True, delay=4))
+    late.reset()
+    got = [late.step(still)[4]["source"] for _ in range(PATIENCE + TURN + 4)]
+    assert got == [Source.POLICY] * 4 + once, "four steps after it decided to take over, and to give back"
+    tired = TakeOver(Known(limit=10_000), Script(operator=True, tires_after=TURN + 5))
+    for wanted in (once + once[: PATIENCE + 5] + [Source.POLICY] * (TURN - 5), [Source.POLICY] * 2 * len(once)):
+        tired.reset()
+        assert [tired.step(still)[4]["source"] for _ in range(2 * len(once))] == wanted
+    for wrong in ({"operator": True, "delay": -1}, {"tires_after": 5}):
+        with pytest.raises(ConfigError, match="expected numbers of steps from 0 on, of an operator"):
+            Script(**wrong)

@@ -141,10 +141,14 @@ def actor_command(
     heavy_module("torch", "hilt actor", "torch", then="hilt.runtime.actor")
     sys.setswitchinterval(0.001)  # a thread that sends holds up the one that drives for no longer than this
     from hilt.runtime.actor import act
+    from hilt.runtime.defaults import chosen
     from hilt.runtime.preflight import check_run
+    from hilt.runtime.workplace import spaces
 
     config = _config(recipe, [*words, *([] if host is None else [f"wire.host={host}"])])
     check_run(config)
+    if config.defaults == "auto":  # of a recipe; a run's own settings have what was chosen
+        config = chosen(config, spaces(config))[0]
     with stop_signals() as stopped, PROGRESS.phases() as report:
         _end_with_parent()
         folder = spool or Path("spools") / plain(name)
@@ -245,7 +249,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
     """The settings of a run that begins or goes on; its folder has them from now on. `whole`: both sides are started here."""
     optional_module("gymnasium", "hilt train", "sim")
     from hilt.replay.lock import writer_of
-    from hilt.runtime import precision
+    from hilt.runtime import defaults, precision
     from hilt.runtime.importing import other_tasks
     from hilt.runtime.train import begin_run, check_wire, own_ports, resume_run
 
@@ -262,7 +266,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
                 config = resume_run(folder, recipe, [f"wire.port={wire.port}", f"wire.broadcast_port={wire.broadcast_port}"])
             check_wire(config)
         ready_to_measure(config)
-    for line in [] if _parent() else precision.lines(config, folder, resume):  # a parent has said it
+    for line in [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]:  # a parent has said it
         typer.echo(line)
     return config
 
@@ -291,12 +295,14 @@ def _show(recipe: str, overrides: list[str], folder: Path, resume: bool) -> None
     config = resumed_settings(folder, recipe, overrides)[0] if resume else own_ports(_config(recipe, overrides), typer.echo)
     unseen = check_names(config)
     new = () if resume else (lambda: check_new(folder), lambda: check_wire(config))
-    check_begin(config, *new, whole=True, make_task=not unseen)
+    config, choice = check_begin(config, *new, whole=True, make_task=not unseen)
     if not resume:
         _echo(other_tasks(config))
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}, with")
     ready_to_measure(config)
+    if choice is not None and choice.changed:
+        typer.echo(str(choice))
     for line in precision.lines(config, folder if resume else None, resume):
         typer.echo(line)
     if config.demonstrations and not resume:

@@ -12,6 +12,7 @@ from hilt.policies.config import check as check_agent
 
 ALGORITHMS = ("rlpd", "bc", "hg-dagger")
 STORES = ("log", "trajectories")
+DEFAULTS = ("auto", "images", "state")
 LOST_CONTACT = ("policy", "nobody")
 STORE = "actor_env"
 """The learner's name for what actors send"""
@@ -93,6 +94,9 @@ class Hil:
     actors: int = 1
     """How many `hilt train` starts"""
 
+    defaults: str = "auto"
+    """What is chosen for settings that have no other value: "images" leaves them as they are, HIL-SERL's; "state" has what suits a policy
+    that sees no images; "auto": the one that fits what it sees, decided when a run begins"""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The policy, and how it learns"""
     algorithm: str = "rlpd"
@@ -161,6 +165,7 @@ def check(config: Hil) -> None:
     for what, given, known in (
         ("algorithm", config.algorithm, ALGORITHMS),
         ("store", config.store, STORES),
+        ("defaults", config.defaults, DEFAULTS),
         ("lost_contact", config.lost_contact, LOST_CONTACT),
     ):
         with problems.collected():

@@ -9,6 +9,7 @@ from hilt.core.errors import ConfigError, Problems
 from hilt.core.trust import check_names
 from hilt.observe.sinks import check_sinks
 from hilt.runtime.config import Hil, check
+from hilt.runtime.defaults import Choice, chosen
 from hilt.runtime.idle import refuse_idle
 from hilt.runtime.importing import check_imports
 from hilt.runtime.workplace import TAKES, Spaces, check_fit, spaces
@@ -29,11 +30,12 @@ def check_run(config: Hil) -> None:
     problems.report()
 
 
-def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> None:
+def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, Choice | None]:
     """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more` checks object to.
     `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
-    `make_task` not even that, and what has to fit the task is left unchecked."""
-    problems = Problems()
+    `make_task` not even that, and what has to fit the task is left unchecked. Gives the settings with their defaults chosen by what the
+    policy sees, and that choice, where the task was made."""
+    problems, made = Problems(), None
     make_task &= problems.check(check_names, config)
     for one in more:
         problems.check(one)
@@ -47,6 +49,11 @@ def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make
             for check_part in (check_fit, check_imports, check_demonstrations, check_classifier):
                 problems.check(check_part, config, made)
     problems.report()
+    if made is None:
+        return config, None
+    config, choice = chosen(config, made)
+    check_run(config)
+    return config, choice
 
 
 def check_operator(config: Hil, whole: bool) -> None:
@@ -76,5 +83,3 @@ def check_classifier(config: Hil, made: Spaces) -> None:
         from hilt.runtime.reward import reward_function  # needs torch, which takes seconds to import
 
         reward_function(config.classifier, space=made.observation_space)
-
-

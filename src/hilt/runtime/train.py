@@ -70,10 +70,11 @@ PARENT = "HILT_PARENT"
 def begin_run(run: Path, recipe: str, config: Hil, *more: Callable[[], Any], whole: bool = False) -> Hil:
     """A new run: its folder and frozen settings. What cannot work is refused before there is anything, and all of it at once: see
     `hilt.runtime.preflight.check_begin`."""
-    check_begin(config, lambda: check_new(run), *more, whole=whole)
+    config, defaults = check_begin(config, lambda: check_new(run), *more, whole=whole)
     DISK.make_folders(run)
     config, choice = settle(_with_ports(config))
-    write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": [], **described(choice)})
+    chosen = {**described(choice), **(defaults.described() if defaults is not None else {})}
+    write_json(run / CARD, {"id": secrets.token_hex(8), "recipe": recipe, "began": _now(), "changed": [], **chosen})
     freeze(config, run / CONFIG)
     return config
 
@@ -92,6 +93,7 @@ def resume_run(run: Path, recipe: str, overrides: Sequence[str]) -> Hil:
     config, changed = resumed_settings(run, recipe, overrides)
     if changed:
         note_changes(run, changed)
+    if changed or thaw(Hil, run / CONFIG).defaults != config.defaults:
         freeze(config, run / CONFIG)
     return config
 
@@ -124,6 +126,8 @@ def resumed_settings(run: Path, recipe: str, overrides: Sequence[str]) -> tuple[
     if not (run / CONFIG).exists():
         raise ConfigError(f"{run} has no run to resume: leave out --resume to begin one, or name its folder with --run.")
     frozen, known = thaw(Hil, run / CONFIG), read_json(run / CARD)["recipe"]
+    if frozen.defaults == "auto":  # of a version that did not choose: its settings are what they are, for its actors too
+        frozen = replace(frozen, defaults="images")
     if recipe and recipe != known:
         raise ConfigError(f"{run} is a run of {known}, not of {recipe}: leave the recipe out, or name another folder with --run.")
     config = _with_ports(settings(frozen, *overrides))

@@ -40,7 +40,9 @@ class Script(Device):
     function without arguments that gives the next action, a new one for each plan.
 
     It is too good for a person: `speed` slows its motions down, `noise` adds normal noise of this standard deviation to them, and
-    `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's."""
+    `action_indices` are the only numbers of an action that it uses, the others are 0. `seed` is the noise's. An operator has a reaction
+    time: it takes over, acts and gives back `delay` steps after it decided to; and it may tire: once it has driven `tires_after` steps in
+    all, it only watches (0: it never tires)."""
 
     name = "script"
     gives_actions = True
@@ -53,13 +55,20 @@ class Script(Device):
         noise: float = 0.0,
         action_indices: Sequence[int] | None = None,
         seed: int = 0,
+        delay: int = 0,
+        tires_after: int = 0,
     ):
         super().__init__()
         if not isinstance(operator, bool):
             raise ConfigError(f"operator is {operator!r}: expected true (takes over from a policy) or false (demonstrates)")
         if not 0 < speed <= 1 or noise < 0:
             raise ConfigError(f"speed={speed}, noise={noise}: expected a share of the expert's speed, up to 1, and a deviation from 0 on")
+        if delay < 0 or tires_after < 0 or ((delay or tires_after) and not operator):
+            given = f"delay={delay}, tires_after={tires_after}"
+            raise ConfigError(f"{given}: expected numbers of steps from 0 on, of an operator (operator=true), who takes over from a policy")
         self._speed, self._noise, self._indices = speed, noise, action_indices
+        self._tires_after, self._driven = tires_after, 0
+        self._decided: deque[tuple[bool, np.ndarray]] = deque(maxlen=delay + 1)  # the oldest is what it does now
         self._rng = np.random.default_rng(seed)
         self.operator = operator
         self.source = Source.HUMAN if operator else Source.DEMO
@@ -89,18 +98,22 @@ class Script(Device):
         self._wanted: np.ndarray | None = None
         self._engaged, self._steps, self._left = False, 0, 0
         self._seen.clear()
+        self._decided.clear()
 
     def watch(self, action: Any) -> None:
         if self.operator:
             self._wanted = np.clip(np.asarray(action, float), self._env.action_space.low, self._env.action_space.high)
 
     def read(self) -> Reading:
-        engaged = self._decide()
+        wants = self._decide()
+        self._steps += 1
+        planned = self._next(watches=not wants)
+        self._decided.append((wants, planned))
+        engaged, action = self._decided[0] if len(self._decided) == self._decided.maxlen else (False, planned)
         if engaged != self._engaged:
             self.press("toggle")
         self._engaged = engaged
-        self._steps += 1
-        action = self._next()
+        self._driven += engaged
         if not engaged and self._wanted is not None:
             moves = ~gripper_dimensions(len(action))
             self._seen.append((self._wanted[moves] @ action[moves], action[moves] @ action[moves]))
@@ -110,6 +123,8 @@ class Script(Device):
         if not self.operator:
             return True
         self._left -= 1
+        if self._tires_after and self._driven >= self._tires_after:
+            return False
         if self._stuck():
             self._plan, self._left = None, TURN
             self._seen.clear()
@@ -119,9 +134,9 @@ class Script(Device):
         made, possible = np.sum(self._seen, axis=0) if self._seen else (0.0, 0.0)
         return bool(len(self._seen) == PATIENCE and made < PROGRESS * possible)
 
-    def _next(self) -> np.ndarray:
+    def _next(self, watches: bool) -> np.ndarray:
         """The plan's next action, without the gripper where the environment leaves it out (`GripperCloseEnv`)."""
-        if self._plan is None or (self.operator and not self._engaged):  # who watches judges from where things are now
+        if self._plan is None or watches:  # who watches judges from where things are now
             assert self._make is not None, "attach comes first"
             self._plan = _checked(self._make(self._env))
         assert self._plan is not None, "made above"
