@@ -104,6 +104,7 @@ def test_suggestions():
     assert suggest("q", ["front", "wrist_1"]) == "."
     assert suggest("q", []) == "."
     assert suggest("pick", ["pack", "tabletop/pick"]) == "; did you mean 'tabletop/pick'?"
+    assert suggest("sft", ["set", "sft_tabletop"]) == "; did you mean 'sft_tabletop'?"
     many = [f"task_{i}" for i in range(40)]
     assert str(UnknownNameError("task", "task_9x", many)) == "no task named 'task_9x'; did you mean 'task_9'?"
     told = pickle.loads(pickle.dumps(UnknownNameError("task", "task_9x", many, all_listed=True)))

@@ -104,6 +104,9 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
     )
     with pytest.raises(ConfigError, match=r"no config\.json in it\. Give a checkpoint's folder, or a name that `hilt fetch` has shown"):
         load_policy("openvla/openvla-7b")
+    aloha.save_pretrained(tmp_path / "run" / "policy")
+    with pytest.raises(ConfigError, match=r"run: there is no config\.json in it\. This is a run; its policy is .*run/policy, or a name"):
+        load_policy(tmp_path / "run")
     with pytest.raises(UnknownNameError, match=r"no option of an OpenVLA named 'centre_crop'; did you mean 'center_crop'\?"):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_goal", centre_crop=False)
     with pytest.raises(UnknownNameError, match=r"did you mean 'unnorm_key'\?"):

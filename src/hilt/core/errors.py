@@ -197,5 +197,6 @@ def require_module(name: str, purpose: str, extra: str) -> None:
 def suggest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'X'?`` when a known name is near, else a full stop."""
     known = list(known)
-    near = [k for k in known if k.endswith(f"/{name}")] or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = [k for k in known if k.endswith(f"/{name}") or (name and k.startswith(f"{name}_"))]
+    near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else "."

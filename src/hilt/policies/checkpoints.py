@@ -61,7 +61,9 @@ def load_policy(folder: str | os.PathLike[str], **options: Any) -> Policy:
     """The policy in a folder, or of a name that `hilt fetch` has shown, by its config.json. `options` are its `from_pretrained`'s."""
     folder = local(folder)
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder}: there is no config.json in it. Give a checkpoint's folder, or a name that `hilt fetch` has shown.")
+        made = folder / "policy"
+        cure = f"This is a run; its policy is {made}" if (made / "config.json").exists() else "Give a checkpoint's folder"
+        raise ConfigError(f"{folder}: there is no config.json in it. {cure}, or a name that `hilt fetch` has shown.")
     config = read_json(folder / "config.json")
     kind = config.get("model_type") or config.get("type") or ("pi0" if "paligemma_variant" in config else None)
     if kind not in KINDS:

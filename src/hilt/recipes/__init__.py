@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hilt.runtime.vla_config import Vla
 
 T = TypeVar("T")
+COMMANDS = ("sft", "classifier", "rloo", "simplevla")
+"""What `hilt train` takes in the place of a recipe"""
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
@@ -98,7 +100,7 @@ def recipe(name: str) -> Hil:
     if name in SFT_RECIPES:
         raise ConfigError(f"{name} is a recipe of fine-tuning: hilt train sft {name}.")
     if name not in RECIPES and ":" not in name:
-        raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES])
+        raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES, *COMMANDS])
     made = _made(RECIPES.get(name, name))
     if not isinstance(made, Hil):
         raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.config.Hil, or a function that returns one.")
