@@ -166,7 +166,8 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(tr
     train.start("--resume", f"max_steps={before + 10}")  # of the learner: how many steps actors make meanwhile depends on the machine
     assert train.end() == 0, train.said()
     found = check(train)
-    assert train.updates() > before and "ended: " in train.said() and read_json(train.run / "run.json")["changed"][0]["max_steps"]
+    assert train.updates() > before and "ended: " in train.said()
+    assert read_json(train.run / "run.json")["changed"][0]["settings"]["max_steps"]["now"] == before + 10
     assert found["lives of environments"] >= 4
     counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
 
