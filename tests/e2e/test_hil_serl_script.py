@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hilt import cli
 from hilt.core.trajectory import Source
 from hilt.envs.task import make
 from hilt.recipes import recipe
@@ -60,17 +62,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def export_recording(folder: Path) -> int:
-    """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote, beside the others; returns their steps."""
+    """Demonstrations that `hilt record` made and `hilt data convert --to hil-serl` wrote in the current folder, beside the others; returns
+    their steps."""
     record = ["record", "tabletop/reach", "--device", "script", "--episodes", "2", "--observations", "hil-serl", "--image-size", "32"]
     for words in ([*record, "--out", "recorded", "--no-video"], ["data", "convert", "recorded/log", "exported", "--to", "hil-serl"]):
-        subprocess.run([sys.executable, "-m", "hilt", *words], cwd=folder, check=True, capture_output=True, timeout=600)
+        done = CliRunner().invoke(cli.app, words)
+        assert done.exit_code == 0, done.output
     (made,) = (folder / "exported" / "demo_data").glob("*.pkl")
     made.rename(folder / "demo_data" / made.name)
     with Log.open(folder / "recorded" / "log", "r") as log:
         return len(log)
 
 
-def test_the_script_runs_as_two_processes(folder: Path):
+def test_the_script_runs_as_two_processes(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(folder)
     demonstrated_there = len(pickle.loads(next((folder / "demo_data").glob("*.pkl")).read_bytes()))
     exported = export_recording(folder)
     ports = f"make_trainer_config(port_number={free_port()}, broadcast_port={free_port()})"  # others may use the usual ones now
@@ -107,14 +112,13 @@ def test_the_config_is_a_recipe_with_its_demonstrations_and_buffers(folder: Path
         (folder / "old" / name / "transitions_1000.pkl").write_bytes(pickle.dumps(steps))
     settings = ["demo_path=[demo_data/*.pkl]", "checkpoint_path=old", "max_steps=20", "training_starts=60", "checkpoint_period=0"]
     ports = [f"wire.port={free_port()}", f"wire.broadcast_port={free_port()}"]
-    command = [sys.executable, "-m", "hilt", "train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(cli.app, ["train", "hil-serl:my_task:TrainConfig", *settings, *ports, "--run", "run"])
+    assert done.exit_code == 0, done.output
     with Log.open(folder / "run" / "log", "r") as log, Log.open(folder / "run" / "demos", "r") as demonstrated:
         sources = log.read(log.all().keys(), ["source"])["source"]
         assert sources[:8].tolist() == [0, 0, 1, 1, 1, 0, 0, 0], "the imported steps come first, and say on which a person acted"
         assert set(sources[8:].tolist()) == {Source.RANDOM, Source.POLICY, Source.HUMAN} and len(sources) >= 60
         assert len(demonstrated) == len(pickle.loads(demos.read_bytes()))
-    monkeypatch.chdir(folder)
     hil = recipe("my_recipe:reach")
     assert hil.demo_path == ["demo_data/*.pkl"] and hil.task_options == {"config": "my_task:TrainConfig"} and hil.max_steps == 60

@@ -25,7 +25,7 @@ from tests.formats.samples import FORMATS
 
 SEED = int(os.environ.get("HILT_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HILT_FUZZ_SECONDS", "420")) / len(FORMATS)
-COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(40, 1000)
+COUNT = 10**9 if "HILT_FUZZ_SECONDS" in os.environ else rounds(25, 1000)
 PACKAGES = {"lerobot": ("pyarrow", "av", "PIL"), "rlinf": ("torch",), "robomimic": ("h5py",), "minari": ("h5py", "pyarrow")}
 
 
