@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import numpy as np
 
 from hilt.replay import QueuedDataStore
 from hilt.wire import TrainerClient, link, make_trainer_config
-from tests.wire.journal import Journal, lines
+from tests.wire.journal import Journal, Stop, lines
 from tests.wire.steps import STORES, Life, Told, transition, wanted_in
 
 FLUSH_MS = 60_000
@@ -48,7 +47,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
     journal = Journal(args.journal)
-    stop = threading.Event()
+    stop = Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         act(args, journal, stop)
@@ -57,7 +56,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise
 
 
-def act(args: argparse.Namespace, journal: Journal, stop: threading.Event) -> None:
+def act(args: argparse.Namespace, journal: Journal, stop: Stop) -> None:
     if args.eager:
         link.WORTH_SENDING = 1
     spools = {

@@ -20,6 +20,24 @@ class Journal:
         os.write(self._fd, (" ".join(str(word) for word in words) + "\n").encode())
 
 
+class Stop:
+    """Whether a signal has come. A `threading.Event` has a lock, which the thread that the signal interrupts may hold: it would wait for
+    itself, for ever."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self._is_set
+
+
 def lines(path: Path) -> Iterator[list[str]]:
     """The complete lines, as words."""
     if path.exists():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hilt.wire import TrainerServer, make_trainer_config
-from tests.wire.journal import Journal, said
+from tests.wire.journal import Journal, Stop, said
 from tests.wire.steps import STORES, check_pixels, make_buffer
 
 WEIGHTS = 50_000
@@ -46,7 +45,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     args = parse(words)
     journal = Journal(args.journal)
-    stop = threading.Event()
+    stop = Stop()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         learn(args, journal, stop)
@@ -55,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise
 
 
-def learn(args: argparse.Namespace, journal: Journal, stop: threading.Event) -> None:
+def learn(args: argparse.Namespace, journal: Journal, stop: Stop) -> None:
     version = max((int(line[1]) for line in said(args.journal, "published")), default=0)
     buffers = {store: make_buffer(args.folder / store, args.capacity, seed=0) for store in STORES}
     config = make_trainer_config(args.port, args.broadcast, keys=args.keys, key_name=args.key_name, bind_ip=args.bind)

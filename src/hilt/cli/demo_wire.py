@@ -184,15 +184,16 @@ class Story:
 
 def learner(folder: Path, ports: tuple[int, int]) -> None:
     """Serves actors and publishes weights until it receives a signal."""
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    ended: list[int] = []  # no threading.Event: the thread that the signal interrupts may hold its lock, and would wait for itself
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     schema = Schema.of(_step(0, 0))
     log = Log.open(folder / "log") if (folder / "log").exists() else Log.create(folder / "log", schema, durability="at most 10 ms")
     with log, TrainerServer(_config(folder, ports, "learner"), log_level=logging.ERROR) as server:
         server.register_data_store(STORE, log)
         server.start(threaded=True)
-        while not ended.wait(0.1):
+        while not ended:
             server.publish_network({"policy": np.zeros(10_000, np.float32)})
+            time.sleep(0.1)
 
 
 def actor(folder: Path, ports: tuple[int, int], name: str, first: int, steps: int) -> None:
