@@ -2,7 +2,7 @@
 
 The budget of a task is its recipe's number of updates (`max_steps`), the same for every seed, whatever the machine; no run ends earlier
 because it succeeds, and none is made longer because it does not. Test states are tried once, when all runs have ended: the policy of the
-last update, and the one that only imitates. Intervals draw seeds and scenes anew, as both are samples.
+last update, and the one that only imitates. Intervals take seeds and scenes for samples, both.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def learned(lab: Lab, name: str, seed: int) -> dict[str, Any]:
 def row(lab: Lab, name: str, before: np.ndarray, after: np.ndarray, runs: list[dict[str, Any]]) -> Row:
     from hilt.observe.statistics import crossed
 
-    (share, low, high), (gain, least, most) = crossed(after), crossed(after - before, difference=True)
+    (share, low, high), (gain, least, most) = crossed(after), crossed(after - before)
     each = [f"{100 * one:.0f}" for one in after.mean(1)]
     spent = [f"{run['updates']:,}" for run in runs]
     size = ", ".join(part for part in (lab.size(len(after), SEEDS, "seeds"), lab.size(after.shape[1], STATES, "states")) if part)
@@ -76,7 +76,7 @@ def row(lab: Lab, name: str, before: np.ndarray, after: np.ndarray, runs: list[d
         what=f"success of tabletop_{name} in {after.shape[1]} test states after its budget of updates, mean of {len(after)} seeds",
         spread=(100 * float(after.mean(1).min()), 100 * float(after.mean(1).max())),
         size=size,
-        note=f"95% interval over seeds and scenes {100 * low:.0f} - {100 * high:.0f}; seeds {', '.join(each)}%; imitation alone "
+        note=f"95% interval over seeds and scenes {100 * max(low, 0.0):.0f} - {100 * high:.0f}; seeds {', '.join(each)}%; imitation alone "
         f"{100 * before.mean():.0f}%, gain {100 * gain:+.0f} points ({100 * least:+.0f} to {100 * most:+.0f}, paired); updates "
         f"{', '.join(spent)}; {np.mean([run['seconds'] for run in runs]):.0f} s each; the operator made "
         f"{np.mean([run['person'] for run in runs]):,.0f} steps",

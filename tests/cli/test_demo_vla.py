@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demo_vla import Story, _gain, verdict
+from hilt.cli.demo_vla import Phase, Story, _gain, verdict
 from hilt.core.files import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
@@ -39,6 +39,15 @@ def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:
     before = [{"task": task, "state": state, "success": state % 2 == 0} for state in range(40) for task in "ab"]
     after = [{**card, "success": True} for card in reversed(before)]
     assert re.fullmatch(r"\+50\.0 points, 95% interval \+\d\d\.\d to \+\d\d\.\d \(the same states, paired; .*\)", _gain(before, after))
+
+
+def test_the_cost_of_a_run_with_validations_and_a_step_that_waited() -> None:
+    validation = {"kind": "update", "update": 0, "step": 0, "validation_success": 0.4}
+    learned = {"kind": "update", "episodes": 96.0, "steps": 800.0, "optimiser_steps": 2.0}
+    waited = {"kind": "update", "episodes": 40.0, "steps": 300.0}
+    phase = Phase()
+    phase.add([validation, learned, waited, learned])
+    assert phase == Phase(episodes=232, environment_steps=1900, gradient_steps=4)
 
 
 def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +83,7 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.peers
 def test_the_short_one_learns_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "vla", "--fast", "--run", "it"])
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "vla", "--fast", "--run", "it", "--set", "validation.before=true"])
     assert done.exit_code == 0, done.output
     shares = [float(share) for share in re.findall(r"^(?:a demonstration|imitation|after).*? ([\d.]+)%", done.output, re.MULTILINE)[-3:]]
     assert done.output.count("precision: float32 (this is a test)\n") == 1

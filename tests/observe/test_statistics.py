@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError
-from hilt.observe.statistics import clustered, crossed, paired_difference, wilson
+from hilt.observe.statistics import clustered, crossed, paired_difference, student, wilson
 
 
 def test_one_episode_in_each_cluster_is_wilsons_interval() -> None:
@@ -40,29 +40,52 @@ def test_a_paired_comparison_sees_what_two_intervals_hide() -> None:
     gain, low, high = paired_difference(before, after, range(100))
     assert gain == pytest.approx(np.mean(after) - np.mean(before)) and 0 < low < gain < high
     assert wilson(sum(before), 100)[1] > wilson(sum(after), 100)[0], "the two intervals overlap"
-    assert paired_difference(before, before, range(100)) == (0, 0, 0)
+    gain_of_none, least, most = paired_difference(before, before, range(100))
+    assert gain_of_none == 0 and -0.05 < least < 0 < most < 0.05
     assert paired_difference(before, after, range(100)) == (gain, low, high), "the same draws every time"
 
 
-def test_few_seeds_that_differ_are_less_sure_than_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hilt.observe.statistics.RESAMPLES", 400)
+def test_clusters_of_other_sizes_count_by_their_size() -> None:
+    sizes, wins = (50, 50, 1, 1, 1, 1), (1, 0, 1, 1, 0, 0)
+    outcomes = [bool(win) for size, win in zip(sizes, wins, strict=True) for _ in range(size)]
+    clusters = [number for number, size in enumerate(sizes) for _ in range(size)]
+    low, high = clustered(outcomes, clusters)
+    assert high - low > 0.7, "two clusters are nearly all of it"
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_over_seeds_and_scenes_holds_the_truth(seeds: int) -> None:
     rng, held, naive = np.random.default_rng(2), 0, 0
-    for _ in range(60):
-        policies = rng.normal(0.8, 0.06, (5, 1)).clip(0, 1)
-        outcomes = rng.random((5, 100)) < policies
+    truth = np.mean(1 / (1 + np.exp(-(rng.normal(1.5, 1.0, 200_000) + rng.normal(0, 1.0, 200_000)))))
+    for _ in range(400):
+        policies, places = rng.normal(1.5, 1.0, (seeds, 1)), rng.normal(0, 1.0, (1, 100))
+        outcomes = rng.random((seeds, 100)) < 1 / (1 + np.exp(-(policies + places)))
         share, low, high = crossed(outcomes)
-        assert share == pytest.approx(outcomes.mean()) and low < share < high
-        held += low <= 0.8 <= high
-        low, high = wilson(int(outcomes.sum()), 500)
-        naive += low <= 0.8 <= high
-    assert held >= 51 > naive, (held, naive)
+        assert share == pytest.approx(outcomes.mean()) and low <= share <= high
+        held += low <= truth <= high
+        low, high = wilson(int(outcomes.sum()), outcomes.size)
+        naive += low <= truth <= high
+    assert held >= 360 and naive < 280, (held, naive)
 
 
-def test_where_all_policies_succeed_everywhere_each_scene_counts_once() -> None:
-    assert crossed(np.ones((5, 100))) == (1.0, *wilson(100, 100)) and crossed(np.zeros((2, 50))) == (0.0, *wilson(0, 50))
-    assert crossed(np.zeros((2, 3)), difference=True) == (0, 0, 0)
+def test_a_share_and_a_gain_stay_in_their_range() -> None:
+    outcomes = np.ones((3, 50))
+    outcomes[0, :5] = 0
+    assert crossed(outcomes)[2] == 1.0 and crossed(outcomes)[1] >= 0.0
+    assert crossed(outcomes - 1)[1] >= -1.0
+
+
+def test_where_all_scenes_show_the_same_others_are_still_possible() -> None:
+    assert crossed(np.ones((5, 100))) == (1.0, pytest.approx(wilson(100, 100)[0]), 1.0)
+    assert crossed(np.zeros((2, 50))) == (0.0, pytest.approx(-wilson(0, 50)[1]), pytest.approx(wilson(0, 50)[1]))
+    gain, low, high = paired_difference([False] * 40, [True] * 40, range(40))
+    assert (gain, high) == (1, 1) and low == pytest.approx(1 - wilson(0, 40)[1])
     with pytest.raises(ConfigError, match=r"values have the shape \[3\]; expected is \[seeds, scenes\]"):
         crossed(np.ones(3))
+
+
+def test_students_factor() -> None:
+    assert [round(student(freedom), 2) for freedom in (1, 4, 9, 10, 30, 1000)] == [12.71, 2.78, 2.26, 2.2, 2.04, 1.96]
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
 
 from hilt.core.errors import ConfigError
+from hilt.envs import suite
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.runtime.drawn_pictures import COLOURS, Drawing, drawn, learn
 
@@ -21,13 +24,27 @@ def eyes(**changes: object) -> SmallVLA:
 def test_the_colour_that_is_named_is_at_the_place_that_is_told() -> None:
     made = drawn(np.random.default_rng(0), 200, 64)
     assert made.pictures.shape == (200, 64, 64, 3) and made.pictures.dtype == np.uint8
-    right = 0
+    right = []
     for picture, sentence, (x, y) in zip(*made, strict=True):
-        named = min((name for name in COLOURS if name in sentence), key=sentence.index)  # a second colour is the one that is not meant
-        pixel = picture[int(y * 64), int(x * 64)] / 255.0
-        apart = {name: np.linalg.norm(pixel / max(pixel.max(), 0.3) - np.array(shade) / max(shade)) for name, shade in COLOURS.items()}
-        right += min(apart, key=lambda name: apart[name]) == named
-    assert right > 170, "some shades of two colours look alike"
+        (named,) = (name for name in COLOURS if name in sentence)
+        hue, saturation, value = colorsys.rgb_to_hsv(*(picture[int(y * 64), int(x * 64)] / 255.0))
+        (low, high), *ranges = COLOURS[named]
+        pale, bright = (few - 0.12 <= number <= most + 0.12 for number, (few, most) in zip((saturation, value), ranges, strict=True))
+        turned = (360 * hue - low + 8) % 360 <= high - low + 16 or named in ("white", "black")  # within the range, and noise of the camera
+        right.append(turned and bright and (pale or named == "black"))
+    assert np.mean(right) > 0.95
+
+
+def test_no_shade_is_that_of_the_buttons() -> None:
+    """The demo's tasks are of four shades; a policy is to know the words, and not these."""
+    rng = np.random.default_rng(0)
+    made = drawn(rng, 400, 32)
+    at = (made.places * 32).astype(int)
+    for name, text in (("red", suite.RED), ("green", suite.GREEN), ("blue", suite.BLUE), ("yellow", suite.YELLOW)):
+        button = np.array(text.split()[:3], float)
+        shades = np.array([made.pictures[i, at[i, 1], at[i, 0]] / 255.0 for i, said in enumerate(made.sentences) if name in said])
+        near = np.linalg.norm(shades - button, axis=1) < 0.1
+        assert len(shades) > 20 and near.mean() < 0.25, name
 
 
 def test_pictures_are_new_and_come_from_the_seed() -> None:
@@ -45,7 +62,7 @@ def test_a_policy_learns_to_look_at_what_is_named_and_its_actions_are_left_alone
     after = policy.pointing_loss(*unseen).item()
     others = policy.pointing_loss(unseen.pictures, unseen.sentences[1:] + unseen.sentences[:1], unseen.places).item()
     assert told == list(range(120)) and torch.equal(policy.action_head.out.weight, head)
-    assert after < 0.5 * before and others > before, "the words decide where it looks"
+    assert after < 0.5 * before and others > 2 * after, "the words decide where it looks"
 
 
 def test_the_loss_is_the_cross_entropy_of_the_place() -> None:

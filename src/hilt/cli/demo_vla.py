@@ -1,4 +1,4 @@
-"""``hilt demo vla``: a small vision-language-action policy imitates two demonstrations of each task, and then learns from success.
+"""``hilt demo vla``: a small vision-language-action policy imitates two demonstrations of each task, and GRPO does the rest.
 
 Every step is what a user has as well: `hilt record` with a script, `hilt train sft`, `hilt train vla_tabletop`, `hilt eval`. Before
 them the policy's perception learns from drawn pictures (`hilt.runtime.drawn_pictures`), which stand for the pretraining of a large one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,6 +97,12 @@ class Phase:
     gradient_steps: int = 0
     seconds: float = 0.0
 
+    def add(self, updates: Sequence[Mapping[str, Any]]) -> None:
+        """What the training steps of a run cost. A validation has no such figures, and a step whose groups wait has no gradient steps."""
+        self.episodes += sum(int(each.get("episodes", 0)) for each in updates)
+        self.environment_steps += sum(int(each["steps"]) for each in updates if "episodes" in each)
+        self.gradient_steps += sum(int(each.get("optimiser_steps", 0)) for each in updates)
+
 
 @dataclass
 class Story:
@@ -173,10 +179,7 @@ class Story:
         if stopped:
             self._say(f"stopped; it goes on with: hilt train --run {folder} --resume")
             raise typer.Exit(128 + stopped[0])
-        updates = read_metrics(folder / FILE, ["update"])
-        phase.episodes, phase.environment_steps, phase.gradient_steps = (
-            int(sum(each[name] for each in updates)) for name in ("episodes", "steps", "optimiser_steps")
-        )
+        phase.add(read_metrics(folder / FILE, ["update"]))
         with PROGRESS.phases() as self.report:
             self.report("loading the policy")
             self._exam("after", policy_of(folder, "last"))

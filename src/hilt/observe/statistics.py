@@ -33,8 +33,8 @@ def wilson(successes: float, episodes: float) -> tuple[float, float]:
 def clustered(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[float, float]:
     """The 95% interval of a share where outcomes of one cluster, such as one scene, may depend on each other.
 
-    It is Wilson's with the effective number of episodes: p(1 - p) over the variance of p between clusters, from as few as there are
-    clusters to as many as there are episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once.
+    It is Wilson's with the effective number of episodes: p(1 - p) over the variance of p between clusters, and no more than there are
+    episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once.
     """
     sums, sizes = _by_cluster(outcomes, clusters)
     episodes, count = len(outcomes), len(sizes)
@@ -43,7 +43,7 @@ def clustered(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[f
         effective = float(count)
     else:
         between = float(((sums - share * sizes) ** 2).sum()) * count / (count - 1) / episodes**2
-        effective = min(max(share * (1 - share) / max(between, 1e-12), count), episodes)
+        effective = max(1.0, min(share * (1 - share) / max(between, 1e-12), episodes))
     return wilson(share * effective, effective)
 
 
@@ -52,32 +52,53 @@ def paired_difference(
 ) -> tuple[float, float, float]:
     """How much larger the second share is, with a 95% interval: a bootstrap that draws whole clusters, in each of which both were tried.
 
-    Episode i of `before` and of `after` began alike and belong to cluster i.
+    Episode i of `before` and of `after` began alike and belong to cluster i. Where all differences are alike, a bootstrap would say that
+    nothing else can be: then one in each cluster counts as seen, and the bound is Wilson's of that.
     """
     if len(before) != len(after):
         raise ConfigError(f"{len(before)} and {len(after)} episodes cannot be paired: try both policies from the same initial states.")
     gains, sizes = _by_cluster(np.subtract(np.asarray(after, float), np.asarray(before, float)), clusters)
+    mean = float(gains.sum() / sizes.sum())
+    if np.ptp(gains / sizes) == 0:
+        return (mean, *_alike(mean, len(sizes)))
     drawn = np.random.default_rng(seed).integers(len(sizes), size=(RESAMPLES, len(sizes)))
-    means = gains[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(gains.sum() / sizes.sum()), float(low), float(high)
+    low, high = np.quantile(gains[drawn].sum(1) / sizes[drawn].sum(1), [0.025, 0.975])
+    return mean, float(low), float(high)
 
 
-def crossed(values: np.ndarray, difference: bool = False, seed: int = 0) -> tuple[float, float, float]:
-    """The mean of outcomes [seeds, scenes], or of their `difference`, with a 95% interval: a bootstrap that draws seeds and scenes anew, as
-    both are samples. Where all outcomes are alike there is nothing else to draw, and the interval is that of one episode in each scene."""
+def crossed(values: np.ndarray) -> tuple[float, float, float]:
+    """The mean of outcomes [seeds, scenes], or of their differences, with a 95% interval for other seeds and other scenes.
+
+    Its variance is that of the means of seeds and that of the means of scenes, less what both count twice; seeds are few, so the width is
+    Student's with one degree of freedom less than there are seeds. Where all values are alike the interval is that of one episode in each
+    scene.
+    """
     table = np.asarray(values, float)
     if table.ndim != 2 or not table.size:
         raise ConfigError(f"values have the shape {list(table.shape)}; expected is [seeds, scenes].")
+    seeds, scenes = table.shape
+    mean = float(table.mean())
     if table.min() == table.max():
-        mean = float(table.flat[0])
-        return (mean, mean, mean) if difference else (mean, *wilson(mean * table.shape[1], table.shape[1]))
-    rng = np.random.default_rng(seed)
-    rows = rng.integers(len(table), size=(RESAMPLES, len(table)))
-    of_scene = np.stack([table[drawn].mean(0) for drawn in rows])  # [RESAMPLES, scenes]
-    columns = rng.integers(table.shape[1], size=(RESAMPLES, table.shape[1]))
-    low, high = np.quantile(np.take_along_axis(of_scene, columns, 1).mean(1), [0.025, 0.975])
-    return float(table.mean()), float(low), float(high)
+        return (mean, *_alike(mean, scenes))
+    of_seeds = table.mean(1).var(ddof=1) / seeds if seeds > 1 else 0.0
+    of_scenes = table.mean(0).var(ddof=1) / scenes if scenes > 1 else 0.0
+    rest = table - table.mean(0) - table.mean(1)[:, None] + mean
+    both = (rest**2).sum() / max(1, (seeds - 1) * (scenes - 1)) / table.size
+    half = student(max(1, seeds - 1)) * math.sqrt(max(of_seeds + of_scenes - both, of_seeds, of_scenes))
+    bound = -1.0 if table.min() < 0 else 0.0
+    return mean, max(bound, mean - half), min(1.0, mean + half)
+
+
+def student(freedom: int) -> float:
+    """How many standard deviations 95% lie within where the deviation itself comes from `freedom` + 1 values: Student's t."""
+    known = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+    return known[freedom - 1] if freedom <= len(known) else Z + 2.4 / freedom  # within 0.01 of it from there on
+
+
+def _alike(mean: float, scenes: int) -> tuple[float, float]:
+    """Bounds where as many scenes as these showed the same: what is not seen in n tries may still be, by Wilson's bound for none of n."""
+    missed = wilson(0, scenes)[1]
+    return max(-1.0, mean - missed), min(1.0, mean + missed)
 
 
 def _by_cluster(values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable]) -> tuple[np.ndarray, np.ndarray]:

@@ -23,15 +23,16 @@ from hilt.core.tree import Array
 from hilt.policies.small_vla import SmallVLA
 
 COLOURS = {
-    "red": (0.85, 0.15, 0.15),
-    "green": (0.15, 0.70, 0.20),
-    "blue": (0.15, 0.30, 0.85),
-    "yellow": (0.90, 0.80, 0.15),
-    "orange": (0.95, 0.50, 0.10),
-    "purple": (0.55, 0.20, 0.70),
-    "white": (0.93, 0.93, 0.93),
-    "black": (0.08, 0.08, 0.08),
+    "red": ((-14, 12), (0.55, 1.0), (0.4, 1.0)),
+    "orange": ((20, 40), (0.65, 1.0), (0.55, 1.0)),
+    "yellow": ((48, 66), (0.55, 1.0), (0.55, 1.0)),
+    "green": ((88, 155), (0.45, 1.0), (0.25, 0.95)),
+    "blue": ((200, 250), (0.45, 1.0), (0.3, 1.0)),
+    "purple": ((265, 305), (0.4, 1.0), (0.3, 1.0)),
+    "white": ((0, 360), (0.0, 0.06), (0.88, 1.0)),
+    "black": ((0, 360), (0.0, 0.3), (0.0, 0.14)),
 }
+"""What people call by these names: hue in degrees, saturation and value, each from a range. No shade is that of a certain thing"""
 THINGS = ("disc", "thing", "ball", "cup", "block", "plate", "dot", "box")
 SENTENCES = (
     "the {colour} {thing}",
@@ -40,7 +41,7 @@ SENTENCES = (
     "look at the {colour} {thing}",
     "a {colour} {thing} on a table",
     "point to the {colour} {thing}",
-    "touch the {colour} {thing}, not the {other} one",
+    "is that {thing} {colour}?",
     "move to the {colour} {thing}",
     "that {thing} there, it is {colour}",
 )
@@ -89,7 +90,7 @@ def drawn(rng: np.random.Generator, count: int, size: int) -> Drawn:
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
     light = rng.uniform(-0.15, 0.15, (count, 2, 1, 1))
     canvas = (canvas + (light[:, 0] * (x - 0.5) + light[:, 1] * (y - 0.5))[..., None]).astype(np.float32)
-    names, known = list(COLOURS), np.array(list(COLOURS.values()))
+    names, known = list(COLOURS), np.array(list(COLOURS.values()), float)
     chosen = rng.permuted(np.tile(np.arange(len(names)), (count, 1)), axis=1)[:, :MOST_COLOURED]
     greys, coloured = rng.integers(0, MOST_GREY + 1, count), rng.integers(1, MOST_COLOURED + 1, count)
     for number in range(MOST_GREY):
@@ -97,12 +98,12 @@ def drawn(rng: np.random.Generator, count: int, size: int) -> Drawn:
         _paint(canvas, rng, greys > number, shade, (0.05, 0.25))
     places = np.zeros((count, 2), np.float32)
     for number in reversed(range(MOST_COLOURED)):  # the one that is named comes last, and is covered by none
-        shade = known[chosen[:, number]] * rng.uniform(0.6, 1.1, (count, 1)) + rng.uniform(-0.06, 0.06, (count, 3))
-        places = _paint(canvas, rng, coloured > number, shade, (0.04, 0.17))
+        low, high = known[chosen[:, number]].transpose(2, 0, 1)
+        places = _paint(canvas, rng, coloured > number, _rgb(rng.uniform(low, high)), (0.04, 0.17))
     canvas += rng.normal(0.0, 0.02, canvas.shape)
     sentences = [
-        SENTENCES[rng.integers(len(SENTENCES))].format(colour=names[one], thing=THINGS[rng.integers(len(THINGS))], other=names[other])
-        for one, other in chosen[:, :2]
+        SENTENCES[rng.integers(len(SENTENCES))].format(colour=names[one], thing=THINGS[rng.integers(len(THINGS))])
+        for one in chosen[:, 0]
     ]
     return Drawn((canvas.clip(0, 1) * 255).astype(np.uint8), sentences, places)
 
@@ -118,3 +119,10 @@ def _paint(canvas: Array, rng: np.random.Generator, there: Array, shades: Array,
     inside &= there[:, None, None]
     canvas[inside] = np.broadcast_to(shades[:, None, None].clip(0, 1), canvas.shape)[inside]
     return centres.astype(np.float32)
+
+
+def _rgb(shades: Array) -> Array:
+    """From hue in degrees, saturation and value [N, 3] to red, green and blue."""
+    hue, saturation, value = shades.T
+    sector = (np.array([5.0, 3.0, 1.0]) + hue[:, None] / 60) % 6
+    return np.asarray(value[:, None] * (1 - saturation[:, None] * np.minimum(sector, 4 - sector).clip(0, 1)))
