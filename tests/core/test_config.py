@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hilt.core import config as config_module
 from hilt.core.config import build, describe, freeze, thaw
-from hilt.core.errors import ConfigError
+from hilt.core.errors import ConfigError, HiltError
 
 
 @dataclass
@@ -84,3 +87,46 @@ def test_frozen_and_thawed(tmp_path: Path) -> None:
 def test_described_with_the_text_under_each_field() -> None:
     assert describe(Training)[0] == ("batch_size", "int", 256, "Elements per update")
     assert ("replay.durability", "str", "every episode", "When a step is power-safe") in describe(Training)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        ["batch_size=3"],
+        ["replay.capacity_steps=1e3", "replay={}", "batch_size=0x10"],
+        ["options={}", "options.slow=1", {"options": {"fast": 2}}, "options.fast=3"],
+        [{"cameras": []}, "cameras=[a,b]", {"replay": {"durability": "never"}}],
+        ["batch_size=${replay.capacity_steps}", "replay.capacity_steps=9"],
+        ["options.a=null"],
+        ["replay=null"],
+        ["batch_size=null"],
+        ["cameras=[1,2]", "options.speed=2"],
+        ["replay.durability=true"],
+    ],
+)
+@pytest.mark.parametrize(
+    "base", [Training(), Training(8, [], Replay(2, "never"), {}), Training(options={"speed": 1}), Training(batch_size="9")], ids=str
+)  # type: ignore[arg-type]
+def test_with_only_what_is_named_it_is_the_same_as_with_all_of_it(base: Training, layers: list[Any]) -> None:
+    """OmegaConf is given only the settings that a layer names; what comes out, and what is refused, is as if it had all of them."""
+
+    def outcome(make: Callable[[], Training]) -> str:
+        try:
+            return repr(make())
+        except HiltError as error:
+            return f"{type(error).__name__}: {error}"
+
+    assert outcome(lambda: build(base, *layers)) == outcome(lambda: config_module._built_whole(base, layers))
+
+
+def test_it_takes_that_way_and_copies_what_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "_built_whole", lambda base, layers: pytest.fail("all of it"))
+    base = Training()
+    made = build(base, "batch_size=3", {"replay": {"capacity_steps": 4}})
+    assert made == Training(3, ["wrist"], Replay(4)) and made.options is not base.options and made.cameras is not base.cameras
+
+
+def test_a_base_of_the_wrong_type_is_refused_though_no_layer_names_it() -> None:
+    with pytest.raises(ConfigError, match="batch_size: Value 'many' of type 'str' could not be converted to Integer"):
+        build(Training(batch_size="many"), "replay.capacity_steps=3")  # type: ignore[arg-type]

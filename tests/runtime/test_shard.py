@@ -75,15 +75,16 @@ def test_checkpoints_go_from_two_ranks_to_one_to_four(group, single):
         state = full
 
 
-def test_a_vla_in_pieces_is_the_one_in_one_piece(group):
+@pytest.mark.parametrize("value", ["none", "shared"])
+def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
     """In float64: its attention has biases whose true gradient is 0, as a softmax does not see them. In float32 that 0 is rounding, which
     AdamW divides by its own size, so that they go where it leads: two runs differ there by up to a learning rate, and nobody can tell.
     Some weights have a gradient so small that even in float64 its rounding shows: all are within 1e-4 of the learning rate, and most
     within 1e-6."""
     worker = Shards(ranks=Alone())
-    single = worker.train_vla(None, 3)
+    single = worker.train_vla(None, 3, value)
     enter(group, 2)
-    found = group.call("train_vla", {"units": ["Block"]}, 3)[0]
+    found = group.call("train_vla", {"units": ["Block"]}, 3, value)[0]
     same(found, single, 1e-4 * LEARNING_RATE)
     apart = torch.cat([(found[name] - single[name]).abs().flatten() for name in single])
     assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE

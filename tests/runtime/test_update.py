@@ -146,6 +146,14 @@ def test_a_price_that_was_set_anew_is_the_one_that_counts():
     assert second.update(*collected(MADE))["kl_coefficient"] == 0.1
 
 
+def test_a_group_that_failed_alike_has_advantages_of_the_size_of_its_divergence():
+    """grpo with the KL in the reward: the first group failed altogether, the second did not."""
+    made = [{**e, "rewards": np.zeros(len(e["rewards"])) if i < 3 else e["rewards"]} for i, e in enumerate(MADE)]
+    settings = PolicyGradient(kl=Kl("reward", "kl", 1e-4))
+    figures = updated(settings, made[:3])[1], updated(settings, made[3:])[1]
+    assert 0 < figures[0]["advantage_size"] < 1e-3 and figures[1]["advantage_size"] > 0.5
+
+
 def test_an_adaptive_price_follows_the_divergence():
     """The second update pays what the first one's divergence made of the coefficient; a fixed one does not."""
     made, toys, seen = MADE, (Toy(), Toy()), list[slow.Params]()
@@ -225,12 +233,10 @@ def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_i
 
 
 def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not():
-    """Without clips and cap both are the gradient of p / p_drawn times the advantage. Episodes of this policy weigh 1."""
-    bare: Any = {"clip_low": 1.0, "clip_high": 1e6}
-    carried, again = (
-        updated(PolicyGradient(**bare, **more))[0].seen[0] for more in ({}, {"recompute_log_prob": True, "importance_cap": 1e6})
-    )
-    assert same(carried, again)
+    """Where nothing is clipped or capped both are the gradient of p / p_drawn times the advantage. Episodes of this policy weigh 1."""
+    bare, stale = {"clip_low": 1.0, "clip_high": 1e6}, episodes([3, 1, 2, 2, 3, 1], away=0.1)
+    carried, again = (updated(PolicyGradient(**bare, recompute_log_prob=recomputed), stale) for recomputed in (False, True))
+    assert same(carried[0].seen[0], again[0].seen[0]) and again[1]["importance_capped"] == 0 and again[1]["importance_weight_max"] > 1.1
     _, figures = updated(PolicyGradient(recompute_log_prob=True), episodes([2, 3, 1], away=0.0))
     assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures["importance_weight_max"] == pytest.approx(1, abs=1e-5)
     assert figures["importance_capped"] == 0 and figures["behaviour_kl"] == pytest.approx(0, abs=1e-6)

@@ -165,33 +165,34 @@ class Shards:
         if state is not None:
             self.trainee.load_state_dict(state)
 
-    def _give(self, net, sharding):
+    def _give(self, net, sharding, head=None):
         settings = Optimiser(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
-            self.trainee = Trainee(net, settings, self.world)
+            self.trainee = Trainee(net, settings, self.world, head)
         else:
             from hilt.runtime.shard import Sharded
 
-            self.trainee = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding))
+            self.trainee = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding), head)
 
-    def train_vla(self, sharding, steps):
-        """A small VLA in float64, and what it has after some steps."""
+    def train_vla(self, sharding, steps, value="none"):
+        """A small VLA in float64, and what it has after some steps; a value head has a rate of its own, and the first step to itself."""
         if self.world is None:
             return None
         from hilt.policies.small_vla import SmallVLA, SmallVLAConfig  # not in the life of the others
 
         sizes = {"image_size": 16, "state_dim": 3, "chunk": 2, "action_dim": 3, "width": 16, "depth": 2, "heads": 2, "keypoints": 2}
-        policy, draws = SmallVLA(SmallVLAConfig(**sizes)).double(), np.random.default_rng(0)
+        policy, draws = SmallVLA(SmallVLAConfig(**sizes, value=value)).double(), np.random.default_rng(0)
         seen = [
             {"full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8), "state": draws.normal(size=3), "instruction": words}
             for words in ("push it", "lift the red cube", "close the drawer")
         ]
         record = policy.act(seen, generator=torch.Generator().manual_seed(0))[1]
-        self._give(policy, sharding)
+        self._give(policy, sharding, None if value == "none" else Optimiser(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1))
         mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
-        for _ in range(steps):
-            self.trainee.backward(policy.evaluate(mine).log_prob.sum() / 10)
-            self.trainee.step(1.0)
+        for step in range(steps):
+            found = policy.evaluate(mine)
+            self.trainee.backward((found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10)
+            self.trainee.step(1.0, head_only=value != "none" and step == 0)
         return self.trainee.state_dict()["trained"]
 
     def train(self, steps):

@@ -15,11 +15,16 @@ whole of it into a run's folder, `thaw` reads it back. A class whose settings ha
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping
+import types
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,7 +33,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from hilt.core import trust
-from hilt.core.errors import ConfigError, Problems, suggest
+from hilt.core.errors import ConfigError, HiltError, Problems, suggest
 from hilt.core.files import DISK, read
 
 T = TypeVar("T")
@@ -46,6 +51,13 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
+    with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):  # whatever is wrong is said below, all of it
+        return cast(T, _changed(base, [_simple_layer(base, layer) for layer in layers]))
+    return _built_whole(base, layers)
+
+
+def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T:
+    """By OmegaConf, which makes a node of every setting: tens of milliseconds."""
     config: Any = _structured(base)
     problems = Problems()
     for layer in layers:
@@ -59,6 +71,97 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
     return cast(T, built)
+
+
+class _NotSimpleError(Exception):
+    """Values that OmegaConf would convert, resolve or refuse, or of a kind that only it knows."""
+
+
+def _simple_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> DictConfig:
+    values = _read_layer(layer)[1]
+    _rename(base, values)
+    if not isinstance(values, DictConfig) or values._is_none():
+        raise _NotSimpleError
+    _check_plain(OmegaConf.to_container(values, resolve=False))
+    return values
+
+
+def _changed(base: Any, layers: list[DictConfig]) -> Any:
+    """The same as `_built_whole`, but OmegaConf sees only the settings that a layer names: the others are copied as they are."""
+    kind: Any = type(base)
+    hints = _hints(kind)
+    fields = {item.name: getattr(base, item.name) for item in dataclasses.fields(base)}
+    if hasattr(kind, "__post_init__") or not all(item.init for item in dataclasses.fields(base)):
+        raise _NotSimpleError
+    named = {str(name): [layer._get_node(name) for layer in layers if name in layer] for layer in layers for name in layer}
+    if not named.keys() <= fields.keys():
+        raise _NotSimpleError
+    below = {name for name, value in fields.items() if dataclasses.is_dataclass(value) and not isinstance(value, type)}
+    for name, value in fields.items():
+        if name in below:
+            parts = named.get(name, [])
+            if not all(isinstance(part, DictConfig) and not part._is_none() for part in parts):
+                raise _NotSimpleError
+            fields[name] = _changed(value, cast(list[DictConfig], parts))
+        else:
+            _check_type(hints[name], value)
+            fields[name] = copy.deepcopy(value)
+    if leaves := sorted(named.keys() - below):
+        part: Any = _structured(_part(kind, tuple(leaves))(**{name: fields[name] for name in leaves}))
+        for layer in layers:
+            values = OmegaConf.masked_copy(layer, [name for name in layer if name in leaves])
+            part.merge_with(values)
+            _clear(part, values)
+        built: Any = OmegaConf.to_object(part)
+        fields |= {name: getattr(built, name) for name in leaves}
+    return kind(**fields)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _part(kind: Any, names: tuple[str, ...]) -> Any:
+    """A dataclass with only these fields of another one."""
+    return dataclasses.make_dataclass(kind.__name__, [(name, _hints(kind)[name]) for name in names])
+
+
+def _check_plain(value: Any) -> None:
+    """Refuses what OmegaConf would not give back as it is: references to other values, and types that it converts."""
+    if isinstance(value, str):
+        if "${" in value or value == "???":
+            raise _NotSimpleError
+    elif type(value) is list:
+        for one in value:
+            _check_plain(one)
+    elif type(value) is dict:
+        for name, one in value.items():
+            if type(name) is not str:
+                raise _NotSimpleError
+            _check_plain(one)
+    elif value is not None and type(value) not in (bool, int, float):
+        raise _NotSimpleError
+
+
+def _check_type(hint: Any, value: Any) -> None:
+    """Refuses a value that is not exactly of the type of its field."""
+    _check_plain(value)
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or (value is None and type(None) in inner) or (isinstance(hint, type) and type(value) is hint and origin is None):
+        return
+    if origin in (typing.Union, types.UnionType):
+        if not any(type(value) is one for one in inner):
+            raise _NotSimpleError
+    elif origin is list and type(value) is list and len(inner) == 1:
+        for one in value:
+            _check_type(inner[0], one)
+    elif origin is dict and type(value) is dict and len(inner) == 2 and inner[0] is str:
+        for one in value.values():
+            _check_type(inner[1], one)
+    else:
+        raise _NotSimpleError
 
 
 def _merged(config: Any, values: Any, where: str) -> Any:
@@ -119,7 +222,10 @@ def describe(kind: type[Any], prefix: str = "") -> list[tuple[str, str, Any, str
 
 
 def _structured(config: Any) -> DictConfig:
-    structured = OmegaConf.structured(config)
+    try:
+        structured = OmegaConf.structured(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
     assert isinstance(structured, DictConfig)
     return structured
 
