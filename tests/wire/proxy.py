@@ -186,8 +186,9 @@ class Proxy:
         self.counts["cut"] += len(links)
         return len(links)
 
-    async def pass_through(self, way: str, piece: bytes, send: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
-        """Sends a piece as the network is now."""
+    async def pass_through(self, way: str, piece: bytes, send: Callable[[bytes], Coroutine[Any, Any, None]]) -> bool:
+        """Sends a piece as the network is now. False: it was cut in the middle, and nothing may follow. Whoever sends has to heed that: its
+        task is not cancelled before it waits for something, and what waits in the proxy already can be sent without."""
         while piece:
             while way in self._stalled:
                 self._changed.clear()
@@ -208,9 +209,10 @@ class Proxy:
                 self._left.pop(way, None)
                 self.counts["cut in the middle"] += 1
                 self._cut()
-                return
+                return False
             if rate:
                 await asyncio.sleep(len(part) / rate)
+        return True
 
     @property
     def latency(self) -> float:
@@ -254,7 +256,8 @@ class _Link:
             if not piece:
                 return
             try:
-                await self._proxy.pass_through(way, piece, lambda part: self._loop.sock_sendall(sink, part))
+                if not await self._proxy.pass_through(way, piece, lambda part: self._loop.sock_sendall(sink, part)):
+                    return
             except OSError:
                 return
 

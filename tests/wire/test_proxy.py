@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -139,6 +140,20 @@ def test_cut_in_the_middle_of_a_message(echo: Echo, proxy: Proxy):
             receive(end, 25)
     assert len(echo.heard) <= 10  # a reset may overtake what was sent
     assert proxy.counts[UP] == 10 and proxy.counts["cut in the middle"] == 1
+
+
+def test_after_a_cut_in_the_middle_what_waited_in_the_proxy_is_not_sent(proxy: Proxy):
+    """Else bytes would be missing in the middle of a stream, which no network does."""
+    data = bytes(range(256)) * 4096  # many pieces, which wait for their delay together
+    proxy.delay(0.3)
+    with call(proxy) as end:
+        proxy.cut_after(100_000)
+        with contextlib.suppress(ConnectionError):
+            end.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            while end.recv(1 << 16):
+                pass
+    assert proxy.counts["cut in the middle"] == 1 and proxy.counts[UP] == 100_000
 
 
 def test_slow_and_delay_take_at_least_their_time(proxy: Proxy):
