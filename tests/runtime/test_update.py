@@ -126,6 +126,20 @@ def test_an_update_ends_at_its_target_kl():
         PolicyGradient(target_kl=0.1).check()
 
 
+def test_figures_are_means_whatever_the_reduction():
+    """With trajectory_sum they were divided by the horizon, and so neither the alarms nor target_kl saw how far the policy moved."""
+    names = ("clip_fraction", "dual_clip_fraction", "ppo_kl", "entropy")
+    reductions: list[dict[str, Any]] = [{"reduction": "token_mean"}, {"reduction": "trajectory_mean"}]
+    reductions += [{"reduction": "trajectory_sum", "horizon": horizon} for horizon in (5, 1000)]
+    for ratio in ("token", "chunk"):
+        told = [updated(PolicyGradient(ratio=ratio, dual_clip=1.3, **each))[1] for each in reductions]
+        for name in names:
+            assert [one[name] for one in told] == pytest.approx([told[0][name]] * len(told)), (ratio, name)
+        assert len({round(one["policy_loss"], 6) for one in told}) == len(told), "the loss itself is reduced as it was asked for"
+    stopped = [updated(PolicyGradient(epochs=4, target_kl=0.01, **each), episodes([3, 1, 2, 2, 3, 1]))[1] for each in reductions]
+    assert [one["kl_stopped"] for one in stopped] == [1.0] * len(stopped)
+
+
 def test_steps_that_are_left_out_are_counted():
     made, settings = MADE, PolicyGradient(epochs=3)
     found, rewards = collected(made)

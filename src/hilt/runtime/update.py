@@ -286,7 +286,7 @@ class Updater:
         token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
         shares = torch.zeros(3, len(rows))
         shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
-        return Shares(shares[0], shares[1], shares[2], part)
+        return Shares(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)
 
     def _pass(self, rows: Rows, part: Tensor, share: Shares, blank: Record | None) -> dict[str, float]:
         """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
@@ -312,12 +312,12 @@ class Updater:
         found = surrogate(change, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
         weight = rows.importance[part].to(device) if rows.importance is not None else 1.0
         loss = figures["policy_loss"] = _added(weight * found.loss, there, term)
-        figures["clip_fraction"], figures["ppo_kl"] = _added(found.clipped, there, term), _added(-change, there, term)
-        entropy = figures["entropy"] = _added(seen.entropy, mask, token)
+        figures["clip_fraction"], figures["ppo_kl"] = (_added(x, there, share.mean_term) for x in (found.clipped, -change))
+        figures["entropy"] = _added(seen.entropy, mask, share.mean_token)
         if settings.dual_clip:
-            figures["dual_clip_fraction"] = _added(found.dual_clipped, there, term)
+            figures["dual_clip_fraction"] = _added(found.dual_clipped, there, share.mean_term)
         if settings.entropy:
-            loss = loss - settings.entropy * entropy
+            loss = loss - settings.entropy * _added(seen.entropy, mask, token)
         if settings.kl.where == "loss" and rows.reference is not None:
             apart = divergence(torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate)
             figures["kl_loss"] = _added(apart, mask, token)
@@ -420,6 +420,10 @@ class Shares:
     token: Tensor
     chunk: Tensor
     part: float
+    mean_term: float
+    """What each term counts in figures that are means over terms, whatever the reduction of the loss is"""
+    mean_token: float
+    """The same of each token"""
 
 
 def _mean_of_finite(values: Sequence[float]) -> float:
@@ -428,7 +432,7 @@ def _mean_of_finite(values: Sequence[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 
-def _added(x: Tensor, mask: Tensor, share: Tensor) -> Tensor:
+def _added(x: Tensor, mask: Tensor, share: Tensor | float) -> Tensor:
     return (_per_row(torch.where(mask, x, 0.0)) * share).sum()
 
 
