@@ -168,6 +168,15 @@ def test_a_group_that_failed_alike_has_advantages_of_the_size_of_its_divergence(
     assert 0 < figures[0]["advantage_size"] < 1e-3 and figures[1]["advantage_size"] > 0.5
 
 
+@pytest.mark.parametrize(("controller", "price"), [("adaptive", 0.7), ("fixed", 0.1)])
+def test_a_resumed_run_with_a_fixed_price_pays_the_one_that_is_set(controller: str, price: float):
+    """It paid the one that the adaptive controller of the run before had come to."""
+    before, now = (PolicyGradient(kl=Kl("loss", "low_var_kl", 0.1, each)) for each in ("adaptive", controller))
+    first, second = (Updater(each, Plain(Toy()), reference=others()[1]) for each in (before, now))
+    second.load_state_dict({**first.state_dict(), "kl_coefficient": 0.7})
+    assert second.update(*collected(MADE))["kl_coefficient"] == price
+
+
 def test_an_adaptive_price_follows_the_divergence():
     """The second update pays what the first one's divergence made of the coefficient; a fixed one does not."""
     made, toys, seen = MADE, (Toy(), Toy()), list[slow.Params]()

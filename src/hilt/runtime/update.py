@@ -102,8 +102,9 @@ class Updater:
         return {"updates": self.updates, "kl_coefficient": self._controller.coefficient, "kl_coefficient_began": began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.updates, began = int(state["updates"]), self.settings.kl.coefficient
-        if float(state.get("kl_coefficient_began", began)) == began:  # else it was set to another one when the run was resumed
+        self.updates, kl = int(state["updates"]), self.settings.kl
+        # else the price is what is set: a fixed one never was another, and one may have been set anew when the run was resumed
+        if kl.controller == "adaptive" and float(state.get("kl_coefficient_began", kl.coefficient)) == kl.coefficient:
             self._controller.coefficient = float(state["kl_coefficient"])
 
     # Before the first step: what each chunk is worth
