@@ -58,6 +58,16 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_what_the_command_line_or_a_file_gives_stays_where_it_is_the_default() -> None:
+    words = ("n_step=1", "batch_size=256", "cta_ratio=2", "agent.rlpd.learning_rate=3e-4")
+    said = run("train", "tests.cli.test_train:toy", *words, "--dry-run").stdout
+    assert all(line in said for line in ("\nn_step: 1\n", "\nbatch_size: 256\n", "\ncta_ratio: 2\n", " learning_rate: 0.0003\n"))
+    assert "state only" in said and "tau=0.01" in said and not any(f" {word.partition('=')[0]}=" in said for word in words)
+    Path("plain.yaml").write_text("task: Pendulum-v1\ncta_ratio: 2\nsteps_per_update: 50\n")
+    said = run("train", "plain.yaml", "log_period=10", "--dry-run").stdout
+    assert all(line in said for line in ("\ncta_ratio: 2\n", "\nsteps_per_update: 50\n", "\nlog_period: 10\n", "max_ahead=200"))
+
+
 def test_a_dry_run_shows_all_and_starts_nothing(tmp_path: Path):
     said = run("train", "hil_debug", "batch_size=24", "actors=2", "--dry-run").stdout
     assert "batch_size: 24" in said and "discount: 0.97" in said and "would begin in runs/hil_debug" in said

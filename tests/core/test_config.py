@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hilt.core import config as config_module
-from hilt.core.config import build, describe, freeze, thaw
+from hilt.core.config import build, describe, freeze, given, thaw
 from hilt.core.errors import ConfigError, HiltError
 
 
@@ -40,6 +40,14 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
     assert isinstance(config.replay, Replay)
     assert build(Training()) == Training()
     assert build(Training(), "replay.durability=robot/arm.yaml").replay.durability == "robot/arm.yaml"  # a value, not a file of settings
+
+
+@pytest.mark.parametrize("steps", ["256", "${batch_size}"])
+def test_which_settings_were_given_is_known(steps: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"batch_size: 256\nreplay:\n  capacity_steps: {steps}\n")
+    config = build(build(Training(), tmp_path / "run.yaml"), {"cameras": ["wrist"]}, "options.speed=0.5", "replay={durability: never}")
+    assert given(config) == {"batch_size", "replay.capacity_steps", "cameras", "options.speed", "replay.durability"}
+    assert given(Training(batch_size=256)) == given(build(Training())) == frozenset()
 
 
 def test_options_are_added_and_emptied() -> None:

@@ -12,10 +12,12 @@ from gymnasium.spaces import Box, Dict
 from hilt.core.config import build, thaw
 from hilt.core.errors import UnknownNameError
 from hilt.core.files import read_json
+from hilt.runtime import train
 from hilt.runtime.config import Hil, check
 from hilt.runtime.defaults import SHOWN, SIMULATED_AHEAD, STATE, chosen, lines
 from hilt.runtime.idle import refuse_idle
-from hilt.runtime.train import begin_run, resume_run
+from hilt.runtime.idle import settings as overridden
+from hilt.runtime.train import begin_run, own_ports, resume_run
 from hilt.runtime.workplace import Spaces
 
 NUMBERS = Dict({"state": Dict({"arm": Box(-1, 1, (7,), np.float32), "cube": Box(-1, 1, (2, 3), np.float32)})})
@@ -51,6 +53,24 @@ def test_what_is_set_stays_and_images_leaves_all_as_it_is():
         check(Hil(defaults="pixels"))
 
 
+PLAIN = {"n_step": 1, "batch_size": 256, "cta_ratio": 2, "max_ahead": 0, "agent": {"rlpd": {"learning_rate": 3e-4}}}
+"""Set to what `Hil` has anyway, and other defaults for numbers alone"""
+FILE = "n_step: 1\nbatch_size: 256\ncta_ratio: 2\nmax_ahead: 0\nagent:\n  rlpd: {learning_rate: 3.0e-4}\n"
+WORDS = ("n_step=1", "batch_size=256", "cta_ratio=2", "max_ahead=0", "agent.rlpd.learning_rate=3e-4")
+
+
+@pytest.mark.parametrize("how", ["mapping", "file", "words"])
+def test_what_is_set_to_the_value_that_hil_has_anyway_stays(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.yaml").write_text(FILE)
+    base = build(Hil(), SHOWS, *{"mapping": [PLAIN], "file": [tmp_path / "mine.yaml"], "words": WORDS}[how])
+    monkeypatch.setattr(train, "_taken", lambda host, port: True)
+    for config in (base, build(base, "seed=3"), overridden(base, "seed=3"), own_ports(base)):  # it stays so whoever changes something else
+        config, choice = chosen(config, Spaces(NUMBERS, Box(-1, 1, (4,), np.float32), False))
+        assert (config.n_step, config.batch_size, config.cta_ratio, config.max_ahead) == (1, 256, 2, 0)
+        assert config.agent.rlpd.learning_rate == 3e-4 and config.agent.rlpd.tau == SHOWN["agent.rlpd.tau"]
+        assert not {"n_step", "batch_size", "cta_ratio", "max_ahead", "agent.rlpd.learning_rate"} & choice.changed.keys()
+
+
 @pytest.mark.parametrize(
     ("keeps_rate", "settings"),
     [(True, {}), (False, {"operator": "browser"}), (False, {"control_hz": 10.0}), (False, {"update_to_data": 0.5})],
@@ -68,10 +88,13 @@ def test_imitation_alone_has_nothing_that_would_do_nothing(algorithm: str):
 
 def test_the_choice_is_recorded_and_frozen_with_the_run(tmp_path: Path):
     run = tmp_path / "run"
-    config = begin_run(run, "mine", build(Hil(), {"task": "Pendulum-v1", "wire": {"port": 0, "broadcast_port": 0}}))
+    own = {"task": "Pendulum-v1", "steps_per_update": Hil().steps_per_update, "wire": {"port": 0, "broadcast_port": 0}}
+    config = begin_run(run, "mine", build(Hil(), own))
     card = read_json(run / "run.json")
     assert card["defaults"] == "state" and card["defaults_changed"]["cta_ratio"] == 1 and card["defaults_why"].startswith("state only")
     assert lines(run)[0].startswith("state only: the policy sees 3 numbers") and thaw(Hil, run / "config.yaml") == config
+    assert config.steps_per_update == Hil().steps_per_update and "steps_per_update" not in card["defaults_changed"], "it was given"
+    assert resume_run(run, "", []) == config
     assert resume_run(run, "", ["max_ahead=0"]).max_ahead == 0, "it is chosen once"
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("defaults: state\n", ""))

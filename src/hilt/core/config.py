@@ -39,6 +39,7 @@ from hilt.core.files import DISK, read
 T = TypeVar("T")
 MAX_VALUES = 100_000
 """In a file of settings"""
+_GIVEN = "_given"
 _CALLS = re.compile(r"\$\{[^}]*?:")  # ${name:...} calls a resolver; ${a.b} is another setting
 _OVERRIDE = re.compile(r"[\w.\[\]/]+=")  # a slash is in names such as agent.proprio_floor.state/tcp_pose
 
@@ -47,30 +48,45 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
     """A new config: `base` changed by each layer in turn, the last word counting.
 
     A layer is a mapping, the path of a YAML file, or an override such as ``replay.capacity_steps=1000``. Options by name are added to those
-    that are there; ``options={}`` empties them.
+    that are there; ``options={}`` empties them. Which settings the layers gave is remembered: see `given`.
     """
     if not dataclasses.is_dataclass(base) or isinstance(base, type):
         raise ConfigError(f"expected a config (an instance of a dataclass), got {base!r}.")
     with contextlib.suppress(_NotSimpleError, HiltError, OmegaConfBaseException, NameError):  # whatever is wrong is said below, all of it
-        return cast(T, _changed(base, [_simple_layer(base, layer) for layer in layers]))
+        simple = [_simple_layer(base, layer) for layer in layers]
+        return cast(T, _remembering(_changed(base, simple), base, simple))
     return _built_whole(base, layers)
 
 
 def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T:
     """By OmegaConf, which makes a node of every setting: tens of milliseconds."""
     config: Any = _structured(base)
-    problems = Problems()
+    problems, read = Problems(), []
     for layer in layers:
         with problems.collected():
             where, values = _read_layer(layer)
             _rename(base, values)
             config = _merged(config, values, where)
+            read.append(values)
     problems.report()
     try:
         built: Any = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from None
-    return cast(T, built)
+    return cast(T, _remembering(built, base, read))
+
+
+def given(config: Any) -> frozenset[str]:
+    """The dotted keys that the layers of `build` have given this config, those equal to a default too. Of a config that was made without
+    `build`, as by its class or by `dataclasses.replace`, none are known."""
+    known: frozenset[str] = getattr(config, _GIVEN, frozenset())
+    return known
+
+
+def _remembering(built: Any, base: Any, layers: Sequence[Any]) -> Any:
+    """The config that was built, which knows from now on what was `given`. That is no field: it is not compared, shown or frozen."""
+    object.__setattr__(built, _GIVEN, given(base).union(*(_leaves(values) for values in layers)))
+    return built
 
 
 class _NotSimpleError(Exception):

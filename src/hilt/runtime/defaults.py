@@ -2,7 +2,8 @@
 
 The defaults of `Hil` are HIL-SERL's, for images on an arm. A policy that sees numbers alone needs none of that machinery: its networks are
 the two MLPs of soft actor-critic without a branch in front of them, one update for each step of a simulation is affordable, and twenty
-demonstrations are imitated in seconds. With `defaults=auto` such a run has the settings below wherever they are still `Hil`'s own.
+demonstrations are imitated in seconds. With `defaults=auto` such a run has the settings below wherever they were not given
+(see `hilt.core.config.given`) and are still `Hil`'s own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hilt.core.config import build
+from hilt.core.config import build, given
 from hilt.core.files import read_json
 from hilt.core.tree import unflatten
 from hilt.policies.layout import fit
@@ -82,7 +83,8 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, Choice]:
     if not made.keeps_rate and not config.control_hz and config.operator in ("", "script") and not 0 < config.update_to_data < 1:
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
     plain, width = Hil(), sum(_size(sees.shapes[path].shape) for path in sees.proprio)
-    changed = {key: value for key, value in wanted.items() if _get(config, key) == _get(plain, key) and value != _get(config, key)}
+    unset = [key for key in wanted if key not in given(config) and _get(config, key) == _get(plain, key)]
+    changed = {key: wanted[key] for key in unset if wanted[key] != _get(config, key)}
     tried = build(config, _tree(changed))
     for names, _, there in NEEDS:
         for key in names if not there(tried) else ():

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hilt.core.children import run_module
-from hilt.core.config import freeze, thaw
+from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
 from hilt.core.progress import Report, silent
@@ -416,7 +416,7 @@ def end(children: Any, say: Callable[[str], None], at_once: bool = False) -> Non
 def _with_ports(config: Hil) -> Hil:
     """Port 0 is a free one, chosen now and frozen with the rest."""
     wire, free = config.wire, _free_ports(2)
-    return replace(config, wire=replace(wire, port=wire.port or free[0], broadcast_port=wire.broadcast_port or free[1]))
+    return build(config, {"wire": {"port": wire.port or free[0], "broadcast_port": wire.broadcast_port or free[1]}})
 
 
 def own_ports(config: Hil, say: Callable[[str], None] = lambda text: None) -> Hil:
@@ -426,7 +426,7 @@ def own_ports(config: Hil, say: Callable[[str], None] = lambda text: None) -> Hi
     asked = (wire.port, wire.broadcast_port) != (usual.port, usual.broadcast_port) or not is_loopback(wire.host)
     if asked or not (taken := [port for port in (wire.port, wire.broadcast_port) if _taken(wire.host, port)]):
         return config
-    config = _with_ports(replace(config, wire=replace(wire, port=0, broadcast_port=0)))
+    config = _with_ports(build(config, {"wire": {"port": 0, "broadcast_port": 0}}))
     say(f"port {taken[0]} is taken: this run uses {config.wire.port} and {config.wire.broadcast_port}")
     return config
 
