@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium import spaces as gym
 from scipy.spatial.transform import Rotation
 
 from hilt.algos import rlpd
-from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, MissingFieldError, NotFiniteError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
 from hilt.policies.agent import Agent, AgentConfig, one_cycle, rotation_columns
 from hilt.policies.config import EncoderConfig
@@ -68,6 +69,17 @@ def test_a_demonstration_that_is_not_finite_changes_nothing() -> None:
         with pytest.raises(SchemaError, match=r"_loss is nan: a row of the batch is not finite"):
             call()
     assert moved(before, numbers(agent)) == set()
+
+
+@pytest.mark.parametrize("encoder", [False, True])
+def test_a_gradient_of_the_grasp_critic_that_is_not_finite_changes_nothing(encoder: bool) -> None:
+    agent, rows = make("single-arm-learned-gripper"), batch(0)
+    weight = next(agent.networks["grasp_critic"].parameters())
+    weight.register_hook(lambda gradient: gradient * math.inf)
+    before = numbers(agent)
+    with pytest.raises(NotFiniteError, match=r"the gradient of grasp_critic is (inf|nan)"):
+        agent.imitate(rows, encoder=encoder)
+    assert moved(before, numbers(agent)) == set() and agent.imitations == 0
 
 
 def test_imitation_learns_what_was_shown_grippers_too() -> None:

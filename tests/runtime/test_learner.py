@@ -87,6 +87,24 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, me
     assert all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values()) and saved["updates"] == 9
 
 
+def test_the_critics_updates_before_one_that_is_left_out_stay_and_it_says_so(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, update = learner(template, memory_path / "run", cta_ratio=3, max_steps=2), agent_module.rlpd.update
+    calls: list[int] = []
+
+    def drawn(nets: Any, batch: Any, *given: Any) -> Any:
+        calls.append(len(calls))
+        batch.rewards = batch.rewards * (np.nan if len(calls) == 3 else 1)  # the last of the first step's three
+        return update(nets, batch, *given)
+
+    monkeypatch.setattr(agent_module.rlpd, "update", drawn)
+    one.run()
+    said = [r["event"] for r in records(memory_path / "run", "event") if " is left out: " in r["event"]]
+    assert len(said) == 1 and said[0].endswith("Before it, in the same step, the critics had 2 good updates, which stay."), said
+    assert one.agent.updates == 5 and one.agent.actor_updates == 1
+
+
 def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     run, update = memory_path / "run", agent_module.rlpd.update
 

@@ -216,20 +216,22 @@ class Agent:
         mean, std = self.networks["actor"](z)
         loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed))
         info = {"imitation_loss": loss.item(), "mse": average((self._action(mean) - continuous).square().mean(1)).item()}
-        if encoder:
-            if "forecast" in self.networks:
-                foreseen = self._forecast_loss(z, self._column(batch, "future"))
-                info["forecast_loss"] = foreseen.item()
-                loss = loss + how.pretrain_predict_weight * foreseen
-            if pretrains:
-                self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
-        rlpd.check_finite(info)
-        self.optimisers["imitation" if encoder else "actor"].descend(loss)
+        if encoder and "forecast" in self.networks:
+            foreseen = self._forecast_loss(z, self._column(batch, "future"))
+            info["forecast_loss"] = foreseen.item()
+            loss = loss + how.pretrain_predict_weight * foreseen
+        losses = {"imitation" if encoder else "actor": loss}
         if grasps is not None:
             q = self.networks["grasp_critic"](z.detach())
-            grasp_loss = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
-            self.optimisers["grasp_critic"].descend(grasp_loss)
-            info |= {"grasp_loss": grasp_loss.item(), "grasp_accuracy": average((q.argmax(dim=1) == grasps).float()).item()}
+            losses["grasp_critic"] = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
+            accuracy = average((q.argmax(dim=1) == grasps).float()).item()
+            info |= {"grasp_loss": losses["grasp_critic"].item(), "grasp_accuracy": accuracy}
+        gradients = {name: torch.autograd.grad(each, self.optimisers[name].parameters) for name, each in losses.items()}
+        rlpd.check_finite(info, gradients)
+        if pretrains:
+            self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
+        for name, found in gradients.items():
+            self.optimisers[name].step(found)
         for name in ("encoder", "actor", "grasp_critic"):
             if name in self.targets and (encoder or name != "encoder"):
                 share = settings.actor_average if name == "actor" and not encoder else 1.0

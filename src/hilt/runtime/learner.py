@@ -198,19 +198,23 @@ class Learner:
 
     @contextlib.contextmanager
     def _finite(self) -> Iterator[None]:
-        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run."""
+        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run.
+        Updates of the critics that the same step had made before (`cta_ratio`) stay, which is said."""
+        before = self.agent.updates
         try:
             yield
             self._skipped_in_a_row = 0
         except NotFiniteError as error:
             self._skipped, self._skipped_in_a_row = self._skipped + 1, self._skipped_in_a_row + 1
+            made = self.agent.updates - before
+            told = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
             if self._skipped_in_a_row == 1:
-                self.say(f"update {self.update + 1:,} is left out: {error}")
+                self.say(f"update {self.update + 1:,} is left out: {told}")
             if self._skipped_in_a_row == MOST_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
                 note_end(run, "not_finite", self.update, f"{MOST_SKIPPED} updates in a row were not finite")
                 raise AlarmError(
-                    f"the last {MOST_SKIPPED} updates were left out; of the last one: {error} Go on from the checkpoint of update "
+                    f"the last {MOST_SKIPPED} updates were left out; of the last one: {told} Go on from the checkpoint of update "
                     f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
                     f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
                     "in the log."
