@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilt.core.errors import NotFiniteError
+
 
 class Adam:
     """Moves its parameters, and nothing else, when `step` is called.
@@ -61,6 +63,13 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
+
+    def descend(self, loss: Tensor) -> None:
+        """One step down the gradient of a loss. Nobody else's parameters get any."""
+        gradients = torch.autograd.grad(loss, self.parameters)
+        if not torch.stack([gradient.norm() for gradient in gradients]).sum().isfinite():
+            raise NotFiniteError(f"the gradient of a loss of {loss.item():g} is not finite. Nothing was changed by it.")
+        self.step(gradients)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that it remembers, by name, to be copied from or into."""
