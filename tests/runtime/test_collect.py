@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -179,6 +180,48 @@ def test_a_resumed_collector_may_have_groups_of_another_size():
     other.load_state_dict(state)
     got = other.collect(Dice())
     assert got.figures["carried_groups"] == 0 and [e.start.member for e in got.episodes] == [0, 1, 2, 3] * 2
+
+
+CHANGED = {
+    "group": ({"init_state_mode": "distinct"}, {}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}),
+    "distinct": ({}, {"init_state_mode": "distinct"}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}),
+    "states_per_task": ({}, {"states_per_task": 1}, {0}),
+    "split": ({}, {"split": "eval"}, {0, 1, 2, 3, 4}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_resumed_collector_begins_where_its_settings_say_now(name):
+    """What was planned ahead, and groups that were carried over, were of the settings before: other states, or members that differ."""
+    before, after, states = CHANGED[name]
+    collector, said = made(tasks=["a"], groups_at_once=3, prefetch=True, **before), []
+    collector.collect(Dice())
+    collector.ahead()
+    state = stored(collector.state_dict())
+    assert json.loads(state["planned"]) and state["surplus"]
+    pool = ToyPool()
+    other = made(pool, tasks=["a"], said=said, groups_at_once=3, prefetch=True, **(before | {"init_state_mode": "group"} | after))
+    other.load_state_dict(state)
+    episodes = [episode for _ in range(2) for episode in other.collect(Dice()).episodes]
+    assert len(said) == 1 and "rank 0: 1 groups that were carried over do not fit collect.* as it is set now" in said[0]
+    assert {episode.start.split for episode in episodes} == {after.get("split", "train")}
+    assert {start.state for start in pool.started} <= states and len(episodes) == 8
+    for one, two in zip(episodes[::2], episodes[1::2], strict=True):
+        assert (one.start.place != two.start.place) == (name == "distinct")
+
+
+def test_an_idle_rank_may_begin_and_cease_to_steal_when_it_is_resumed():
+    """It was refused: the checkpoint of the rank had a task, and the rank has none now, or the other way round."""
+    kinds, numbers = ("zero", "steal", "zero", "steal"), []
+    state = stored(made(tasks=["9"], rank=1, ranks=2, groups_at_once=3).state_dict())
+    for kind in kinds:
+        collector = made(tasks=["9"], rank=1, ranks=2, idle_ranks=kind, groups_at_once=3)
+        collector.load_state_dict(state)
+        episodes = collector.collect(Dice()).episodes
+        assert len(episodes) == (4 if kind == "steal" else 0)
+        numbers += [episode.start.group for episode in episodes[::2]]
+        state = stored(collector.state_dict())
+    assert len(set(numbers)) == len(numbers) == 4, "a group has its number alone in a run"
 
 
 def test_truncated_and_ill_formed_groups_are_dropped():

@@ -46,6 +46,11 @@ REASONS = {
 ENOUGH = 256
 """Episodes without a failure, after which the states that are tried count as solved: a policy that succeeds in 98% of them has as many in a
 row with a probability of 0.006"""
+CHOOSING = (
+    "group_size", "data_batch_size", "split", "states_per_task", "init_state_mode", "tasks_per_step", "groups_at_once", "oversample_factor",
+    "idle_ranks", "skip_solved",
+)  # fmt: skip
+"""Settings that choose where episodes begin"""
 Roll = Callable[..., Iterator[Episode | Lost]]
 """`roll_out` with all but the starts, and how they are drawn"""
 
@@ -378,6 +383,7 @@ class Collector:
         return {
             "agenda": json.dumps(self.agenda.state_dict()),
             "planned": json.dumps(planned),
+            "planned_by": self._planned_by,
             "draws": self._draws.get_state().numpy().copy(),
             "surplus": surplus,
         }
@@ -385,12 +391,30 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], Episode] = unpack) -> None:
         self.settle()
         self.agenda.load_state_dict(json.loads(state["agenda"]))
-        self._planned = [Start(**start) for start in json.loads(state["planned"])]
+        # the settings may be others than before, when a run is resumed
+        planned = json.loads(state["planned"]) if state.get("planned_by") == self._planned_by else []
+        self._planned = [Start(**start) for start in planned]
         self._draws.set_state(as_tensor(state["draws"], "draws"))
-        size = self._config.group_size  # which may be another one than before, when a run is resumed
-        if [start.member for start in self._planned] != [*range(size)] * (len(self._planned) // size):
-            self._planned = []
-        self._surplus = [[find(held) for held in group.values()] for group in state["surplus"].values() if len(group) == size]
+        size = self._config.group_size
+        held = [[find(held) for held in group.values()] for group in state["surplus"].values() if len(group) == size]
+        self._surplus = [group for group in held if self._fits([episode.start for episode in group])]
+        if gone := len(state["surplus"]) - len(self._surplus):
+            self._say(
+                f"rank {self._rank}: {gone} groups that were carried over do not fit collect.* as it is set now (group_size, "
+                "init_state_mode, split, states_per_task, idle_ranks): others are collected in their place."
+            )
+
+    @property
+    def _planned_by(self) -> str:
+        return json.dumps({name: getattr(self._config, name) for name in CHOOSING})
+
+    def _fits(self, starts: Sequence[Start]) -> bool:
+        """Whether a whole group could have been drawn with the settings of now."""
+        if any(s.split != self._config.split or s.task not in self.agenda.rings for s in starts):
+            return False
+        numbers, states = self.agenda.rings[starts[0].task].numbers, {start.state for start in starts}
+        alike = self._config.init_state_mode == "group" or min(len(starts), len(numbers)) == 1
+        return states <= set(numbers) and (len(states) == 1) == alike
 
 
 def check_alike(group: Sequence[Episode], first_frames: bool = True) -> None:

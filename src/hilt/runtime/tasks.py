@@ -177,14 +177,15 @@ class Agenda:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state["rings"]) != set(self.rings):
+        # a rank that has no task, or had none, may have begun or ceased to steal: it begins with the first states of what it has now
+        if state["rings"] and self.rings and set(state["rings"]) != set(self.rings):
             raise ConfigError(
                 f"rank {self._rank} has the tasks {', '.join(self.rings) or 'none'}, and the checkpoint is of "
                 f"{', '.join(state['rings']) or 'none'}: resume with the same tasks and the same number of ranks."
             )
         self.cursor, self._groups, self._turn = (int(state[name]) for name in ("cursor", "groups", "turn"))
         for task, ring in self.rings.items():
-            ring.cursor = int(state["rings"][task])
+            ring.cursor = int(state["rings"].get(task, 0))
         if self._solved is not None:
             kept = state.get("solved", {"history": {}, "skips": {}, "total": 0})
             self._solved.history, self._solved.skips = dict(kept["history"]), dict(kept["skips"])
