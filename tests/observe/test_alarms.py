@@ -81,6 +81,15 @@ def test_bounds_follow_rewards_discount_and_the_range_of_targets():
     assert raised(Facts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
 
 
+def test_entropy_in_q_is_no_overestimation():
+    """With backup_entropy Q has a term for the entropy, and the returns that it is compared with have none."""
+    high = [UPDATE | {"q/online": 9.0}] * 5
+    assert raised(Facts("hil", discount=0.97), *high) == ["overestimation"]
+    assert raised(Facts("hil", discount=0.97, entropy_in_q=True), *high) == []
+    with pytest.raises(ConfigError, match="stop_on=overestimation would do nothing: it needs algorithm=rlpd, backup_entropy=false"):
+        check_stop_on(["overestimation"], Facts("hil", entropy_in_q=True))
+
+
 def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
     write_json(tmp_path / "run.json", {"id": "x"})
     said: list[str] = []

@@ -262,6 +262,16 @@ def test_the_schedule_follows_the_end_that_comes_first(tmp_path: Path, monkeypat
     assert rates()[4:] == pytest.approx([learning_rate(config(*given).optimiser, n / 8) for n in (5, 6, 7, 8)])
 
 
+def test_seconds_before_the_first_training_step_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The validation before it, one of 60 of 900 seconds, passed a warm-up over."""
+    monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: 60.0 + 10.0 * self.step)
+    run, given = tmp_path / "run", ("optimiser.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    assert started(run, *given, "max_steps=1000", "max_seconds=80").step == 2
+    assert resumed(run, "max_seconds=100").step == 4
+    rates = [record["learning_rate"] for record in read_metrics(run, ["update"]) if "learning_rate" in record]
+    assert rates == pytest.approx([learning_rate(config(*given).optimiser, p) for p in (0.001, 10 / 20, 20 / 40, 30 / 40)])
+
+
 def test_a_run_in_which_every_group_succeeds_ends_as_solved(tmp_path: Path):
     """With a filter it ended with an error, and left no policy."""
     run, said = tmp_path / "run", list[str]()

@@ -219,7 +219,7 @@ TABLE = (
            lambda facts: facts.rlpd and not facts.entropy_in_q and (facts.discount < 1 or facts.q_range is not None))),
     Alarm("overestimation", ("hil",), ("realised_q",), _overestimates,
           "The critics believe in what does not happen: lower update_to_data, give more critics with agent.rlpd.subset=2, or actor_q=min.",
-          ("algorithm=rlpd", lambda facts: facts.rlpd)),
+          ("algorithm=rlpd, backup_entropy=false", lambda facts: facts.rlpd and not facts.entropy_in_q)),
     Alarm("validation", ("vla", "hil"), ("validation_success",), _got_worse,
           "It got worse: RUN/best or an earlier checkpoint is better. Resume with a lower learning rate, or end the run.",
           ("validations (validation.period, goal.success)", lambda facts: facts.validates)),

@@ -256,6 +256,7 @@ class Controller:
         """Training steps so far"""
         self._env_steps = 0
         self._elapsed, self._began = 0.0, time.monotonic()
+        self._seconds_before = 0.0  # the first training step, such as those of the validation before it
         self._validated = self._best_step = -1
         self._best = -1.0
         self._solved = [0, 0]  # training steps in a row in which every group succeeded, and their episodes
@@ -319,7 +320,8 @@ class Controller:
 
     def _progress(self) -> float:
         """How much of the run is done with the step that is under way, by whichever of its two ends comes first; for the learning rate."""
-        seconds = self._seconds() / self._config.max_seconds if self._config.max_seconds else 0.0
+        cap, before = self._config.max_seconds, self._seconds_before
+        seconds = (self._seconds() - before) / (cap - before) if cap > before else float(cap > 0)
         return min(1.0, max((self.step + 1) / self._config.max_steps, seconds))
 
     def _seconds(self) -> float:
@@ -330,6 +332,8 @@ class Controller:
 
     def _train_once(self) -> None:
         began, validation = time.monotonic(), self._config.validation
+        if not self.step:
+            self._seconds_before = self._seconds()
         ahead = not (validation.period and (self.step + 1) % validation.period == 0) and self.step + 1 < self._config.max_steps
         parts = self._ask("collect", self.step)
         collected = time.monotonic()
@@ -451,7 +455,7 @@ class Controller:
         own = self._group.call("own")
         tree = {"shared": self._group.call("shared")[0], "ranks": {str(rank): part for rank, part in enumerate(own)}}
         state: dict[str, Any] = {"best": self._best, "best_step": self._best_step, "validated": self._validated, "elapsed": self._seconds()}
-        state |= {"successes": self._successes, "solved": self._solved}
+        state |= {"successes": self._successes, "solved": self._solved, "seconds_before": self._seconds_before}
         checkpoint.save(self._run, self.step, tree, {**state, "env_steps": self._env_steps}, keep=self._config.checkpoint_keep)
         for old in (self._run / BEST).glob("*"):
             if old.name != str(self._best_step):
@@ -464,7 +468,7 @@ class Controller:
         self.step, self._env_steps = saved.update if saved is not None else 0, int(state.get("env_steps", 0))
         self._elapsed, self._began = max(self._seconds(), float(state.get("elapsed", 0.0))), time.monotonic()  # also of what was lost
         self._best, self._best_step = float(state.get("best", -1.0)), int(state.get("best_step", -1))
-        self._validated = int(state.get("validated", -1))
+        self._validated, self._seconds_before = int(state.get("validated", -1)), float(state.get("seconds_before", 0.0))
         self._successes, self._solved, self._sound = list(state.get("successes", [])), list(state.get("solved", [0, 0])), True
         own: list[Any] = []
         if saved is not None:
