@@ -19,7 +19,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "oft_ppo": {"ratio": "token", "discount": 0.99, "lam": 0.95, "clip_high": 0.28, "epochs": 1, "rate": 1e-4, "critic": 3e-3, "rank": 32},
     "oft_grpo": {"ratio": "token", "clip_high": 0.28, "epochs": 1, "rate": 2e-5, "group": 8, "kept": (0.1, 0.9), "heat": 1.6},
 }  # fmt: skip
-"""github.com/RLinf/RLinf, examples/embodiment/config"""
+"""Copied by hand from github.com/RLinf/RLinf, examples/embodiment/config: the files are not read here"""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -45,3 +45,13 @@ def test_each_is_whole_and_as_its_source_has_it(name: str, tmp_path: Path, monke
     (tmp_path / "policy").mkdir()
     with pytest.raises(MissingPackageError, match="hf-libero"):  # the last of all checks: everything else is fine
         build(config, f"policy={tmp_path / 'policy'}").check()
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "libero_spatial"])
+def test_the_page_says_how_each_ends(name: str):
+    """It said of all of them that they end when every group succeeds: with a discount below 1 none does."""
+    config, page = vla_recipe(name), (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+    rows = page.split("| recipe | ends |")[1].split("\n\n")[0]
+    (row,) = (row for row in rows.splitlines() if f"`{name}`" in row or (name.startswith("libero_") and "`libero_*`" in row))
+    assert f"after {config.max_steps} training steps" in row
+    assert ("when every group succeeds" in row) == config.may_be_solved

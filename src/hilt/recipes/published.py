@@ -6,7 +6,9 @@ each recipe names its file. Sizes are those of all GPUs together there, and of o
 
 What is not the same: a step of the optimiser has so many episodes, where theirs has so many chunks; others are drawn in place of groups
 that the filter drops, where theirs have smaller batches then; a time limit is an end, and no value is expected after it; advantages of
-OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's.
+OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's; theirs for `oft_ppo` expects a value
+after terminations, too (`bootstrap_type: always`); they train for 1,000 steps (`max_epochs`), and 200 are the cap here; they evaluate
+OpenVLA-OFT with draws at temperature 1.6 (GRPO) or 0.6 (PPO), and here the likeliest actions are taken.
 """
 
 from __future__ import annotations
