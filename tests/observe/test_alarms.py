@@ -47,6 +47,12 @@ WRONG_HIL: dict[str, tuple[Facts, list[dict[str, float]]]] = {
 }
 
 
+def test_a_validation_counts_as_many_episodes_as_are_independent():
+    records = [{"validation_success": p, "validation_episodes": 400.0, "validation_effective_episodes": 100.0} for p in (0.6, 0.45)]
+    assert not raised(VLA, *records), "in 100 scenes of four tasks that is 2.1 standard errors"
+    assert raised(VLA, *[record | {"validation_effective_episodes": 400.0} for record in records]) == ["validation"]
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_each_alarm_of_post_training_is_raised_alone(name: str):
     assert raised(*(WRONG[name][0], *WRONG[name][1])) == [name]

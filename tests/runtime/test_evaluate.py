@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -18,13 +20,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hilt.cli.evaluate import show_all
 from hilt.core.errors import ConfigError, StorageError, UnknownNameError
 from hilt.core.files import read_json
 from hilt.core.trajectory import Source
+from hilt.observe.statistics import clustered
 from hilt.replay import Log
 from hilt.runtime import evaluate as evaluation
 from hilt.runtime.config import Hil
-from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_checkpoint, load_agent, make_agent, wilson
+from hilt.runtime.evaluate import Evaluation, before_after, evaluate, find_checkpoint, load_agent, make_agent, over_tasks, wilson
 from hilt.runtime.workplace import make_env, spaces
 from tests.effort import need
 from tests.runtime.toy_evaluation import STATES, TASK, Walker, config, make_run
@@ -181,6 +185,23 @@ def test_the_outcome_is_the_same_with_any_number_of_workers(tmp_path: Path, fork
     for one, other in zip(first, second, strict=True):
         np.testing.assert_equal(one, other)
     assert evaluate(settings, agent, sample=True, episodes=7, seed=4).outcomes != alone
+
+
+def test_tasks_that_share_their_scenes_are_not_as_many_independent_episodes():
+    def tried(*tasks: str) -> list[tuple[str, int, bool]]:
+        return [(task, state, state % 5 > 0) for task in tasks for state in range(100)]  # each scene is lost or solved by all
+
+    apart, together = (tried(*(f"tabletop/{name}" for name in names)) for names in (("reach", "push"), ("press_red", "press_blue")))
+    assert over_tasks(apart) == (*wilson(160, 200), 200) and over_tasks(tried("Mine-v0", "Yours-v0"))[2] == 200
+    low, high, counted = over_tasks(together)
+    assert counted == pytest.approx(99) and (low, high) == pytest.approx(clustered([one[2] for one in together], list(range(100)) * 2))
+    assert over_tasks(tried("tabletop/press_red")) == (*wilson(80, 100), 100)
+    outcomes = [{"state": state, "success": state % 5 > 0} for state in range(100)]
+    card = {"split": "test", "success": 0.8, "successes": 80, "episodes": 100, "outcomes": outcomes}
+    cards = [card | {"task": task} for task in ("tabletop/press_red", "tabletop/press_blue")]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        show_all(cards)
+    assert f"160 of 200 episodes, 80.0%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%" in said.getvalue()
 
 
 @pytest.mark.parametrize("sample", [False, True])

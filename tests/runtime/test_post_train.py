@@ -16,10 +16,12 @@ from hilt.core.files import read_json
 from hilt.core.progress import silent
 from hilt.observe.live import Standing
 from hilt.observe.metrics import Metrics, read_metrics
+from hilt.observe.statistics import clustered, effective
 from hilt.policies.checkpoints import load_policy
 from hilt.replay import Log
 from hilt.replay.lock import WriterLock
 from hilt.runtime import checkpoint, post_train, roles
+from hilt.runtime import evaluate as evaluation
 from hilt.runtime.evaluate import wilson
 from hilt.runtime.post_train import Controller, Summary, begin_run, resume_run, train
 from hilt.runtime.trainee import Trainee, learning_rate
@@ -348,6 +350,16 @@ def test_a_lost_episode_of_a_validation_is_a_failure_and_told(tmp_path: Path):
     card = read_json(tmp_path / "run/evaluations" / f"eval-00000000-{UP}" / "evaluation.json")
     assert card["episodes"] == 5 and card["errors"] == 1 and "the lamp is broken" in card["outcomes"][3]["error"]
     assert any("2 lost" in line for line in said)
+
+
+def test_a_validation_of_tasks_that_share_their_scenes_counts_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluation, "scene_of", lambda task: "one")
+    started(tmp_path / "run", "max_steps=0")
+    (validated,) = (record for record in read_metrics(tmp_path / "run", ["update"]) if "validation_success" in record)
+    cards = [read_json(tmp_path / "run/evaluations" / f"eval-00000000-{task}" / "evaluation.json") for task in (UP, DOWN)]
+    outcomes, states = zip(*((bool(one["success"]), one["state"]) for card in cards for one in card["outcomes"]), strict=True)
+    assert (validated["validation_low"], validated["validation_high"]) == pytest.approx(clustered(outcomes, states))
+    assert validated["validation_effective_episodes"] == pytest.approx(effective(outcomes, states))
 
 
 def test_videos_of_a_validation(tmp_path: Path):

@@ -134,12 +134,12 @@ def _tried(run: Path, checkpoint: str, workers: int) -> Iterator[tuple[Any, Any,
 
 def show_all(cards: Sequence[Mapping[str, Any]]) -> None:
     """All tasks of a run together, every episode counted."""
-    from hilt.observe.statistics import wilson
+    from hilt.runtime.evaluate import over_tasks
 
     if any(card["success"] is None for card in cards):
         return
     successes, episodes = (sum(card[name] for card in cards) for name in ("successes", "episodes"))
-    low, high = wilson(successes, episodes)
+    low, high, _ = over_tasks([(card["task"], one["state"], bool(one["success"])) for card in cards for one in card["outcomes"]])
     share = f"{100 * successes / episodes:.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     typer.echo(f"all {len(cards)} tasks, split {cards[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
 

@@ -230,6 +230,16 @@ def split_to_report(states: Mapping[str, int]) -> str:
     return "published" if "published" in states else "test"
 
 
+def scene_of(name: str) -> str:
+    """What tasks whose initial states are the same have in common, as tabletop/press_red and press_blue; else the task's name."""
+    prefix, _, task = name.partition("/")
+    if prefix != "tabletop":
+        return name
+    from hilt.envs.suite import SUITE
+
+    return f"tabletop/{SUITE[task].scene or task}" if task in SUITE else name
+
+
 def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:
     """The state of a split that was asked for, or a random one; what does not exist is an error that says what does."""
     if split not in states:

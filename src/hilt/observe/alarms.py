@@ -164,7 +164,8 @@ def _overestimates(h: History, facts: Facts) -> str:
 
 
 def _got_worse(h: History, facts: Facts) -> str:
-    n, m = h.mean("validation_episodes", 1), h.best.get("validation_episodes", math.nan)
+    counts = "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"  # in older runs
+    n, m = h.mean(counts, 1), h.best.get(counts, math.nan)
     now, best = h.mean("validation_success", 1), h.best.get("validation_success", math.nan)
     share = (n * now + m * best) / (n + m)
     error = math.sqrt(share * (1 - share) * (1 / n + 1 / m)) if 0 < share < 1 else math.nan

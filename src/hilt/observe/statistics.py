@@ -31,20 +31,22 @@ def wilson(successes: float, episodes: float) -> tuple[float, float]:
 
 
 def clustered(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> tuple[float, float]:
-    """The 95% interval of a share where outcomes of one cluster, such as one scene, may depend on each other.
+    """The 95% interval of a share where outcomes of one cluster, such as one scene, may depend on each other: Wilson's with the `effective`
+    number of episodes."""
+    counted = effective(outcomes, clusters)
+    return wilson(sum(map(bool, outcomes)) / len(outcomes) * counted, counted)
 
-    It is Wilson's with the effective number of episodes: p(1 - p) over the variance of p between clusters, and no more than there are
-    episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once.
-    """
+
+def effective(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> float:
+    """How many independent episodes say as much of a share p as these: p(1 - p) over the variance of p between clusters, and no more than
+    there are episodes. Where all outcomes are alike there is no variance to measure, and each cluster counts once."""
     sums, sizes = _by_cluster(outcomes, clusters)
     episodes, count = len(outcomes), len(sizes)
     share = sums.sum() / episodes
     if count < 2 or share in (0.0, 1.0):
-        effective = float(count)
-    else:
-        between = float(((sums - share * sizes) ** 2).sum()) * count / (count - 1) / episodes**2
-        effective = max(1.0, min(share * (1 - share) / max(between, 1e-12), episodes))
-    return wilson(share * effective, effective)
+        return float(count)
+    between = float(((sums - share * sizes) ** 2).sum()) * count / (count - 1) / episodes**2
+    return float(max(1.0, min(share * (1 - share) / max(between, 1e-12), episodes)))
 
 
 def paired_difference(

@@ -31,10 +31,11 @@ from hilt.core.progress import Report, silent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
-from hilt.envs.task import TASK_SUCCESS, split_to_report, success_of
+from hilt.envs.task import TASK_SUCCESS, scene_of, split_to_report, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter, file_name
+from hilt.observe.statistics import effective
 from hilt.observe.statistics import wilson as wilson
 from hilt.replay import Log, Schema
 from hilt.runtime.agent import make_agent as make_agent
@@ -152,6 +153,19 @@ class Evaluation:
             "seconds": round(self.seconds, 3),
             "outcomes": [asdict(one) for one in self.outcomes],
         }
+
+
+def over_tasks(outcomes: Sequence[tuple[str, int, bool]]) -> tuple[float, float, float]:
+    """The 95% interval of the success of all (task, initial state, success) together, and how many independent episodes they stand for.
+
+    All of them; but tasks that share their scenes, such as those of tabletop/press_*, begin alike, and there the states are the clusters of
+    `hilt.observe.statistics.clustered`.
+    """
+    scenes = {task: scene_of(task) for task, _, _ in outcomes}
+    good, counted = sum(success for *_, success in outcomes), float(len(outcomes))
+    if len(set(scenes.values())) < len(scenes):
+        counted = effective([success for *_, success in outcomes], [(scenes[task], state) for task, state, _ in outcomes])
+    return *wilson(good / len(outcomes) * counted, counted), counted
 
 
 Watch = Callable[[Outcome, int, int], None]

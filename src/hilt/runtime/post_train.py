@@ -32,7 +32,7 @@ from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
 from hilt.runtime import checkpoint
 from hilt.runtime.collect import ENOUGH
-from hilt.runtime.evaluate import Evaluation, wilson
+from hilt.runtime.evaluate import Evaluation, over_tasks
 from hilt.runtime.group import Group, LostWorkerError, Standing, open_group
 from hilt.runtime.precision import described, settle
 from hilt.runtime.precision import frozen as frozen_settings
@@ -407,9 +407,9 @@ class Controller:
         made = evaluations_of(outcomes, self._config.tasks, *settings, seconds, self._run / "evaluations", again=True)
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
         good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
-        low, high = wilson(good, len(outcomes))
+        low, high, counted = over_tasks([(card["task"], card["state"], bool(card["success"])) for card in outcomes])
         values |= {"validation_episodes": len(outcomes), "validation_success": good / len(outcomes), "validation_lost": lost}
-        values |= {"validation_low": low, "validation_high": high}
+        values |= {"validation_low": low, "validation_high": high, "validation_effective_episodes": counted}
         self._metrics.write("update", values | {"validation_seconds": seconds}, update=self.step, step=self._env_steps)
         self._validated = self.step
         self._successes.append(values["validation_success"])
