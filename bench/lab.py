@@ -30,7 +30,7 @@ class Lab:
     """Of each of the runs that are made side by side, as many as the machine has cores for; 0: one at a time, with all of them"""
 
     def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """What `work` gives for each. The processes that it starts stay on the cores of its lane, as they inherit them from its thread."""
+        """Calls `work` with each item and returns the results in order. The processes that it starts inherit the cores of its thread."""
         machine = sorted(os.sched_getaffinity(0))
         size = self.cores or len(machine)
         lanes: SimpleQueue[list[int]] = SimpleQueue()
@@ -48,7 +48,7 @@ class Lab:
 
     @property
     def seconds(self) -> float:
-        """Of one contender in one round."""
+        """How long each contender runs in one round."""
         return 0.05 if self.quick else 0.5
 
     def pick(self, full: int, quick: int) -> int:

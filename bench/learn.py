@@ -129,7 +129,7 @@ EQUAL = "as many updates"
 
 
 class Made(NamedTuple):
-    """What a run did: steps of the environment, updates of the critics (or of imitation), and steps on which the operator acted."""
+    """How much a run did: environment steps, updates of the critics (or of imitation), and steps on which the operator acted."""
 
     steps: int
     updates: int

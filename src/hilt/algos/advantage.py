@@ -111,6 +111,6 @@ def whiten(x: Tensor, mask: Tensor, total: Total = lambda tensor: tensor) -> Ten
 
 
 def _groups(scores: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The groups' names, whose each score is, and how many are in each."""
+    """Returns the identifier of each group, the index of the group to which each score belongs, and the size of each group."""
     names, of, size = torch.unique(group, return_inverse=True, return_counts=True)
     return names, of, size.to(scores.dtype)

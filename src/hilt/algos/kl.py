@@ -24,7 +24,7 @@ MOST = 20.0
 
 
 def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
-    """Of each number, from its log-probabilities."""
+    """Estimates the divergence from the reference for each number of an action, from log-probabilities."""
     apart = log_prob - reference
     if estimate == "kl":
         return apart
@@ -38,13 +38,13 @@ def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
 
 
 class Controller:
-    """What a nat costs now: the same for ever, or what keeps the divergence near a target."""
+    """The coefficient of the divergence: fixed, or adapted so that the divergence stays near a target."""
 
     def __init__(self, settings: Kl):
         self._settings, self.coefficient = settings, settings.coefficient
 
     def follow(self, kl: float, trajectories: int) -> None:
-        """Told of the divergence of so many trajectories."""
+        """Adapts the coefficient to the divergence that was measured over this many trajectories."""
         if self._settings.controller == "adaptive":
             error = min(0.2, max(-0.2, kl / self._settings.target - 1))
             self.coefficient *= 1 + error * trajectories / self._settings.horizon

@@ -35,11 +35,7 @@ def pi0_ppo() -> Vla:
         pool=_simulators(),
         collect=Collecting(group_size=1, data_batch_size=512),
         algorithm=PolicyGradient(
-            estimator="gae",
-            discount=0.99,
-            lam=0.95,
-            value_coefficient=1.0,
-            value_clip=0.2,
+            **_GAE,
             epochs=4,
             ratio="chunk",
             **_CLIP_PI0,
@@ -86,11 +82,7 @@ def oft_ppo() -> Vla:
         pool=_simulators(),
         collect=Collecting(group_size=1, data_batch_size=256),
         algorithm=PolicyGradient(
-            estimator="gae",
-            discount=0.99,
-            lam=0.95,
-            value_coefficient=1.0,
-            value_clip=0.2,
+            **_GAE,
             **_CLIP_OFT,
             batch=Batching(trajectories_per_step=64, chunks_per_pass=16),
         ),
@@ -112,6 +104,7 @@ def oft_grpo() -> Vla:
     return config
 
 
+_GAE: dict[str, Any] = {"estimator": "gae", "discount": 0.99, "lam": 0.95, "value_coefficient": 1.0, "value_clip": 0.2}
 _CLIP_PI0: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "reduction": "token_mean"}
 _CLIP_OFT: dict[str, Any] = {**_CLIP_PI0, "clip_high": 0.28}
 
