@@ -548,7 +548,7 @@ def test_the_simulated_bench_behind_its_server_is_the_tabletop_task():
         # Slower than the bench, so that the arm has time to get there; and slower still when it was late all the same, for a busy
         # machine simulates slowly: an arm that is measured before it moved is given less motion, by `lead`.
         for hz in (5.0, 2.0, 1.0, 0.5):
-            env = make(f"robot/{server.urls[0]}", cameras=cameras, image_size=16, hz=hz)
+            env = make(f"robot/{server.urls[0]}", cameras=cameras, image_size=16, hz=hz, request_seconds=60)
             obs, info = env.reset(options={"split": "eval", "state": 3})
             assert info == {"succeed": False, "split": "eval", "state": 3}
             np.testing.assert_allclose(obs["state"]["tcp_pose"], begun["state"]["tcp_pose"], atol=2e-3)
@@ -574,7 +574,9 @@ def test_two_simulated_arms_behind_two_ports():
     from hilt.envs.task import check_task
 
     with RobotServer("tabletop", {"task": "lift_tray"}, port=0) as server:
-        env = robot_task(",".join(server.urls), hz=20, step_limit=10, image_size=16, cameras={"front": {"deadline_seconds": 60}})
+        env = robot_task(
+            ",".join(server.urls), hz=20, step_limit=10, image_size=16, request_seconds=60, cameras={"front": {"deadline_seconds": 60}}
+        )
         obs, _ = env.reset(options={"split": "train", "state": 0})
         assert env.observation_space.contains(obs)
         for _ in range(8):

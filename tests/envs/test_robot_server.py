@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -599,6 +600,18 @@ def test_a_control_process_that_is_killed_or_hangs_is_reported() -> None:
         while "it was ended by signal 9" not in (said := refused(client, "/getstate").sentence):
             assert time.monotonic() < deadline
         assert "and did not say that the arm is held: look at it" in said
+
+
+def test_a_machine_that_was_paused_is_not_mistaken_for_a_backend_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robot_server, "LOOKS", int(100 * DEADLINE_S))
+    with RobotServer(TOY, port=0) as server, ThreadPoolExecutor(1) as other:
+        process = server.control._process
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(robot_server.STALE_S + 0.1)
+        asked = other.submit(Client(server.urls[0]).post, "/getstate")
+        time.sleep(0.2)
+        process.send_signal(signal.SIGCONT)
+        assert "pose" in asked.result(DEADLINE_S)
 
 
 def test_a_control_process_that_ends_in_order_says_that_the_arm_is_held() -> None:

@@ -46,6 +46,7 @@ BODY_S = 5.0
 ANSWER_S = 60.0
 PATIENCE_S = 2.0  # until it is told for what the server waits
 STALE_S = 1.0
+LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
 LOOK_S = 0.1  # how often a long request is checked for a client that has gone
 LET_IN = "hilt.let_in"
 """In the scope of a request that passed the door and is whole"""
@@ -175,7 +176,7 @@ class App:
         data = await _body(scope, receive)
         scope[LET_IN] = True
         if path in READS:
-            return READS[path](self._control.news().states[self._arm])
+            return READS[path]((await self._control.news()).states[self._arm])
         if path in COMMANDS:
             return await self._command(path, data, who, receive)
         return await self._own(path, parse(data, path), who)
@@ -211,10 +212,10 @@ class App:
                 self._lease.take(who)
             return await control.ask("scene", self._arm, **values)
         camera, height, width = read_image(body, hello["cameras"])
-        return await self._pictures.take(control.news().snapshot, camera, height, width)
+        return await self._pictures.take((await control.news()).snapshot, camera, height, width)
 
     async def _status(self, seconds: float) -> dict[str, Any]:
-        hello, news = self._control.hello, self._control.news()
+        hello, news = self._control.hello, await self._control.news()
         return {
             "arm": self._arm,
             "arms": hello["arms"],
@@ -281,15 +282,19 @@ class Control:
         finally:
             del self._asked[number]
 
-    def news(self) -> News:
-        self._need()
-        try:
-            news = self._board.read(0.1)
-        except DeadlineError as error:
-            raise Refusal(503, str(error)) from None
-        if (age := time.monotonic() - news.time) > STALE_S:
-            raise Refusal(503, f"the control process has published no state for {age:.1f} s: its backend hangs.")
-        return news
+    async def news(self) -> News:
+        """The state that was published last. An old one is refused, unless a new one comes while this process is awake."""
+        age = 0.0
+        for _ in range(LOOKS):
+            self._need()
+            try:
+                news = self._board.read(0.1)
+            except DeadlineError as error:
+                raise Refusal(503, str(error)) from None
+            if (age := time.monotonic() - news.time) <= STALE_S:
+                return news
+            await asyncio.sleep(0.01)
+        raise Refusal(503, f"the control process has published no state for {age:.1f} s: its backend hangs.")
 
     def close(self) -> None:
         """Ends the process, with the arms held: it does so by itself when the line is closed."""
