@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 
 # A part may use every part on a line below its own, and on its own line only along an arrow.
 #
-#     cli ─► recipes
+#     cli ─► recipes ◄─ compat
 #         │
 #      runtime
 #         │
@@ -29,9 +29,9 @@ LINES = [
     ["formats", "replay", "wire", "observe"],
     ["teleop", "envs", "policies", "algos"],
     ["runtime"],
-    ["cli", "recipes"],
+    ["cli", "recipes", "compat"],
 ]
-ARROWS = {("teleop", "envs"), ("policies", "algos"), ("formats", "replay"), ("wire", "replay"), ("cli", "recipes")}
+ARROWS = {("teleop", "envs"), ("policies", "algos"), ("formats", "replay"), ("wire", "replay"), ("cli", "recipes"), ("compat", "recipes")}
 
 # Narrower than their line: algos are torch and arithmetic, without files, environments or network; `import hilt` is quick.
 NARROWER = {"algos": {"core"}, "__init__": {"core"}, "__main__": {"cli"}}
