@@ -64,7 +64,7 @@ def test_the_file_tree_in_the_readme_is_true() -> None:
     for line in tree[1].splitlines():
         if match := re.match(r"  (\w+)/ ", line):
             folder = match[1] + "/"
-        elif match := re.match(r"    ([\w.]+\.py) ", line):
+        elif match := re.match(r"    ([\w./]+\.py) ", line):
             named.add(folder + match[1])
         elif match := re.match(r"  ([\w.]+\.py) ", line):
             named.add(match[1])

@@ -15,7 +15,7 @@ from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla as recipe
 from hilt.recipes.simplevla import Run, Told, simplevla
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, READ, REF, ROLLOUT, SETTINGS, known
-from hilt.runtime.verl import suites
+from hilt.recipes.simplevla_names import suites
 
 COMMAND = f"""
   data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9

@@ -28,8 +28,8 @@ from hilt.envs.task import STATES
 from hilt.policies.normalize import read_statistics, resolve_key
 from hilt.policies.weights import read_json
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
+from hilt.recipes.simplevla_names import tasks_of
 from hilt.recipes.simplevla_script import words_of
-from hilt.runtime.verl import split_name, suites
 from hilt.runtime.vla_config import Vla
 
 PLATFORMS = {"LIBERO": (8, 7), "ALOHA": (25, 14), "ALOHA_12": (12, 14), "ALOHA_8": (8, 14), "ALOHA_6": (6, 14), "BRIDGE": (5, 7)}
@@ -87,7 +87,7 @@ class Told:
         self.suite = str(self["data.task_suite_name"])
         self.tasks, self.nodes, self.gpus = list[str](), 1, 0
         with self.problems.collected():
-            self.tasks = _tasks(self.suite)
+            self.tasks = tasks_of(self.suite)
         with self.problems.collected():
             self.nodes, self.gpus = self.whole("trainer.nnodes", 1), self.whole("trainer.n_gpus_per_node", 0)
         self.ranks = self.nodes * max(self.gpus, 1)
@@ -302,6 +302,8 @@ class Told:
         steps = int(self["trainer.total_training_steps"] or epochs * (prompts // drawn))
         told = "total_training_steps" if self["trainer.total_training_steps"] else f"{epochs} epochs x ({prompts} initial states / {drawn})"
         self.lines.append(f"run: {steps} training steps ({told})")
+        if self.suite in libero.SUITES:
+            self.lines.append(self._states())
         save, test = (max(int(self[f"trainer.{name}_freq"]), 0) for name in ("save", "test"))
         made: dict[str, Any] = {"max_steps": steps, "checkpoint_period": save or steps, "validation.period": test}
         made["collect.max_sampling_attempts"] = max(10, prompts // drawn)
@@ -314,6 +316,16 @@ class Told:
             made |= {"max_steps": 0, "checkpoint_period": 1, "validation.before": True, "validation.period": 0, "validation.after": False}
             self.lines.append("trainer.val_only: the policy is validated, and nothing is trained")
         return made
+
+    def _states(self) -> str:
+        """One line: which initial states of LIBERO train, and which validate."""
+        if any(word.startswith("task_options.splits") for word in self._ours):
+            return "initial states: those of hilt.task_options.splits"
+        (train, valid), stored = (libero.SPLITS[split] for split in ("train", "eval")), libero.STORED
+        return (
+            f"initial states: {train[0]} to {train[-1]} of each task's {stored} train, {valid[0]} to {valid[-1]} validate; all {stored} "
+            f"for both, as SimpleVLA-RL has it: hilt.task_options.splits='{{train: [0, {stored}], eval: [0, {stored}]}}'"
+        )
 
     def _sinks(self) -> dict[str, Any]:
         loggers, mode = [str(name) for name in _listed(self["trainer.logger"])], str(self["trainer.wandb_mode"])
@@ -392,17 +404,6 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[last] = value
     return tree
-
-
-def _tasks(suite: str) -> list[str]:
-    """The tasks of a suite there; or one of ours, by its full name."""
-    if suite in libero.SUITES:
-        return [f"{suite}/{number}" for number in range(libero.SUITES[suite])]
-    if "/" in suite:
-        return [suite]
-    if suite not in suites():
-        raise UnknownNameError("task suite", suite, suites(), all_listed=True)
-    return ["/".join(split_name(suite))]
 
 
 def _check_platform(told: Told) -> None:

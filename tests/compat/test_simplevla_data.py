@@ -11,26 +11,34 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from hilt.compat.simplevla import Batch, BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
 from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies.base import join
 from hilt.runtime.episode import Episode, Start
-from hilt.runtime.verl import Batch, BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
 from tests.policies.tiny_openvla import observations, tiny
 
 
-def test_the_initial_states_of_libero_are_held_out():
-    train, valid = (LIBERO_Dataset("libero_10", 50, part) for part in ("train", "valid"))
+def test_libero_dataset_states_held_out_on_request(caplog: pytest.LogCaptureFixture):
+    train, valid = (LIBERO_Dataset("libero_10", 50, part, held_out=True) for part in ("train", "valid"))
     trials = [{int(row["trial_id"]) for row in dataset} for dataset in (train, valid)]
     assert len(train) == 10 * len(trials[0]) and len(valid) == 10 * len(trials[1]) and not trials[0] & trials[1]
     row = train[len(trials[0])]
     assert row["task_suite_name"] == "libero_10" and (row["task_id"].dtype, row["task_id"].tolist()) == (torch.int64, [1])
-    assert row["trial_seed"].tolist() == [-1] and set(row) == {"task_suite_name", "task_id", "trial_id", "trial_seed"}
-    theirs = [LIBERO_Dataset("libero_90", 20, part, held_out=False) for part in ("train", "valid")]
+    assert row["trial_seed"].tolist() == [-1]
+    with caplog.at_level("INFO", "hilt.compat"):
+        theirs = [LIBERO_Dataset("libero_90", 20, part) for part in ("train", "valid")]
     assert len(theirs[0]) == 90 * 20 and [row["trial_id"] for row in theirs[0]] == [row["trial_id"] for row in theirs[1]]
+    assert caplog.messages[1] == (
+        "LIBERO_Dataset('libero_90', train_val='valid'): 1800 rows, initial states 0 to 19 of each of 90 tasks, the same in train and "
+        "valid; held_out=True separates them"
+    )
+    assert "initial states 30 to 39 of each of 10 tasks, held out from the other dataset" in repr(valid)
     for wrong, expected in (
         (("libero_11",), r"no LIBERO suite named 'libero_11'; did you mean 'libero_10'\?.*libero_goal"),
         (("libero_10", 50, "test"), "no train_val named 'test'"),
-        (("libero_10", 0), "num_trials_per_task=0 leaves no state to train"),
+        (("libero_10", 0), "num_trials_per_task=0: LIBERO stores 50 initial states; give 1 to 50"),
+        (("libero_10", 51), "num_trials_per_task=51: LIBERO stores 50 initial states"),
+        (("libero_10", 20, "valid", True), "num_trials_per_task=20 leaves no state to valid: give 50, or held_out=False"),
     ):
         with pytest.raises((ConfigError, UnknownNameError), match=expected):
             LIBERO_Dataset(*wrong)

@@ -1,4 +1,4 @@
-"""The names that a script of SimpleVLA-RL (verl) knows: its datasets, its loader, its batches, over our tasks and episodes.
+"""SimpleVLA-RL's datasets, its loader and its batches, over our tasks and episodes.
 
     dataset = LIBERO_Dataset("libero_10", num_trials_per_task=50, train_val="train")
     loader = BufferedDataLoader(DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True, collate_fn=collate_fn))
@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,16 @@ from torch import Tensor
 
 from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.envs import libero, robotwin
+from hilt.recipes.simplevla_names import UnknownSuiteError, split_name
 from hilt.runtime.batch import Batch, objects
 from hilt.runtime.episode import Episode, Start
 
 __all__ = ["Batch", "BufferedDataLoader", "LIBERO_Dataset", "Robotwin_Dataset", "collate_fn", "rollout_batch", "starts"]
 
+logger = logging.getLogger("hilt.compat")
+
 VALIDATION_TRIALS = 128
-"""Of each kind that upstream validates on in RoboTwin, whatever `num_trials_per_task` says"""
+"""Trials of each kind on which RoboTwin is validated, whatever `num_trials_per_task` says"""
 PAD = 32000
 """Llama's token for nothing, in OpenVLA"""
 
@@ -59,40 +63,56 @@ class _Prompts:
 
 
 class LIBERO_Dataset(_Prompts):
-    """Every task of a suite from every initial state, by the number that LIBERO stores it under.
+    """Every task of a suite from its first `num_trials_per_task` initial states, by the number that LIBERO stores each under.
 
-    Upstream validates on the states that it trains on. Here `train` and `valid` have none in common; `held_out=False` is as it is there.
+    ``train`` and ``valid`` have the same states, as in SimpleVLA-RL. With `held_out=True` they have none in common: those of our splits
+    ``train`` (0 to 29) and ``eval`` (30 to 39), as `hilt train simplevla` has them.
     """
 
-    def __init__(self, task_suite_name: str, num_trials_per_task: int = 50, train_val: str = "train", held_out: bool = True):
+    def __init__(self, task_suite_name: str, num_trials_per_task: int = 50, train_val: str = "train", held_out: bool = False):
         if task_suite_name not in libero.SUITES:
-            raise UnknownNameError("LIBERO suite", task_suite_name, libero.SUITES)
-        trials = [trial for trial in _trials(train_val, held_out) if trial < num_trials_per_task]
+            raise UnknownSuiteError("LIBERO suite", task_suite_name, libero.SUITES)
+        split = _split(train_val)
+        if not 1 <= num_trials_per_task <= libero.STORED:
+            raise ConfigError(f"num_trials_per_task={num_trials_per_task}: LIBERO stores {libero.STORED} initial states; give 1 to 50.")
+        trials = [trial for trial in (libero.SPLITS[split] if held_out else range(libero.STORED)) if trial < num_trials_per_task]
         if not trials:
             raise ConfigError(f"num_trials_per_task={num_trials_per_task} leaves no state to {train_val}: give 50, or held_out=False.")
         tasks = range(libero.SUITES[task_suite_name])
-        super().__init__([_row(task_suite_name, task, trial, -1) for task in tasks for trial in trials])
+        super().__init__([_row(task_suite_name, task, trial, -1, task_suite_name) for task in tasks for trial in trials])
         self.task_suite_name, self.num_trials_per_task, self.train_val = task_suite_name, num_trials_per_task, train_val
+        other = "held out from the other dataset" if held_out else "the same in train and valid; held_out=True separates them"
+        self.states = f"initial states {trials[0]} to {trials[-1]} of each of {len(tasks)} tasks, {other}"
+        """One line that says which states were chosen"""
+        logger.info("%s", self)
+
+    def __repr__(self) -> str:
+        return f"LIBERO_Dataset({self.task_suite_name!r}, train_val={self.train_val!r}): {len(self)} rows, {self.states}"
 
 
 class Robotwin_Dataset(_Prompts):
-    """A task of RoboTwin from seeds. ``train``: those of training. ``valid``: 128 of them, as data_source ``..._train_iid``, and 128 that
-    training never has, ``..._eval_ood``. Version 2 has files of seeds at which its own script succeeds, in upstream's
-    ``verl/utils/envs/robotwin2/seeds``: give them as `train_seeds` and `eval_seeds`."""
+    """A task of RoboTwin, or every task of a version (``robotwin_all``, ``robotwin2_all``), from seeds.
+
+    ``train`` has `num_trials_per_task` seeds for each task. ``valid`` has 128 of them, with data_source ``<task>_train_iid``, and
+    128 that training never has, ``<task>_eval_ood``. Version 2 has files of seeds at which its own script succeeds, in SimpleVLA-RL's
+    ``verl/utils/envs/robotwin2/seeds``: give them as `train_seeds` and `eval_seeds`. Each row has the name of its own task.
+    """
 
     def __init__(
         self, task_name: str, num_trials_per_task: int = 50, train_val: str = "train", train_seeds: str = "", eval_seeds: str = ""
     ):
-        _check(train_val)
-        found = robotwin.seeds(*split_name(task_name), train_seeds, eval_seeds)
+        _split(train_val)
+        version, tasks = split_name(task_name)
         count = num_trials_per_task if train_val == "train" else VALIDATION_TRIALS
         rows = []
-        for kind, split in [("train_iid", "train")] + [("eval_ood", "eval")] * (train_val == "valid"):
-            if len(found[split]) < count:
-                raise ConfigError(
-                    f"{task_name} has {len(found[split])} seeds of {split}, and {count} were asked for: give fewer, or more seeds."
-                )
-            rows += [{**_row(task_name, -1, seed, seed), "data_source": f"{task_name}_{kind}"} for seed in found[split][:count]]
+        for task in tasks:
+            name, found = f"{version}_{task}", robotwin.seeds(version, task, train_seeds, eval_seeds)
+            for kind, split in [("train_iid", "train")] + [("eval_ood", "eval")] * (train_val == "valid"):
+                if len(found[split]) < count:
+                    raise ConfigError(
+                        f"{name} has {len(found[split])} seeds of {split}, and {count} were asked for: give fewer, or more seeds."
+                    )
+                rows += [_row(name, -1, seed, seed, f"{name}_{kind}") for seed in found[split][:count]]
         super().__init__(rows)
         self.task_name, self.num_trials_per_task, self.train_val = task_name, count, train_val
 
@@ -146,7 +166,7 @@ def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "",
         if name in libero.SUITES:
             full, states, begin = f"{name}/{task}", {split: list(numbers) for split, numbers in libero.SPLITS.items()}, seed
         else:
-            version, of = split_name(name)
+            version, (of, *_) = split_name(name)
             full, states, begin = f"{version}/{of}", robotwin.seeds(version, of, train_seeds, eval_seeds), trial
         split = next((split for split, numbers in states.items() if trial in numbers), None)
         if split is None:
@@ -210,31 +230,14 @@ def rollout_batch(episodes: Sequence[Episode], policy: Any, max_prompt_length: i
     return Batch(tensors, {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]})
 
 
-def _row(suite: str, task: int, trial: int, seed: int) -> dict[str, Any]:
+def _row(suite: str, task: int, trial: int, seed: int, source: str) -> dict[str, Any]:
     numbers = {"task_id": task, "trial_id": trial, "trial_seed": seed}
-    return {"task_suite_name": suite, **{name: torch.tensor([number]) for name, number in numbers.items()}}
+    return {"task_suite_name": suite, "data_source": source, **{name: torch.tensor([number]) for name, number in numbers.items()}}
 
 
-def _trials(train_val: str, held_out: bool) -> list[int]:
-    splits = [_check(train_val)] if held_out else list(libero.SPLITS)
-    return sorted(state for split in splits for state in libero.SPLITS[split])
-
-
-def _check(train_val: str) -> str:
+def _split(train_val: str) -> str:
+    """Our split of a dataset's part."""
     kinds = {"train": "train", "valid": "eval"}
     if train_val not in kinds:
         raise UnknownNameError("train_val", train_val, kinds)
     return kinds[train_val]
-
-
-def split_name(task_name: str) -> tuple[str, str]:
-    """Version and task of ``robotwin2_lift_pot``."""
-    version, _, task = task_name.partition("_")
-    if task not in robotwin.TASKS.get(version, ()):
-        raise UnknownNameError("RoboTwin task", task_name, suites()[len(libero.SUITES) :])
-    return version, task
-
-
-def suites() -> list[str]:
-    """What ``data.task_suite_name`` can be."""
-    return [*libero.SUITES, *(f"{version}_{task}" for version, tasks in robotwin.TASKS.items() for task in tasks)]
