@@ -26,9 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table, between the marks of a page that has them")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only this row or group of rows; may be given again")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="a folder on a disk, for the data (%(default)s)")
-    parser.add_argument("--seeds", type=int, metavar="N", help="learn: so many seeds (3, 1 with --quick)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="learn: number of seeds (5, 1 with --quick)")
     parser.add_argument("--minutes", type=float, metavar="M", help="learn: minutes of learning for each (5, a few seconds with --quick)")
     parser.add_argument("--cores", type=int, metavar="N", help="learn: each run on N cores of its own, side by side (all, one at a time)")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="learn, tasks: keep the result of each run here, and do not repeat those that are"
+    )
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
     groups = load_groups(given.suite)
@@ -39,8 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
     known = {*groups, *(row for group in groups.values() for row in group.rows)}
     if unknown := [name for name in given.only if name not in known]:
         parser.error(f"no row or group is called {unknown[0]!r}; choose from {', '.join(sorted(known))}")
-    if given.suite != "learn" and (given.seeds, given.minutes, given.cores) != (None, None, None):
-        parser.error("--seeds, --minutes and --cores are for the suite learn")
+    if given.suite != "learn" and (given.seeds, given.minutes, given.cores, given.keep) != (None, None, None, None):
+        parser.error("--seeds, --minutes, --cores and --keep are for the suite learn")
+    if given.keep is not None and given.quick:
+        parser.error("--keep is for results of the full size; leave out --quick")
     most = len(os.sched_getaffinity(0))
     if given.cores is not None and not 1 <= given.cores <= most:
         parser.error(f"--cores {given.cores}, but there are {most} to choose from; give 1 to {most}")
@@ -48,11 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{given.dir} is in memory, and these rows are about disks; choose a folder on a disk with --dir")
     one_torch_thread()
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
-    lab.seeds, lab.minutes = given.seeds or lab.pick(3, 1), given.minutes or (0.1 if given.quick else 5.0)
-    lab.cores = given.cores or 0
+    lab.seeds, lab.minutes = given.seeds or lab.pick(5, 1), given.minutes or (0.1 if given.quick else 5.0)
+    lab.cores, lab.keep, lab.only = given.cores or 0, given.keep, frozenset(given.only)
     report = Report(shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits)
     try:
-        report.rows = measure(lab, groups, set(given.only))
+        report.rows = measure(lab, groups)
     finally:
         remove(lab.folder)
     report.print()
@@ -70,13 +75,13 @@ def load_groups(suite: str) -> dict[str, Group]:
     return importlib.import_module(f"bench.{suite}").GROUPS  # type: ignore[no-any-return]
 
 
-def measure(lab: Lab, groups: dict[str, Group], only: set[str]) -> list[Row]:
+def measure(lab: Lab, groups: dict[str, Group]) -> list[Row]:
     rows: list[Row] = []
     for name, group in groups.items():
-        if only and not only & {name, *group.rows}:
+        if not any(lab.wants(name, row) for row in group.rows):
             continue
         started = time.perf_counter()
-        rows += [row for row in group.run(lab) if not only or name in only or row.name in only]
+        rows += [row for row in group.run(lab) if lab.wants(name, row.name)]
         lab.progress(f"{name}: done in {time.perf_counter() - started:.0f} s")
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -22,12 +23,31 @@ class Lab:
     quick: bool
     """Smaller sizes and fewer rounds; no target counts as met."""
     limits: dict[str, str] = field(default_factory=dict)
-    seeds: int = 3
+    seeds: int = 5
     """Of what is learned"""
     minutes: float = 5.0
     """Of learning, for each seed"""
     cores: int = 0
     """Of each of the runs that are made side by side, as many as the machine has cores for; 0: one at a time, with all of them"""
+    only: frozenset[str] = frozenset()
+    """Rows and groups that were asked for; none: all of them"""
+    keep: Path | None = None
+    """Where results of single runs are kept, so that a bench of hours can be interrupted, or measured on several machines"""
+
+    def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the kept result of this name, or measures it and keeps it."""
+        if self.keep is None:
+            return measure()
+        file = self.keep / f"{name}.json"
+        if file.exists():
+            self.progress(f"{name}: kept in {file}")
+            return json.loads(file.read_text())  # type: ignore[no-any-return]
+        result = measure()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_suffix(".part")
+        beside.write_text(json.dumps(result) + "\n")
+        beside.replace(file)
+        return result
 
     def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Calls `work` with each item and returns the results in order. The processes that it starts inherit the cores of its thread."""
@@ -41,6 +61,9 @@ class Lab:
 
     def progress(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
+
+    def wants(self, group: str, row: str) -> bool:
+        return not self.only or not self.only.isdisjoint((group, row))
 
     @property
     def rounds(self) -> int:

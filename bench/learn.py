@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Of SB3's SAC; the best one counts, seed by seed. The first three have our discount, tau, temperature, batch and updates a step"""
 MOST_TIME = 4.0
 """To make as many updates as ours, SB3 may take so many times as long"""
-STATES, SEEDS, MINUTES = 100, 3, 5.0
+STATES, SEEDS, MINUTES = 100, 5, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
 HZ = 20.0
 LEARNER_SECONDS = (60, 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,27 +28,16 @@ QUICK_UPDATES, MOST_SECONDS = 20, 3600.0
 
 
 def tasks(lab: Lab) -> list[Row]:
-    from bench import learn  # which lists this group among its own
-
-    names, seeds = (RECIPES[:1] if lab.quick else RECIPES), range(lab.pick(SEEDS, 1))
-    states = lab.pick(STATES, 2)
-    jobs = [(name, seed) for name in names for seed in seeds]
-    done = lab.side_by_side(lambda job: learned(lab, *job), jobs)
-    rows = []
-    for name in names:
-        runs = [run for (task, _), run in zip(jobs, done, strict=True) if task == name]
-        imitated = lab.side_by_side(lambda run: learn.evaluated(run["run"], states, checkpoint=0), runs)
-        trained = lab.side_by_side(lambda run: learn.evaluated(run["run"], states), runs)
-        before, after = (np.array([[steps > 0 for steps in trial.steps] for trial in tried], float) for tried in (imitated, trained))
-        rows.append(row(lab, name, before, after, runs))
-        for run in runs:
-            remove(run["run"])
-    return rows
+    names = [name for name in RECIPES if lab.wants("tasks", f"task_{name}")]
+    names, seeds = (names[:1] if lab.quick else names), range(lab.seeds)
+    jobs = [(name, seed) for seed in seeds for name in names]
+    done = lab.side_by_side(lambda job: lab.once(f"task_{job[0]}-{job[1]}", partial(learned, lab, *job)), jobs)
+    return [row(lab, name, [run for (task, _), run in zip(jobs, done, strict=True) if task == name]) for name in names]
 
 
 def learned(lab: Lab, name: str, seed: int) -> dict[str, Any]:
-    """One run, to the end of its budget."""
-    from bench import learn
+    """One run, to the end of its budget; then the test states, of the policy that only imitates and of the last one."""
+    from bench import learn  # which lists this group among its own
 
     run, start = lab.new(f"{name}-{seed}"), time.monotonic()
     lab.progress(f"tasks: {name}, seed {seed}")
@@ -56,15 +46,20 @@ def learned(lab: Lab, name: str, seed: int) -> dict[str, Any]:
     done = subprocess.run([*words, "--run", str(run)], cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS + 900, check=False)
     if done.returncode:
         raise RuntimeError(f"hilt train tabletop_{name} failed:\n{(done.stdout + done.stderr)[-4000:]}")
-    episodes = learn.metrics(run, "episode")
-    person = sum(int(one.get("intervention_steps", 0)) for one in episodes)
-    updates = int(learn.metrics(run, "update")[-1]["update"])
-    return {"run": run, "seconds": time.monotonic() - start, "updates": updates, "person": person}
+    seconds = time.monotonic() - start
+    states = lab.pick(STATES, 2)
+    before, after = (learn.evaluated(run, states, checkpoint=checkpoint) for checkpoint in (0, None))
+    updates = learn.made_by(run).updates
+    person = sum(int(one.get("intervention_steps", 0)) for one in learn.metrics(run, "episode"))
+    remove(run)
+    outcomes = {"before": [steps > 0 for steps in before.steps], "after": [steps > 0 for steps in after.steps]}
+    return {**outcomes, "seconds": round(seconds), "updates": updates, "person": person}
 
 
-def row(lab: Lab, name: str, before: np.ndarray, after: np.ndarray, runs: list[dict[str, Any]]) -> Row:
+def row(lab: Lab, name: str, runs: list[dict[str, Any]]) -> Row:
     from hilt.observe.statistics import crossed
 
+    before, after = (np.array([run[which] for run in runs], float) for which in ("before", "after"))
     (share, low, high), (gain, least, most) = crossed(after), crossed(after - before)
     each = [f"{100 * one:.0f}" for one in after.mean(1)]
     spent = [f"{run['updates']:,}" for run in runs]

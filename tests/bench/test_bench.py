@@ -239,7 +239,7 @@ def test_the_learn_suite_lists_its_rows(capsys: pytest.CaptureFixture[str]):
     ]
     with pytest.raises(SystemExit):
         main(["replay", "--seeds", "2"])
-    assert "--seeds, --minutes and --cores are for the suite learn" in capsys.readouterr().err
+    assert "--seeds, --minutes, --cores and --keep are for the suite learn" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["learn", "--cores", "0"])
     assert "--cores 0, but there are" in capsys.readouterr().err
@@ -250,11 +250,12 @@ def trials(*successes: int, states: int = 100) -> list[learn.Trial]:
     return [learn.Trial([12] * n + [0] * (states - n)) for n in successes]
 
 
-def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 3) -> dict[str, Row]:
-    sb3 = {} if absent else {"SB3 2 SAC, learning rate 0.0003": trials(0, 50, 97), "SB3 2 SAC, learning rate 0.001": trials(20, 10, 0)}
-    others = {"bc": trials(30, 40, 69), "bare": trials(0, 0, 0), "operator": trials(100, 99, 98)}
-    others |= {name: trials(66, 66, 66) for name in learn.OTHERS} | ({} if absent else {learn.EQUAL: trials(50, 50, 80)})
-    made = {name: [learn.Made(1000, 900, 10 * seed) for seed in range(3)] for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)}
+def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | None = None, seeds: int = 5) -> dict[str, Row]:
+    tried = {"0.0003": trials(0, 50, 97, 0, 0), "0.001": trials(20, 10, 0, 0, 0)}
+    sb3 = {} if absent else {f"SB3 2 SAC, learning rate {rate}": found for rate, found in tried.items()}
+    others = {"bc": trials(30, 40, 69, 40, 40), "bare": trials(0, 0, 0, 0, 0), "operator": trials(100, 99, 98, 99, 99)}
+    others |= {name: trials(66, 66, 66, 66, 66) for name in learn.OTHERS} | ({} if absent else {learn.EQUAL: trials(50, 50, 80, 60, 60)})
+    made = {name: [learn.Made(1000, 900, 10 * seed) for seed in range(5)] for name in ("ours", *learn.OTHERS, *sb3, learn.EQUAL)}
     lab = Lab(tmp_path, quick=False, seeds=seeds)
     facts = {**made, "equal": ["SB3 2 SAC, 700 s"]}
     rows = learn.pick_rows(lab, {"ours": ours, **others, **sb3}, absent or {}, "facts", 47.0, facts)
@@ -263,7 +264,7 @@ def pick_rows(tmp_path: Path, ours: list[learn.Trial], absent: dict[str, str] | 
 
 
 def test_learning_is_judged_seed_by_seed(tmp_path: Path):
-    rows = pick_rows(tmp_path, trials(100, 95, 98))
+    rows = pick_rows(tmp_path, trials(100, 95, 98, 100, 100))
     assert rows["pick_success"].met and "100% (96-100), 95% (89-98), 98% (93-99)" in rows["pick_success"].notes
     assert rows["pick_margin"].ours == 1 and rows["pick_margin"].met, "97 was the better one of the two in the last seed"
     assert rows["pick_bc"].met and rows["pick_bc"].spread == (30, 69)
@@ -271,18 +272,18 @@ def test_learning_is_judged_seed_by_seed(tmp_path: Path):
     assert rows["pick_sb3"].ours is None and rows["pick_sb3"].peer == "SB3 2 SAC, learning rate 0.0003"
     assert rows["pick_operator_alone"].ours == 99 and rows["pick_without_demonstrations"].ours == 0
     assert rows["pick_hg_dagger"].ours == 66 and "1,000 steps, 900 updates, 20 steps by the operator" in rows["pick_hg_dagger"].notes
-    assert rows["pick_operator_steps"].ours == 10 and "tired_operator: 0, 10, 20" in rows["pick_operator_steps"].notes
+    assert rows["pick_operator_steps"].ours == 20 and "tired_operator: 0, 10, 20, 30, 40" in rows["pick_operator_steps"].notes
     assert rows["pick_sb3_equal_updates"].peers == {learn.EQUAL: 60} and "700 s" in rows["pick_sb3_equal_updates"].notes
     assert "1,000 steps, 900 updates" in rows["pick_sb3"].notes
-    assert not pick_rows(tmp_path, trials(100, 95, 96))["pick_margin"].met
-    never = pick_rows(tmp_path, trials(0, 100, 100))["pick_steps"]
+    assert not pick_rows(tmp_path, trials(100, 95, 96, 100, 100))["pick_margin"].met
+    never = pick_rows(tmp_path, trials(0, 100, 100, 100, 100))["pick_steps"]
     assert never.ours is None and not never.met, "a seed without success is not quick"
 
 
 def test_learning_at_another_size_or_without_its_peer_meets_nothing(tmp_path: Path):
-    for rows in (pick_rows(tmp_path, trials(100, 100), seeds=2), pick_rows(tmp_path, trials(2, 2, 2, states=2))):
+    for rows in (pick_rows(tmp_path, trials(100, 100), seeds=2), pick_rows(tmp_path, trials(2, 2, 2, 2, 2, states=2))):
         assert all(row.met is (False if row.targets else None) and "ran at another size" in row.notes for row in rows.values())
-    rows = pick_rows(tmp_path, trials(100, 100, 100), absent={"Stable-Baselines3": "No module named 'stable_baselines3'"})
+    rows = pick_rows(tmp_path, trials(100, 100, 100, 100, 100), absent={"Stable-Baselines3": "No module named 'stable_baselines3'"})
     assert rows["pick_margin"].ours is None and not rows["pick_margin"].met and "was not measured: No module" in rows["pick_sb3"].notes
 
 
