@@ -100,7 +100,7 @@ def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path):
         driven.until(lambda: made.update > updates + 3)
         driven.client.request("send-stats", {"actor": "arm", "contact_lost": False})
     (told,) = test_learner.records(memory_path / "run", "episode")
-    assert (told["intervention_steps"], told["lost_steps"], told["interventions"]) == (1, 2, 1)
+    assert (told["intervention_steps"], told["lost_steps"], told["intervention_count"]) == (1, 2, 1)
     events = [record for record in test_learner.records(memory_path / "run", "event") if "pause" in record]
     assert [record["pause"] for record in events] == ["begins", "ends"]
 

@@ -328,7 +328,7 @@ def test_an_episode_that_a_restart_has_cut_is_told_of_once(memory_path: Path):
         "seconds": 4.5,
         "intervention_steps": 2,
         "success_alone": None,
-        "interventions": 2,
+        "intervention_count": 2,
         "lost_steps": 0,
         "actor": "a",
     }

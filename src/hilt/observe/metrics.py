@@ -4,7 +4,7 @@ Every record has ``kind``, ``time`` (seconds since 1970), ``update`` (learner st
 its kind has:
 
 - ``update``: what the learner measures: losses, Q values, rates, buffer sizes; per source as ``q/online``, ``q/demo``, ``q/human``
-- ``episode``: one for each trajectory: success, return, length, seconds, intervention_steps, lost_steps, actor
+- ``episode``: one for each trajectory: success, return, length, seconds, intervention_count, intervention_steps, lost_steps, actor
 - ``actor``: what an actor tells: its rates, its lateness, the version it drives with
 - ``event``: something that happened, in words
 

@@ -6,6 +6,7 @@ any order never pair an observation with another one's image.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.chains import Chains
@@ -61,6 +62,8 @@ class ReplayBufferDataStore:
         seed: int | None = None,
         **settings: Any,
     ):
+        capacity = _whole_number("capacity", capacity, "the number of transitions that the buffer keeps, such as 200000")
+        _check_settings(settings)
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
         self._passed_over = {"infos", "grasp_penalty"}
@@ -128,14 +131,16 @@ class ReplayBufferDataStore:
             self.insert(transition, actor)
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None) -> Batch:
-        """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest."""
+        """A batch, drawn uniformly with replacement, or the transitions at `indx`, counted from the oldest. Columns are chosen by
+        `keys`, whole paths or subtrees such as ``observations``."""
         return self._batch(batch_size, keys, indx, lambda steps, drawn, paths: steps.gather(drawn, paths))
 
     def get_iterator(self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None) -> Any:
         """Batches for ever, made ahead by a thread. With `device` (a torch device, or a list of them: a copy for each) as tensors there."""
         from hilt.replay.prefetch import Prefetch
 
-        arguments = dict(sample_args or {})
+        arguments = self._sample_arguments({} if sample_args is None else sample_args)
+        queue_size = _whole_number("queue_size", queue_size, "the number of batches that are made ahead, such as 2")
         return Prefetch(lambda: self.sample(**arguments), queue_size, device)
 
     def seed(self, seed: int | None = None) -> None:
@@ -173,7 +178,25 @@ class ReplayBufferDataStore:
 
     # Inside
 
+    def _sample_arguments(self, given: Any) -> dict[str, Any]:
+        """The arguments of `sample`, checked before a thread calls it."""
+        known = list(inspect.signature(self.sample).parameters)
+        if not isinstance(given, Mapping) or "batch_size" not in given:
+            raise ConfigError(f"sample_args: expected a mapping of sample()'s arguments, such as {{'batch_size': 128}}, got {given!r}.")
+        for name in given:
+            if name == "pack_obs_and_next_obs" and name not in known:
+                raise ConfigError(
+                    f"sample_args: {name} was given, which {type(self).__name__} does not have: its observations are not stacks of images. "
+                    "Leave it out, or use MemoryEfficientReplayBufferDataStore."
+                )
+            if name not in known:
+                raise UnknownNameError("argument of sample()", str(name), known, setting="sample_args")
+        return dict(given)
+
     def _batch(self, batch_size: int, keys: Sequence[str] | None, indx: Any, gather: Any) -> Batch:
+        batch_size = _whole_number("batch_size", batch_size, "the number of transitions of a batch")
+        if keys is not None and (not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys)):
+            raise ConfigError(f"keys: expected the names of columns, such as ['observations', 'actions'], got {keys!r}.")
         paths = self.log.schema.select(self._upstream_keys if keys is None else list(keys))
         if indx is None:
             return self._sampler.sample_with(batch_size, lambda steps, drawn: gather(steps, drawn, paths))
@@ -190,6 +213,11 @@ class ReplayBufferDataStore:
         return batch
 
     def _with_ends(self, transition: Tree) -> dict[str, Any]:
+        if not isinstance(transition, Mapping):
+            raise SchemaError(
+                f"a transition: expected a mapping with {', '.join(self._upstream_keys)}, got {type(transition).__name__}. "
+                "A list of transitions is stored with batch_insert()."
+            )
         given = {key: value for key, value in transition.items() if key in self._stored}
         if len(given) < len(transition):
             self._pass_over(transition)
@@ -208,7 +236,8 @@ class ReplayBufferDataStore:
     def _pass_over(self, keys: Iterable[str]) -> None:
         """Says once of each key that is not stored that it is not."""
         if new := [key for key in dict.fromkeys(keys) if key not in self._stored and key not in self._passed_over]:
-            logger.warning("transitions have %s, which this buffer does not store; it stores %s", ", ".join(new), ", ".join(self._stored))
+            names, stored = ", ".join(map(str, new)), ", ".join(self._stored)
+            logger.warning("transitions have %s, which this buffer does not store; it stores %s", names, stored)
             self._passed_over.update(new)
 
     def _block_with_ends(self, block: Block) -> Block:
@@ -224,6 +253,43 @@ class ReplayBufferDataStore:
             done, mask = ends
             columns["terminated"], columns["truncated"] = done.astype(bool) & (mask == 0), done.astype(bool) & (mask != 0)
         return block.with_columns(columns)
+
+
+def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, ArraySpec]]:
+    """By key the path of the image in the observation space, and its spec."""
+    if isinstance(image_keys, str) or not isinstance(image_keys, Iterable):
+        raise ConfigError(f"image_keys: expected a list of names, such as ['wrist_1', 'wrist_2'], got {image_keys!r}.")
+    observations = _levels(spec_of_space(observation_space, "observations"))
+    if isinstance(observations, ArraySpec):
+        raise ConfigError(f"observation_space: expected a Dict space that has the images by name, got {observation_space}.")
+    columns, found = Spec(observations), {}
+    for key in image_keys:
+        ending = [path for path in columns if f"/{path}".endswith(f"/{key}")]
+        paths = [key] if key in columns else ending
+        if not paths and (inside := [path for path in columns if path.startswith(f"{key}/")]):
+            raise ConfigError(f"image_keys: {key!r} is not an image but a group of {', '.join(inside)}; give the images' names.")
+        if not paths:
+            raise UnknownNameError("image key in the observation space", str(key), columns)
+        if len(paths) > 1:
+            raise ConfigError(f"image_keys: {key!r} was given, and {', '.join(paths)} all end so; give the whole paths.")
+        spec = columns[paths[0]]
+        if len(spec.shape) not in (3, 4):
+            raise ConfigError(f"image_keys: expected an image (H, W, C) or a stack (stack, H, W, C), got {spec} for {key!r}.")
+        found[key] = paths[0], spec
+    return found
+
+
+def _whole_number(name: str, value: Any, meaning: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ConfigError(f"{name}: expected a whole number, {meaning}; got {value!r}.")
+    return int(value)
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    known = inspect.signature(Log.create).parameters.keys() - {"path", "schema"}
+    own = {"image_keys", "include_next_actions", "include_label", "include_grasp_penalty", "path", "seed"}
+    for name in settings.keys() - known:
+        raise UnknownNameError("argument of the buffer", name, known | own)
 
 
 def _levels(observations: Any) -> Any:
@@ -243,23 +309,24 @@ class _Upstream(Sampler):
 
 
 class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
-    """The same for observations whose images come as stacks ``(stack, H, W, C)``; every frame of a stack is stored once."""
+    """The same for observations with images: every frame is stored once, also where it ends one step and begins the next.
+
+    `image_keys` are named by path (``images/wrist_1``) or, where only one path ends so, by its last part (``wrist_1``). An image is a
+    stack ``(stack, H, W, C)``, as ``ChunkingWrapper`` makes it, or a single ``(H, W, C)``.
+    """
 
     def __init__(self, observation_space: Any, action_space: Any, capacity: int, image_keys: Sequence[str] = ("image",), **options: Any):
-        known = getattr(observation_space, "spaces", {})
-        for key in image_keys:
-            if key not in known:
-                raise UnknownNameError("image key in the observation space", key, known)
-        stacks = {key: known[key].shape[0] for key in image_keys}
+        images = _images(observation_space, image_keys)
+        stacks = {key: spec.shape[0] if len(spec.shape) == 4 else 0 for key, (_, spec) in images.items()}
         if len(set(stacks.values())) > 1:
-            raise ConfigError(f"image_keys: expected one stack size for all images, got {stacks}.")
-        self._image_paths = [f"observations/{key}" for key in image_keys]
-        self._stacked = tuple(self._image_paths)
+            raise ConfigError(f"image_keys: expected one stack size for all images, got {stacks}; 0 is an image without a stack.")
+        self._image_paths = [f"observations/{path}" for path, _ in images.values()]
+        self._stacked = tuple(self._image_paths) if any(stacks.values()) else ()
         super().__init__(observation_space, action_space, capacity, **options)
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None, pack_obs_and_next_obs: bool = False) -> Batch:
         """A batch. Packed, ``observations[image]`` has the stack and the next frame, ``(batch, stack + 1, H, W, C)``, and
-        ``next_observations`` has no images: half the bytes for the same content."""
+        ``next_observations`` has no images: half the bytes for the same content. A single image counts as a stack of one."""
         if not pack_obs_and_next_obs:
             return super().sample(batch_size, keys, indx)
         frame_of = self.log.schema.layout.frame_of
@@ -268,7 +335,10 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
         def gather(steps: Any, drawn: Array, paths: Sequence[str]) -> dict[str, Array]:
             images = [p for p in self._image_paths if p in paths]
             rest = [p for p in paths if p not in self._image_paths and p not in {pairs[i] for i in self._image_paths}]
-            return {**steps.gather(drawn, rest), **{p: steps.gather_packed(drawn, frame_of[p]) for p in images}}
+            small = [p for p in images if p not in frame_of]  # images of a few bytes lie in their rows
+            both = steps.gather(drawn, [*rest, *small, *(pairs[p] for p in small)])
+            packed = {p: np.stack([both.pop(p), both.pop(pairs[p])], axis=1) for p in small}
+            return {**both, **packed, **{p: steps.gather_packed(drawn, frame_of[p]) for p in images if p in frame_of}}
 
         return self._batch(batch_size, keys, indx, gather)
 

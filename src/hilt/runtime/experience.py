@@ -377,7 +377,7 @@ def told(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
         "length": len(human),
         "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
         "intervention_steps": int(human.sum()),
-        "interventions": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
+        "intervention_count": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
         "lost_steps": int(lost.sum()),
         **({TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]} if TASK_SUCCESS in columns else {}),
     }
