@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf, open_dict
 
-from hilt.compat.simplevla import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn
-from hilt.core.errors import HiltError
+from hilt.compat.simplevla import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch
+from hilt.core.errors import ConfigError, HiltError
+from hilt.policies.base import join
+from hilt.policies.openvla import OpenVLAOptions
+from hilt.policies.prismatic import L1Head
 from hilt.recipes.simplevla import simplevla
 from hilt.recipes.simplevla_names import suites
 from hilt.runtime.batch import Batch
+from hilt.runtime.episode import Episode, Start
+from tests.policies.tiny_openvla import observations, tiny
 
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}." for part in ("model", "actor", "rollout", "ref"))
 COMMAND = f"""
@@ -30,6 +37,65 @@ COMMAND = f"""
 
 def lines_of(*words: str) -> str:
     return "\n".join(simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).lines)
+
+
+# --- 主流程: `ppo_trainer.yaml`（及 Megatron 变体）; 动态批长: `ulysses_sequence_parallel_size` ---
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (f"{ACTOR}ulysses_sequence_parallel_size=2", f"not split over GPUs .* give a smaller {ACTOR}traj_mini_batch_size, .*=True"),
+        (f"{REF}ulysses_sequence_parallel_size=4", "not split over GPUs"),
+        (f"{ACTOR}strategy=megatron", f"there is FSDP, and no Megatron: .*{ACTOR}fsdp_config.param_offload=True"),
+        ("critic.strategy=megatron", "there is FSDP, and no Megatron"),
+    ],
+)
+def test_ulysses_and_megatron_are_refused_with_what_to_use(word: str, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        settings_of(word)
+    settings_of(f"{ACTOR}ulysses_sequence_parallel_size=1", f"{ACTOR}strategy=fsdp")
+
+
+# --- 数据过滤与格式 ---
+
+
+def settings_of(*words: str) -> Any:
+    return simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft"}).config
+
+
+def test_filter_truncated_cuts_episodes_off_at_max_response_length():
+    plain, cut = settings_of(), settings_of("data.filter_truncated=True", "data.max_response_length=300")
+    assert plain.task_options["step_limit"] == 512 and not plain.collect.filter_truncated
+    assert cut.task_options["step_limit"] == 300 and cut.collect.filter_truncated
+    assert cut.algorithm.batch.log_prob_chunks_per_pass == 4 * 38, "a trajectory has 38 chunks of 8 actions"
+    said = lines_of("data.filter_truncated=True", "data.max_response_length=300")
+    assert "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped" in said
+    one = settings_of("data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True")
+    assert one.task_options["step_limit"] == 128
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data.max_response_length=55"], "an answer has 8 actions of 7 tokens = 56. Give 56 or more"),
+        (["data.filter_truncated=True", "data.max_response_length=600"], "an episode has 512 actions. Give 512 at most"),
+        (["data.filter_truncated=True", "data.task_suite_name=tabletop/reach"], "tabletop/reach has a step limit of its own. Leave"),
+        (["data.max_prompt_length=0"], "data.max_prompt_length=0: expected a whole number from 1 on"),
+    ],
+)
+def test_lengths_that_could_not_take_effect_are_refused(words: list[str], expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        settings_of(*words)
+
+
+def test_max_prompt_length_refuses_longer_prompts():
+    assert settings_of().policy_options["max_prompt_length"] == 256
+    assert settings_of(f"{ROLLOUT}max_prompt_length=64").policy_options["max_prompt_length"] == 64
+    policy = tiny(options=OpenVLAOptions(max_prompt_length=60))
+    with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens, and max_prompt_length=60: give \d+, or 0"):
+        policy.act(observations(1))
+    tiny(options=OpenVLAOptions(max_prompt_length=512)).act(observations(1))
 
 
 # --- FAQ（分类版）：数据与数据加载器; 代码示例：RayTrainer 与数据集/加载器 ---
@@ -151,3 +217,99 @@ def test_collate_fn_and_the_buffer_of_the_loader():
     loader.add_to_buffer(Batch.from_single_dict(loader.get_next_batch()))
     assert loader.buffer_size() == 128 and len(loader.get_from_buffer(64, 8)) == 64
     assert len(loader.get_from_buffer(100, 8)) == 64 and loader.buffer_size() == 0
+
+
+# --- 输出数据结构（rollout → DataProto）; 模型接口与统计 ---
+
+
+def episode_of(policy: Any, rows: int, seed: int, success: bool) -> Episode:
+    """As `roll_out` makes it; of the last chunk one action was carried out."""
+    draws = torch.Generator().manual_seed(seed)
+    record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in observations(rows, seed)])
+    executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
+    start = Start("libero_goal/1", "train", 0, 0, group=seed)
+    return Episode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
+
+
+def test_pixel_values_of_a_rollout_batch_are_what_generate_action_verl_takes():
+    policy = tiny()
+    episodes = [episode_of(policy, 3, 0, True), episode_of(policy, 2, 1, False)]
+    batch, frames = (rollout_batch(episodes, policy, 256, pixel_values=wanted).batch for wanted in (True, False))
+    assert batch["pixel_values"].shape == (2, 3, 6, 28, 28) and "frames" not in batch and "pixel_values" not in frames
+    assert batch["responses"].shape == (2, 3, policy.slots) and batch["input_ids"].shape == batch["attention_mask"].shape == (2, 3, 256)
+    assert (batch["complete"].dtype, batch["finish_step"].dtype) == (torch.bool, torch.int64)
+    assert "action" not in batch, "actions are for the environment"
+    assert torch.equal(policy.frames_of(batch["pixel_values"][0]), frames["frames"][0]), "nothing is lost on the way"
+    step = {name: batch[name][:, 0] for name in ("input_ids", "attention_mask", "pixel_values")}
+    actions, response = policy.generate_action_verl(
+        input_ids=step["input_ids"], pixel_values=step["pixel_values"], proprio=None, attention_mask=step["attention_mask"],
+        padding_idx=32000, do_sample=False, unnorm_key="libero_spatial", temperature=1.6,
+    )  # fmt: skip
+    plain, record = policy.act([observations(3, 0)[0], observations(2, 1)[0]], sample=False)
+    np.testing.assert_allclose(actions, plain, atol=1e-6)
+    assert torch.equal(response, torch.from_numpy(record["tokens"]).flatten(1).long())
+
+
+class Upstream(torch.nn.Module):
+    """A head as OpenVLA-OFT has it: `predict_action`."""
+
+    def __init__(self, head: L1Head):
+        super().__init__()
+        self.model = head.model
+        self.chunk = head.chunk
+
+    def predict_action(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.model(slots.reshape(len(slots), self.chunk, -1))
+
+
+class Diffusion(torch.nn.Module):
+    """A diffusion head with the parts of OpenVLA-OFT's, and a scheduler that takes away a tenth of the noise it is told of."""
+
+    class Scheduler:
+        timesteps = torch.tensor([2, 1, 0])
+
+        def step(self, noise: torch.Tensor, time: Any, actions: torch.Tensor) -> Any:
+            return SimpleNamespace(prev_sample=actions - 0.1 * noise)
+
+    def __init__(self, width: int, numbers: int):
+        super().__init__()
+        self.noise_scheduler, self.time_encoder = self.Scheduler(), lambda time: time[:, None].expand(1, width)
+        self.out = torch.nn.Linear(width, 1)
+
+    def predict_noise(self, slots: torch.Tensor) -> torch.Tensor:
+        return self.out(slots).squeeze(-1)
+
+
+def test_generate_action_verl_takes_an_action_head_a_noise_projector_and_film():
+    torch.manual_seed(0)
+    policy, own = tiny(), tiny(head="l1")
+    asked: dict[str, Any] = {"input_ids": torch.randint(3, 29000, (2, 6)), "pixel_values": torch.randn(2, 6, 28, 28)}
+    tokens, _ = policy.generate_action_verl(**asked)
+    wanted, _ = own.generate_action_verl(**asked)
+    for head in (own.action_head, Upstream(own.action_head)):
+        actions, hidden = policy.generate_action_verl(**asked, action_head=head)
+        np.testing.assert_allclose(actions, wanted, atol=1e-6)  # the two policies have the same weights
+        assert hidden.shape == (2, policy.slots, 32) and not np.allclose(actions, tokens)
+    with pytest.raises(ConfigError, match="draws none: use do_sample=False"):
+        policy.generate_action_verl(**asked, action_head=own.action_head, do_sample=True)
+
+    head, projector = Diffusion(32, policy.slots), torch.nn.Linear(1, 32)
+
+    def denoised(projector: Any) -> Any:
+        draws = torch.Generator().manual_seed(3)
+        return policy.generate_action_verl(**asked, action_head=head, noisy_action_projector=projector, generator=draws)[0]
+
+    once, again, other = denoised(projector), denoised(projector), denoised(torch.nn.Linear(1, 32))
+    np.testing.assert_array_equal(once, again)
+    assert once.shape == (2, policy.chunk, 7) and not np.allclose(once, other), "the noisy actions go through the model"
+    for wrong in ({"noisy_action_projector": projector}, {"action_head": head}):
+        with pytest.raises(ConfigError, match="go together: give both, or an L1 head alone"):
+            policy.generate_action_verl(**asked, **wrong)
+    with pytest.raises(ConfigError, match="read the slots of OpenVLA-OFT"):
+        tiny(causal=True).generate_action_verl(**asked, action_head=head)
+
+    listening = tiny(film=True)
+    np.testing.assert_array_equal(*(listening.generate_action_verl(**asked, **film)[0] for film in ({}, {"use_film": True})))
+    for model, film in ((policy, True), (listening, False)):
+        with pytest.raises(ConfigError, match=f"use_film={film}, and this checkpoint was trained with"):
+            model.generate_action_verl(**asked, use_film=film)

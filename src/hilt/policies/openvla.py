@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,14 @@ class OpenVLAOFT(OpenVLAPolicy):
 
     causal = False
 
-    def slots_of(self, inputs: Inputs) -> Tensor:
+    def slots_of(self, inputs: Inputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token and all slots but one,
-        for each predicts the next."""
-        before, end = self._prefix(inputs)
+        for each predicts the next. With a diffusion head, the slots have embeddings of `noisy` actions, and `time` is its step's."""
+        before, end = self._prefix(inputs, time)
         batch, start, width = before.shape
         stop = self._embed(torch.full_like(inputs.length, STOP))[:, None]
-        x = torch.cat([before, before.new_zeros(batch, self.slots, width), stop.to(before.dtype)], dim=1)
+        slots = before.new_zeros(batch, self.slots, width) if noisy is None else noisy.to(before.dtype)
+        x = torch.cat([before, slots, stop.to(before.dtype)], dim=1)
         places = torch.arange(x.shape[1], device=x.device)[None]
         if (valid := self._valid(inputs, start, self.slots + 1)) is None:
             return self._run(x, places, Layout())[:, start - 1 : start - 1 + self.slots]
@@ -69,6 +71,24 @@ class OpenVLAOFT(OpenVLAPolicy):
             return Dealt(mean, None)
         actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
         return Dealt(actions, self._measure(slots, mean, log_scale, actions))
+
+    def _by_head(self, inputs: Inputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
+        if head is None or (scheduler is None) != (projector is None):
+            raise ConfigError(
+                "a noisy_action_projector and an action_head with a noise_scheduler go together: give both, or an L1 head alone."
+            )
+        if scheduler is None:
+            if sample:
+                raise ConfigError("action_head gives one action and draws none: use do_sample=False.")
+            hidden = self.slots_of(inputs)
+            return at_least_float32(getattr(head, "predict_action", head)(hidden)).view(shape), hidden
+        actions = torch.randn(shape, generator=generator).to(self.device)
+        for step in scheduler.timesteps:
+            time = head.time_encoder(torch.as_tensor([step], dtype=torch.float32, device=self.device)).expand(len(actions), -1)
+            hidden = self.slots_of(inputs, projector(actions.flatten(1)[..., None].to(self._dtype)), time)
+            actions = scheduler.step(at_least_float32(head.predict_noise(hidden)).view(shape), step, actions).prev_sample
+        return actions, hidden
 
     def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.config.head == "l1":

@@ -148,6 +148,8 @@ class OpenVLAOptions:
     """Bounds of the scale head's answer; RIPT-VLA trains with (-2, 0.5)"""
     center_crop: bool = True
     """Whether images lose a tenth of their area, as they did in training with random crops"""
+    max_prompt_length: int = 0
+    """Tokens that a prompt may have; a longer one is refused. 0: any number"""
     augment: bool = True
     """Whether imitation sees images cropped at random (with center_crop) and in other colours, as published; never when it acts"""
 
@@ -155,5 +157,7 @@ class OpenVLAOptions:
         for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(name, getattr(self, name), known)
+        if self.max_prompt_length < 0:
+            raise ConfigError(f"max_prompt_length={self.max_prompt_length}: expected a number of tokens, or 0 for any.")
         if not 0 <= self.checkpointed <= 1:
             raise ConfigError(f"checkpointed={self.checkpointed}: expected the share of layers to compute twice, from 0 to 1.")

@@ -205,19 +205,41 @@ class OpenVLAPolicy(Policy):
         temperature: float = 1.0,
         unnorm_key: str | None = None,
         proprio: Any = None,
+        action_head: Any = None,
+        noisy_action_projector: Any = None,
+        use_film: bool | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[np.ndarray, Tensor]:
         """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
-        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised, or left out of the sequence."""
+        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised, or left out of the sequence.
+
+        `action_head`: a continuous head of OpenVLA-OFT (``predict_action``, or a module of ours) answers instead of the policy's own; the
+        second result is then the hidden states that it read, [B, chunk * action_dim, width]. With `noisy_action_projector` it is one of
+        diffusion (``noise_scheduler``, ``time_encoder``, ``predict_noise``). `use_film`: whether the words modulate the vision
+        transformers; None: as the checkpoint was trained, and nothing else is possible.
+        """
         check_temperature(temperature, do_sample)
+        if use_film is not None and use_film != self.config.film:
+            raise ConfigError(
+                f"use_film={use_film}, and this checkpoint was trained {'with' if self.config.film else 'without'} FiLM: leave it out."
+            )
         if attention_mask is None and padding_idx is not None:
             attention_mask = input_ids.ne(padding_idx)
         inputs = self.inputs_of(input_ids, pixel_values, attention_mask, proprio)
-        with torch.no_grad(), self._precision():
-            dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), generator or self.generator)
-        stats = self.get_action_stats(unnorm_key)
+        stats, draws = self.get_action_stats(unnorm_key), generator or self.generator
         scale = self.scale_actions if unnorm_key is None else Normalizer(stats, self.config.normalization, self.scale_actions.epsilon)
+        with torch.no_grad(), self._precision():
+            if action_head is not None or noisy_action_projector is not None:
+                actions, hidden = self._by_head(inputs, action_head, noisy_action_projector, do_sample, draws)
+                return scale.unnormalize(actions.double().cpu().numpy()), hidden
+            dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), draws)
         return scale.unnormalize(self._plain(dealt.drawn)), dealt.drawn.flatten(1)
+
+    def _by_head(self, inputs: Inputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Normalised actions of a continuous head that was given, and the hidden states that it read."""
+        raise ConfigError(
+            "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers in tokens. Leave them out."
+        )
 
     def inputs_of(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None) -> Inputs:
         """The batch that upstream's tensors are."""
@@ -310,6 +332,8 @@ class OpenVLAPolicy(Policy):
         images = images.unflatten(0, (len(observations), len(cameras)))
         words = [text(_field(row, "instruction", place), place) for place, row in enumerate(observations)]
         prompt, length = padded([openvla_ids(self.tokenizer, each) for each in words])
+        if 0 < (most := self.options.max_prompt_length) < int(length.max()):
+            raise ConfigError(f"a prompt has {length.max()} tokens, and max_prompt_length={most}: give {length.max()}, or 0 for any.")
         record: Record = {"images": images.cpu().numpy(), "prompt": prompt, "prompt_length": length}
         if self.scale_state is not None:
             states = [np.asarray(_field(row, "state", place), np.float32) for place, row in enumerate(observations)]
@@ -330,9 +354,15 @@ class OpenVLAPolicy(Policy):
         return Inputs(self.pixels(images), prompt, length, proprio, None if (lengths == widest).all() else lengths)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the other."""
+        """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the other: [B, images, 3 for each, H, W]."""
         planes = images.permute(0, 1, 4, 2, 3).to(torch.float32) / 255
         return (planes.repeat(1, 1, self.pixel_mean.shape[2] // 3, 1, 1) - self.pixel_mean) / self.pixel_std
+
+    def frames_of(self, pixel_values: Tensor) -> Tensor:
+        """The inverse of `pixels`, exactly: uint8 [B, images, H, W, 3] of [B, 3 for each vision transformer and image, H, W]."""
+        pixels = pixel_values.to(self.device).unflatten(1, (self.config.num_images, -1))[:, :, :3]
+        planes = pixels.float() * self.pixel_std[:, :, :3] + self.pixel_mean[:, :, :3]
+        return (planes * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 1, 3, 4, 2)
 
     def _plain(self, drawn: Tensor) -> np.ndarray:
         """Actions from -1 to 1, float64."""
@@ -355,12 +385,15 @@ class OpenVLAPolicy(Policy):
         mean = ((words * inside[..., None]).sum(1) + stop) / (inputs.length[:, None] + 1).to(words.dtype)
         return self.vision_backbone(pixels, mean, twice)
 
-    def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]."""
+    def _prefix(self, inputs: Inputs, time: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]. `time`:
+        the embedding of a diffusion head's step, [B, width], which follows the patches and the state."""
         words, patches = self._embed(inputs.prompt), self.projector(self.patch_features(inputs))
         parts = [words[:, :1], patches]
         if inputs.proprio is not None and self.proprio_projector is not None:
             parts.append(self.proprio_projector(inputs.proprio.to(self._dtype))[:, None])
+        if time is not None:
+            parts.append(time.to(words.dtype)[:, None])
         before = torch.cat([*parts, words[:, 1:]], dim=1)
         return before, before.shape[1] - words.shape[1] + inputs.length - 1
 

@@ -169,6 +169,13 @@ class Told:
             raise UnknownNameError("vla of SimpleVLA-RL", str(self[f"{MODEL}vla"]), variants)
         options = {"variant": variants[self[f"{MODEL}vla"]], "action_dim": self.whole(f"{MODEL}action_token_len")}
         options["chunk"] = self.chunk
+        options["max_prompt_length"] = min(self.whole(key) for key in ("data.max_prompt_length", f"{ROLLOUT}max_prompt_length"))
+        tokens = self.chunk * options["action_dim"]
+        if (most := self.whole("data.max_response_length")) < tokens:
+            raise ConfigError(
+                f"data.max_response_length={most}: an answer has {self.chunk} actions of {options['action_dim']} tokens = {tokens}. "
+                f"Give {tokens} or more, or leave it out."
+            )
         options["checkpointed"] = 1.0 if self[f"{MODEL}enable_gradient_checkpointing"] else 0.0
         if self[f"{ROLLOUT}use_proprio"] or f"{ROLLOUT}use_proprio" in self.given:
             options["use_proprio"] = self[f"{ROLLOUT}use_proprio"]
@@ -188,13 +195,27 @@ class Told:
         key = f"{MODEL}action_chunks_len"
         return 1 if self[f"{MODEL}vla"] == "openvla" and key not in self.given else self.whole(key)
 
+    @property
+    def step_limit(self) -> int:
+        """Actions after which an episode is cut off: with data.filter_truncated, those of data.max_response_length. 0: the task's own."""
+        key, there = "data.max_response_length", STEP_LIMIT if self.suite in libero.SUITES else 0
+        if not self["data.filter_truncated"] or key not in self.given:
+            return there
+        if "/" in self.suite:
+            raise ConfigError(f"{key} with data.filter_truncated=True: {self.suite} has a step limit of its own. Leave {key} out.")
+        if there and self[key] > there:
+            raise ConfigError(f"{key}={self[key]} with data.filter_truncated=True: an episode has {there} actions. Give {there} at most.")
+        return self.whole(key)
+
     def _places(self) -> dict[str, Any]:
         """Tasks, ranks, and who holds which weights."""
         options: dict[str, Any] = {}
         if self.suite in libero.SUITES:
-            options = {"step_limit": STEP_LIMIT, "wait_steps": self.whole(f"{ROLLOUT}num_steps_wait", 0)}
+            options = {"step_limit": self.step_limit, "wait_steps": self.whole(f"{ROLLOUT}num_steps_wait", 0)}
         elif self.suite.startswith("robotwin2_"):
             options = {"task_config": self[f"{ROLLOUT}twin2_task_config"], "instruction_type": self[f"{ROLLOUT}twin2_instruction_type"]}
+        if self["data.filter_truncated"] and self.step_limit and self.suite not in libero.SUITES:
+            options["step_limit"] = self.step_limit
         for key in ("num_steps_wait", "twin2_task_config", "twin2_instruction_type"):
             if self[ROLLOUT + key] != READ[ROLLOUT + key] and self[ROLLOUT + key] not in options.values():
                 raise ConfigError(f"{ROLLOUT}{key}={self[ROLLOUT + key]} would do nothing with {self.suite}. Leave it out.")
@@ -240,7 +261,7 @@ class Told:
             )
         slices, episodes = self.whole(f"{ACTOR}traj_mini_batch_size"), prompts * group
         waves = self.whole(f"{ROLLOUT}micro_batch_size") * group
-        length = STEP_LIMIT // self.chunk if self.suite in libero.SUITES else slices
+        length = math.ceil(self.step_limit / self.chunk) or slices
         slots = max(waves, self.whole(f"{ROLLOUT}val_micro_batch_size"))
         tokens = self.whole(f"{ACTOR}ppo_max_token_len_per_gpu") if self[f"{ACTOR}use_dynamic_bsz"] else 0
         if f"{ACTOR}ppo_max_token_len_per_gpu" in self.given and not tokens:
@@ -256,6 +277,9 @@ class Told:
             f"log-probabilities: a pass has {no_grad // ranks} trajectories x {length} = {no_grad // ranks * length} chunks at each rank",
             f"rollouts: {slots} environments at each rank (micro_batch_size x n_samples = {waves}, or val_micro_batch_size)",
         ]
+        if self["data.filter_truncated"]:
+            limit = f"{self.step_limit} actions (data.max_response_length)" if self.step_limit else "the task's own step limit"
+            self.lines.append(f"truncation: an episode is cut off after {limit}, in validation too; a group with one is dropped")
         workers = 0 if self.suite.startswith("tabletop") else min(slots, max((os.cpu_count() or 1) // max(self.gpus, 1), 1))
         batch: dict[str, Any] = {"tokens_per_pass": tokens} if tokens else {"chunks_per_pass": micro // ranks * slices}
         batch["log_prob_chunks_per_pass"] = no_grad // ranks * length

@@ -58,6 +58,8 @@ READ: dict[str, Any] = {
     "data.num_trials_per_task": 50,
     "data.train_batch_size": 1024,
     "data.val_batch_size": 1312,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
     f"{MODEL}vla": "openvla-oft",
     f"{MODEL}action_token_len": 7,
     f"{MODEL}action_chunks_len": 8,
@@ -77,6 +79,7 @@ READ: dict[str, Any] = {
     f"{ROLLOUT}micro_batch_size": 1,
     f"{ROLLOUT}val_micro_batch_size": 8,
     f"{ROLLOUT}log_prob_micro_batch_size": 128,
+    f"{ROLLOUT}max_prompt_length": 512,
     f"{ROLLOUT}unnorm_key": "",
     f"{ROLLOUT}num_steps_wait": 10,
     f"{ROLLOUT}use_proprio": False,
@@ -121,6 +124,8 @@ AGREE: dict[str, str] = {
     f"{ROLLOUT}task_suite_name": "data.task_suite_name",
     f"{ROLLOUT}pretrained_checkpoint": f"{MODEL}path",
     f"{ROLLOUT}experiment_name": "trainer.experiment_name",
+    f"{ROLLOUT}prompt_length": "data.max_prompt_length",
+    f"{ROLLOUT}response_length": "data.max_response_length",
     f"{ROLLOUT}twin2_ckpt_setting": f"{ROLLOUT}twin2_task_config",
     f"{ROLLOUT}log_prob_use_dynamic_bsz": f"{ACTOR}use_dynamic_bsz",
     f"{ROLLOUT}log_prob_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
@@ -150,12 +155,18 @@ AGREE: dict[str, str] = {
 }  # fmt: skip
 """Keys that say once more what another one says: one value counts for both"""
 
-_ULYSSES = "sequences are not split over GPUs (Ulysses), there as well: it is forced off for robots"
+_ULYSSES = (
+    "a sequence of a few hundred tokens is not split over GPUs (Ulysses), there as well; for memory give a smaller "
+    f"{ACTOR}traj_mini_batch_size, {ACTOR}use_dynamic_bsz=True or {MODEL}enable_gradient_checkpointing=True"
+)
 _VLLM = "it is vllm's, and vllm cannot run a policy that answers with actions, there as well; rollout.name=hf is ours"
 _TEXT = "it is of language models' training, and nothing of a robot's reads it, there as well"
 PRIME = "the implicit reward of PRIME is not built; reward_model.rm_type=normal with the folder of `hilt train classifier` is"
 _WRAP = "layers are gathered one at a time, whatever their size"
-_STRATEGY = "there is FSDP, and no Megatron: that has no OpenVLA, there as well"
+_STRATEGY = (
+    "there is FSDP, and no Megatron: that has no OpenVLA, there as well; fsdp shards every weight over all ranks, and "
+    f"{ACTOR}fsdp_config.param_offload=True keeps it in host memory"
+)
 _OUTSIDE = "nothing is imported from outside"
 _BY_STEPS = "it follows from trainer.total_training_steps, or the number of epochs"
 
@@ -181,11 +192,6 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "data.prompt_key": (("prompt",), _TEXT),
     "data.system_prompt": ((None,), _TEXT),
     "data.sample_num": ((-1,), _TEXT),
-    "data.max_prompt_length": ((512, 256), "nothing of a robot's reads it, there as well; a prompt is as long as its words"),
-    "data.max_response_length": (
-        (512, 128),
-        "nothing of a robot's reads it, there as well; an answer is a chunk, an episode ends at its step limit",
-    ),
     "actor_rollout_ref.hybrid_engine": (
         (True,),
         "rollouts and training share the weights of a rank; apart: hilt.placement.rollout_ranks=N",
@@ -202,9 +208,6 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     f"{REF}fsdp_config.fsdp_size": ((-1,), "the reference is whole at each rank"),
     f"{REF}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     f"{ROLLOUT}model_family": (("openvla",), "other policies are folders for `hilt train RECIPE policy=FOLDER`"),
-    f"{ROLLOUT}max_prompt_length": ((512,), "a prompt is as long as its words, and none is padded to more"),
-    f"{ROLLOUT}prompt_length": ((512, 256), _TEXT),
-    f"{ROLLOUT}response_length": ((512, 128), _TEXT),
     f"{ROLLOUT}name": (("hf",), _VLLM),
     f"{ROLLOUT}top_k": ((-1, 0), "all action tokens may be drawn: a ratio is of the policy that acted"),
     f"{ROLLOUT}top_p": ((1,), "all action tokens may be drawn: a ratio is of the policy that acted"),

@@ -175,13 +175,16 @@ def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "",
     return made
 
 
-def rollout_batch(episodes: Sequence[Episode], policy: Any, max_prompt_length: int = 0, steps: int = 0) -> Batch:
-    """Episodes as upstream's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
+def rollout_batch(
+    episodes: Sequence[Episode], policy: Any, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
+) -> Batch:
+    """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
 
         responses        int64 [B, S, chunk * action_dim]     tokens; 0 after the end
         input_ids        int64 [B, S, prompt]                 padded on the LEFT with 32000
         attention_mask   int64 [B, S, prompt]
-        frames           uint8 [B, S, images, H, W, 3]        an eighth of their pixel_values; `policy.pixels` makes these
+        frames           uint8 [B, S, images, H, W, 3]        what the policy saw, an eighth of the memory of pixel_values
+        pixel_values     float32 [B, S, 6 * images, H, W]     in place of frames, with `pixel_values=True`: what generate_action_verl takes
         proprio          float32 [B, S, P]                    from -1 to 1, where the policy has it
         old_log_probs    float32 [B, S * chunk * action_dim]  0 where nothing was carried out
         complete         bool [B]
@@ -225,6 +228,10 @@ def rollout_batch(episodes: Sequence[Episode], policy: Any, max_prompt_length: i
     tensors = {name: torch.from_numpy(np.stack(values)) for name, values in columns.items()}
     tensors["old_log_probs"] = tensors["old_log_probs"].flatten(1)
     tensors["attention_mask"] = tensors["input_ids"].ne(pad).long()
+    if pixel_values:
+        frames = tensors.pop("frames")
+        seen = [policy.pixels(each.to(policy.device)).flatten(1, 2).cpu() for each in frames]
+        tensors["pixel_values"] = torch.stack(seen)
     tensors["complete"] = torch.tensor([episode.success for episode in episodes])
     tensors["finish_step"] = torch.tensor([episode.steps for episode in episodes])
     return Batch(tensors, {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]})
