@@ -167,7 +167,7 @@ class Told:
         variants = {"openvla-oft": "oft", "openvla": "ar"}
         if self[f"{MODEL}vla"] not in variants:
             raise UnknownNameError("vla of SimpleVLA-RL", str(self[f"{MODEL}vla"]), variants)
-        options = {"variant": variants[self[f"{MODEL}vla"]], "action_dim": self.whole(f"{MODEL}action_token_len")}
+        options: dict[str, Any] = {"variant": variants[self[f"{MODEL}vla"]], "action_dim": self.whole(f"{MODEL}action_token_len")}
         options["chunk"] = self.chunk
         options["max_prompt_length"] = min(self.whole(key) for key in ("data.max_prompt_length", f"{ROLLOUT}max_prompt_length"))
         tokens = self.chunk * options["action_dim"]
