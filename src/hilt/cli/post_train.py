@@ -38,6 +38,8 @@ def run(
     from hilt.runtime.post_train import begin_run, in_words, resume_run, resumed_settings, train
     from hilt.runtime.train import undone_if_nothing_is_kept
 
+    if resume and not dry_run:
+        _fetch(folder, overrides)
     if dry_run:
         shown = resumed_settings(folder, recipe, overrides)[0] if resume else config
         assert shown is not None
@@ -60,6 +62,18 @@ def run(
     end = f"\n{folder / 'policy'}" if done.reason != "stopped" else f"\nhilt train --run {folder} --resume"
     typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}")
     leave(stopped)
+
+
+def _fetch(folder: Path, overrides: Sequence[str | Mapping[str, Any]]) -> None:
+    """Where a run that is to go on is not on this machine, it comes from its copy, if `copy_to` is given."""
+    from hilt.core.config import build
+    from hilt.runtime.exports import fetch_run
+    from hilt.runtime.post_train import is_run
+    from hilt.runtime.vla_config import Vla
+
+    if not is_run(folder) and (url := build(Vla(), *overrides).copy_to):
+        with progress_bar(f"fetching the run from {url}", "files") as move:
+            fetch_run(url, folder, typer.echo, lambda phase, done=0, total=0, note="": move(done, total))
 
 
 def _share(success: float) -> str:
@@ -91,5 +105,5 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     problems.report()
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
-    for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume), *footprint(config)):
+    for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume), *footprint(config, folder)):
         typer.echo(line)

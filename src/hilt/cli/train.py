@@ -72,7 +72,7 @@ def train_command(
     one_thread()
     recipe, words = _words(recipe, overrides)
     folder = _folder(recipe, run)
-    if _of_post_training(recipe, folder, resume):
+    if _of_post_training(recipe, folder, resume, words):
         _post_train(recipe, words, folder, resume, dry_run)
         return
     if dry_run:
@@ -169,11 +169,13 @@ def _next(folder: Path, ended: bool) -> list[str]:
     return [*looks, *([] if ended else [f"hilt train --run {folder} --resume"])]
 
 
-def _of_post_training(recipe: str, folder: Path, resume: bool) -> bool:
+def _of_post_training(recipe: str, folder: Path, resume: bool, words: list[str]) -> bool:
     if resume and not recipe and (folder / "run.json").is_file():
         from hilt.core.files import read_json
 
         return read_json(folder / "run.json").get("kind") == "vla"
+    if resume and any(word.startswith("copy_to=") for word in words):  # it is not here yet, and only post-training has copies
+        return True
     from hilt.recipes import is_vla
 
     return bool(recipe) and is_vla(recipe)

@@ -52,7 +52,7 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = {"weights": self.weights, "gradients": self.gradients, "optimiser": self.optimiser, "activations": self.activations}
-        return f"{_size(self.total)}: " + ", ".join(f"{name} {_size(part)}" for name, part in parts.items() if part)
+        return f"{readable_size(self.total)}: " + ", ".join(f"{name} {readable_size(part)}" for name, part in parts.items() if part)
 
     def check(self, device: torch.device | str, free: int | None = None) -> None:
         """Raises `ConfigError` if a device has less free; `free` is for those that cannot be asked."""
@@ -62,9 +62,9 @@ class Estimate:
                 cures = [f"fewer rows at a time than {self.rows}"] if self.activations > self.weights // 10 else []
                 cures += ["gradient checkpointing", "LoRA"] if self.training else []
                 doing = f"{'training' if self.training else 'acting'} with {self.rows} rows" if self.rows else "loading"
-                what = self if place == str(device) else _size(needed)
+                what = self if place == str(device) else readable_size(needed)
                 raise ConfigError(
-                    f"{doing} needs {what} on {place}, which has {_size(there)} free. "
+                    f"{doing} needs {what} on {place}, which has {readable_size(there)} free. "
                     f"Try {', '.join([*cures, 'dtype=torch.bfloat16'])}, or a device with more memory."
                 )
 
@@ -166,5 +166,5 @@ def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
     return [tensor.nbytes for tensor in made.values()]
 
 
-def _size(number: int) -> str:
+def readable_size(number: int) -> str:
     return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

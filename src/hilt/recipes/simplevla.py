@@ -329,7 +329,7 @@ class Told:
         if self.suite in libero.SUITES:
             self.lines.append(self._states())
         save, test = (max(int(self[f"trainer.{name}_freq"]), 0) for name in ("save", "test"))
-        made: dict[str, Any] = {"max_steps": steps, "checkpoint_period": save or steps, "validation.period": test}
+        made: dict[str, Any] = {"max_steps": steps, "checkpoint_period": save or steps, "validation.period": test, "export_period": save}
         made["collect.max_sampling_attempts"] = max(10, prompts // drawn)
         there = {split: len(numbers) for split, numbers in libero.SPLITS.items()} if self.suite in libero.SUITES else STATES
         there = robotwin.STATES if self.suite.startswith("robotwin") else there
@@ -337,7 +337,8 @@ class Told:
         made["collect.states_per_task"] = trials if trials < there["train"] else 0  # 0: all that there are
         made["validation.episodes"] = tried if tried < there["eval"] else 0
         if self["trainer.val_only"]:
-            made |= {"max_steps": 0, "checkpoint_period": 1, "validation.before": True, "validation.period": 0, "validation.after": False}
+            made |= {"max_steps": 0, "checkpoint_period": 1, "export_period": 0}
+            made |= {"validation.before": True, "validation.period": 0, "validation.after": False}
             self.lines.append("trainer.val_only: the policy is validated, and nothing is trained")
         return made
 

@@ -37,6 +37,7 @@ SETTINGS: dict[str, tuple[Any, str]] = {
     "algorithm.adv_estimator": ("gae", "algorithm.estimator"),
     "verifier.reward_coef": (5.0, "rewards.success"),
     "trainer.val_before_train": (False, "validation.before"),
+    "trainer.default_hdfs_dir": (None, "copy_to"),
 }
 """Their key: its default, and the setting of ours that it becomes"""
 
@@ -239,7 +240,6 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "reward_model.model.fsdp_config.min_num_params": ((0,), _WRAP),
     "reward_model.model.fsdp_config.param_offload": ((False,), "a classifier is small, and stays where it is"),
     **{f"reward_model.{name}": ((value,), PRIME) for name, value in _PRIME_DEFAULTS.items()},
-    "trainer.default_hdfs_dir": ((None,), "files go to this machine alone (hdfs_path); copy RUN/policy where you need it"),
     "trainer.runtime_env": (
         ("none", None),
         "ranks have the environment of this shell: export what the file (align.json) sets",

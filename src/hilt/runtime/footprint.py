@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 
 from hilt.envs.pool import Pool
 from hilt.policies.base import Record
-from hilt.policies.memory import Estimate, estimate, free_bytes
+from hilt.policies.memory import Estimate, estimate, free_bytes, readable_size
 from hilt.runtime.roles import attach_adapters, first_policy, sizes_of
 from hilt.runtime.sft import words
 from hilt.runtime.vla_config import Vla
@@ -19,8 +21,8 @@ PROMPT = 40
 """Tokens of an instruction, about"""
 
 
-def footprint(config: Vla) -> list[str]:
-    """A line for each role: what a rank needs where it trains, and what the device has free."""
+def footprint(config: Vla, run: Path = Path()) -> list[str]:
+    """A line for each role: what a rank needs where it trains, and what the device has free; and one for what the disk will hold."""
     options = {}
     if config.policy == "small_vla":
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
@@ -37,7 +39,26 @@ def footprint(config: Vla) -> list[str]:
         f", of which each of {config.placement.ranks} ranks has a part" if config.sharding.enabled and config.placement.ranks > 1 else ""
     )
     lines = [f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items()]
-    return [*lines, f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"]
+    lines.append(f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB")
+    return [*lines, *([disk(config, options, run)] if config.export_period else [])]
+
+
+def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
+    """How much room the checkpoint folders of `export_period` will take, in a line."""
+    with torch.device("meta"):
+        policy = first_policy(config, sizes, device="meta")
+        each = sum(tensor.nbytes for tensor in policy.state_dict().values())
+        attach_adapters(policy, config)
+        each += sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad) * bool(config.lora.rank)
+    made = config.max_steps // config.export_period
+    kept = min(made, config.export_keep or made)
+    above = next((folder for folder in (run, *run.absolute().parents) if folder.exists()), Path())
+    free, rule = shutil.disk_usage(above).free, f"the newest {kept} stay" if config.export_keep else "all of them stay"
+    line = f"checkpoint folders: one every {config.export_period} training steps, {made} in all, of which {rule}"
+    line += f": {kept} x {readable_size(each)} = {readable_size(kept * each)} of disk in {run / 'actor'}"
+    line += f", and the same at {config.copy_to}" * bool(config.copy_to)
+    cure = f"; that is too little, export_keep={max(1, free // max(each, 1) - 1)} would fit" if kept * each > free else ""
+    return f"{line}; {readable_size(free)} are free{cure}"
 
 
 def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:

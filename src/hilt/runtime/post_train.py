@@ -5,6 +5,7 @@
     RUN/evaluations/            what each validation gave, by task, with intervals; videos beside
     RUN/best/STEP/              what was trained, as it was at the best validation so far
     RUN/checkpoints/            where --resume goes on, bit for bit
+    RUN/actor/global_step_N/    with export_period: a complete checkpoint of the policy after N steps; copy_to has all but rollouts at a URL
     RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged; these alone: RUN/adapter/
 
 This is the controller: one process that tells the workers (`hilt.runtime.roles`) what to do and writes down what they answer. It holds no
@@ -23,20 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.config import build, freeze
-from hilt.core.errors import AlarmError, ConfigError, Problems
+from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, StorageError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.observe.alarms import Watch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.weights import Tensors, new_folder, write_tensors
-from hilt.runtime import checkpoint
+from hilt.runtime import checkpoint, exports
 from hilt.runtime.collect import ENOUGH
 from hilt.runtime.evaluate import Evaluation, over_tasks
+from hilt.runtime.footprint import disk
 from hilt.runtime.group import Group, LostWorkerError, Standing, open_group
 from hilt.runtime.precision import described, settle
 from hilt.runtime.precision import frozen as frozen_settings
-from hilt.runtime.roles import export, pool_of, trained_policy
+from hilt.runtime.roles import pool_of, trained_policy
 from hilt.runtime.sft import words
 from hilt.runtime.train import CARD, CONFIG, check_new, differences, may_change, note_changes, note_end
 from hilt.runtime.trials import evaluations_of, starts_of, tried
@@ -47,6 +49,7 @@ LOOK_S = 0.1
 KIND, BEST, RESULT, SIZES = "vla", "best", "result.json", "sizes.json"
 CHANGEABLE = {"max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device"}
 CHANGEABLE |= {"pool", "validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold", "placement"}
+CHANGEABLE |= {"export_period", "export_keep", "copy_to"}
 CHANGEABLE |= {"collect", "algorithm", "optimiser", "critic.optimiser", "critic.warmup_steps", "solved_steps", "stop_on"}
 """What may be another when a run is resumed: a setting, or all of a section"""
 MOST_SKIPPED = 5
@@ -140,17 +143,23 @@ def train(
         ranks = f"{config.placement.ranks + config.placement.rollout_ranks} ranks" if config.placement.kind != "here" else "the rank"
         report(f"starting {ranks}: the policy and the simulators")
         note_end(run)
+        copy = exports.RunCopy(config.copy_to, run) if config.copy_to else None
         group = open_group(config.placement, WORKER, arguments, device=config.device, joined=config.sharding.enabled)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
         if config.policy == "small_vla":
             write_json(run / SIZES, group.call("sizes")[0])
+        if config.export_period:
+            say(disk(config, sizes_of_run(run), run))
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        done = Controller(config, run, group, metrics, say, report).run()
+        done = Controller(config, run, group, metrics, say, report, copy).run()
     if done.reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
         report("writing the policy")
-        export(policy_of(run, "best"), run)
+        exports.export(policy_of(run, "best"), run)
         write_json(run / RESULT, asdict(done))
+    if copy is not None:  # after what is here is complete: if this fails, --resume copies again
+        copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
+        copy.finish(report)
     note_end(run, done.reason, done.step, in_words(config, done))
     return done
 
@@ -165,8 +174,12 @@ def in_words(config: Vla, done: Summary) -> str:
 
 def policy_of(run: Path, which: str = "best", device: str = "cpu") -> Any:
     """The policy of a run: as it was at its "best" validation, at the "last" checkpoint, or at the one of a training step."""
-    config, sizes = frozen_settings(Vla, run), read_json(run / SIZES) if (run / SIZES).is_file() else {}
-    return trained_policy(config, sizes, _trained(run, which)[1], device)
+    return trained_policy(frozen_settings(Vla, run), sizes_of_run(run), _trained(run, which)[1], device)
+
+
+def sizes_of_run(run: Path) -> dict[str, Any]:
+    """What a new policy took from its first task; of a policy that came from a folder, nothing."""
+    return read_json(run / SIZES) if (run / SIZES).is_file() else {}
 
 
 def evaluate(
@@ -248,8 +261,18 @@ class Stopped(Exception):
 class Controller:
     """Where a run stands, and what comes next."""
 
-    def __init__(self, config: Vla, run: Path, group: Group, metrics: Metrics, say: Callable[[str], None], report: Report = silent):
+    def __init__(
+        self,
+        config: Vla,
+        run: Path,
+        group: Group,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        report: Report = silent,
+        copy: exports.RunCopy | None = None,
+    ):
         self._config, self._run, self._group, self._metrics, self._say, self._report = config, run, group, metrics, say, report
+        self._copy = copy
         self._standings: dict[int, Standing] = {}
         group.watch = self._heard
         self.step = 0
@@ -300,8 +323,8 @@ class Controller:
             if due and self._validated < self.step:
                 self._validate()
             reason = reason or ("goal" if self._goal_holds() else "")
-            if self.step and self.step % self._config.checkpoint_period == 0 and self._sound:
-                self._save()
+            if self.step and self._sound:
+                self._save_if_due()
             if reason:
                 return reason
             self._train_once()
@@ -450,6 +473,30 @@ class Controller:
     def _when(self, phase: str) -> str:
         return f"after step {self.step}" if phase in ("validate", NAMES["validate"]) else f"step {self.step + 1}"
 
+    def _save_if_due(self) -> None:
+        config = self._config
+        save, write = (bool(period) and self.step % period == 0 for period in (config.checkpoint_period, config.export_period))
+        if save:
+            self._save()
+        if write:
+            self._export()
+        if self._copy is not None and (save or write):
+            try:
+                self._copy.update(self.step, config.export_keep, config.checkpoint_keep, self._report)
+            except (StorageError, CorruptError) as error:  # the run has all of it, and days of training are worth more
+                text = f"after step {self.step}: the copy was not made, training goes on, and the next checkpoint tries again: {error}"
+                self._say(text)
+                self._metrics.event(text, update=self.step, step=self._env_steps)
+
+    def _export(self) -> None:
+        """The policy of now as a complete folder; one that is there already has the same weights."""
+        folder = exports.folder_of(self._run, self.step)
+        if not folder.exists():
+            self._report(f"writing {folder.name}")
+            policy = trained_policy(self._config, sizes_of_run(self._run), self._group.call("trained")[0])
+            exports.save_checkpoint(policy, folder)
+            exports.prune(self._run, self._config.export_keep)
+
     def _save(self) -> None:
         self._report("writing a checkpoint")
         own = self._group.call("own")
@@ -480,6 +527,9 @@ class Controller:
                 )
                 own = []
         self._group.call("load_own", own, self.step)
+        exports.forget_after(self._run, self.step)
+        if self._copy is not None:
+            self._copy.forget_after(self.step)
         if self._metrics.path.stat().st_size:
             # without a checkpoint everything is made again, the validation before the first step, too
             self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)

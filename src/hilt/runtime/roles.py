@@ -26,7 +26,6 @@ import torch
 from hilt.algos.config import Optimiser
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
-from hilt.core.files import DISK
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.envs.pool import Pool
@@ -378,20 +377,6 @@ def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, 
         for name, tensor in trained.items():
             own[name].copy_(tensor)
     return policy.eval()
-
-
-def export(policy: Any, run: Path) -> None:
-    """``run/policy``, whole or as it was; and of one with adapters ``run/adapter``, as peft has it. They are merged."""
-    from hilt.policies import lora
-
-    if lora.adapted(policy):
-        DISK.remove(run / "adapter")
-        lora.save_adapter(policy, run / "adapter")
-    made = run / ".policy.new"
-    DISK.remove(made)
-    policy.save_pretrained(made)
-    DISK.remove(run / "policy")
-    DISK.rename(made, run / "policy")
 
 
 # --- reference ---

@@ -14,6 +14,7 @@ from typing import Any
 from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
+from hilt.core.url_folder import UrlFolder
 from hilt.envs.task import ready
 from hilt.observe.alarms import Facts, check_stop_on
 from hilt.observe.sinks import check_sinks
@@ -176,6 +177,14 @@ class Vla:
     """Training steps between two checkpoints"""
     checkpoint_keep: int = 1
     """The newest so many stay"""
+    export_period: int = 0
+    """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
+    lora_adapter, alone; 0: none but RUN/policy at the end"""
+    export_keep: int = 0
+    """The newest so many of these folders stay; 0: all"""
+    copy_to: str = ""
+    """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and from which a run
+    can be resumed; empty: none"""
     rollouts_gb: float = 20.0
     """Of collected episodes each rank keeps so many gigabytes on its disk, the newest; 0: all"""
     sinks: list[str] = field(default_factory=list)
@@ -204,6 +213,8 @@ class Vla:
         problems.check(check_device, self.device)
         problems.check(check_sinks, self.sinks)
         problems.check(self._check_there)
+        if self.copy_to:
+            problems.check(UrlFolder(self.copy_to).check)
         problems.report()
 
     def _check_ranges(self) -> None:
@@ -213,6 +224,7 @@ class Vla:
         least |= {"validation.goal": 0, "validation.hold": 1}
         least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
         least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1, "solved_steps": 0}
+        least |= {"export_period": 0, "export_keep": 0}
         for name, low in least.items():
             value: Any = self
             for part in name.split("."):
@@ -261,6 +273,7 @@ class Vla:
         problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
         problems.check(self._check_entropy)
         problems.check(check_stop_on, self.stop_on, self.facts)
+        problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
         alone = "rewards.environment=0, rewards.learned=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
         problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
         problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
