@@ -109,3 +109,28 @@ def test_what_would_be_done_is_shown_and_what_is_wrong_told_in_a_line(folder: Pa
     assert "did you mean 'data.n_samples'?" in run("data.n_sample=8", code=1)
     assert "ROBOT_PLATFORM=ALOHA has chunks of 25 actions" in run(*given, f"{MODEL}path={folder}", code=1, ROBOT_PLATFORM="ALOHA")
     assert "give the keys of SimpleVLA-RL" in run(code=1)
+
+
+def test_a_dry_run_of_the_eight_gpu_command_shows_everything_on_a_machine_without_a_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The command of document 004, "运行示例"."""
+    from tests.seeds.test_004_simplevla import COMMAND as EIGHT
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    # of the tiny checkpoint's statistics; and the stand-in has no other suite
+    small = [f"{ROLLOUT}unnorm_key=tiny", "hilt.policy_options.allow_untrained=true", "data.task_suite_name=libero_goal"]
+    said = run(*EIGHT, *small, "--dry-run", "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder))
+    for words in (
+        "group_size: 8", "step_limit: 512", "kind: processes", "would begin in",
+        "64 groups (train_batch_size) x 8 (n_samples) = 512 episodes, 64 at each rank", "700 training steps",
+        "memory of the policy, in training", "of which each of 8 ranks has a part",
+        "this machine lacks, for a start:\n  - device 'cuda' is not on this machine, which has 0 CUDA devices",
+    ):  # fmt: skip
+        assert words in said, words
+    assert not (tmp_path / "new").exists()
+    said = run(*EIGHT, "--dry-run", "--run", tmp_path / "new", SFT_MODEL_PATH=str(tmp_path / "absent"))
+    assert "device 'cuda' is not on this machine" in said and "expected the folder of a checkpoint" in said
+    assert "is not on this machine" in run(*EIGHT, *small, "--run", tmp_path / "new", SFT_MODEL_PATH=str(folder), code=1)
+    wrong = run(*EIGHT, "hilt.collect.group_size=1", "--dry-run", SFT_MODEL_PATH=str(folder), code=1)
+    assert "collect.group_size" in wrong and "this machine lacks" not in wrong, "what cannot work anywhere is an error"

@@ -12,7 +12,8 @@ import typer
 from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
 from hilt.cli.train import leave
-from hilt.core.errors import Problems, optional_module
+from hilt.core.errors import Problems, UnknownNameError, optional_module
+from hilt.core.hub import local
 from hilt.core.threads import one_thread
 from hilt.core.trust import check_names
 
@@ -97,13 +98,23 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from hilt.runtime.footprint import footprint
     from hilt.runtime.train import check_new
 
-    problems = Problems()
-    problems.check(config.check)
+    problems, lacking = Problems(), Problems()
+    problems.check(config.check, False)
     problems.check(check_names, config)
     if not resume:
         problems.check(check_new, folder)
+    lacking.check(config.check_place)
+    problems.errors += [error for error in lacking.errors if isinstance(error, UnknownNameError)]  # no machine has that
     problems.report()
     typer.echo(OmegaConf.to_yaml(OmegaConf.structured(config)))
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
-    for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume), *footprint(config, folder)):
+    for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume)):
         typer.echo(line)
+    if config.policy == "small_vla" or local(config.policy).is_dir():
+        with lacking.collected():
+            for line in footprint(config, folder):
+                typer.echo(line)
+    if lacking.errors:
+        typer.echo("this machine lacks, for a start:")
+    for error in lacking.errors:
+        typer.echo(f"  - {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ PROMPT = 40
 """Tokens of an instruction, about"""
 
 
-def footprint(config: Vla, run: Path = Path()) -> list[str]:
-    """A line for each role: what a rank needs where it trains, and what the device has free; and one for what the disk will hold."""
+def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
+    """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the device has free,
+    which must be on this machine."""
     options = {}
     if config.policy == "small_vla":
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
@@ -38,9 +40,10 @@ def footprint(config: Vla, run: Path = Path()) -> list[str]:
     share = (
         f", of which each of {config.placement.ranks} ranks has a part" if config.sharding.enabled and config.placement.ranks > 1 else ""
     )
-    lines = [f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items()]
-    lines.append(f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB")
-    return [*lines, *([disk(config, options, run)] if config.export_period else [])]
+    yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items())
+    if config.export_period:
+        yield disk(config, options, run)
+    yield f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"
 
 
 def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:

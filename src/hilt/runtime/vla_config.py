@@ -192,8 +192,9 @@ class Vla:
     seed: int = 0
     """Of the first weights, the starts and all that is drawn"""
 
-    def check(self) -> None:
-        """Raises for what cannot work, and for what would change nothing: for all of it at once."""
+    def check(self, here: bool = True) -> None:
+        """Raises for what cannot work, and for what would change nothing: for all of it at once. Without `here`, what this machine lacks is
+        left out."""
         problems = Problems()
         problems.check(self._check_ranges)
         for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
@@ -204,7 +205,8 @@ class Vla:
         problems.check(self._check_sense)
         problems.check(self._check_limits)
         problems.check(words, self)
-        problems.check(self.check_place)
+        if here:
+            problems.check(self.check_place)
         problems.report()
 
     def check_place(self) -> None:
