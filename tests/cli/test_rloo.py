@@ -35,9 +35,9 @@ def test_a_dry_run_shows_what_the_file_comes_to(hilt, tmp_path):
 def test_what_is_wrong_is_one_line(hilt, tmp_path):
     assert "error: give --config FILE" in hilt().output
     assert "error: which run goes on?" in hilt("--resume").output
-    (tmp_path / "plan.yaml").write_text(PLAN.replace("data_batch_size: 4", "data_batch_size: 5"))
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("data_batch_size: 4", "data_batch_size: 5, max_sampling_attempts: 1"))
     failed = hilt("--config", "plan.yaml")
-    assert failed.exit_code == 1 and "not whole groups of group_size=2" in failed.output
+    assert failed.exit_code == 1 and "data_batch_size=5 needs 3" in failed.output
     assert "error: plan.yaml: no setting named 'algo.rloo'" in _with(hilt, tmp_path, "num_epochs", "rloo").output
 
 
@@ -47,8 +47,10 @@ def _with(hilt, folder, old, new):
 
 
 def test_it_trains_and_goes_on(hilt, tmp_path):
-    first = hilt("--config", "plan.yaml", *SMALL)
+    first = hilt("--config", "plan.yaml", *SMALL, "collect.data_batch_size=5")
     assert first.exit_code == 0, first.output
     assert "max_steps is reached: 2 training steps" in first.output
+    assert "iteration 1, rank 0: task tabletop/reach, target 5 episodes, collected 5" in first.output
+    assert "iteration 2, rank 0: task tabletop/reach, tabletop/button, target 5 episodes, collected 5 (3 of them" in first.output
     again = hilt("--config", "plan.yaml", "--resume", "max_steps=3")
     assert again.exit_code == 0 and "max_steps is reached: 3 training steps" in again.output

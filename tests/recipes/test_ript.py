@@ -42,6 +42,7 @@ def test_the_plan_as_it_stands(tmp_path):
     assert (config.pool.workers, config.pool.slots, config.task_options) == (2, 2, {"step_limit": 50})
     collect = config.collect
     assert (collect.group_size, collect.data_batch_size, collect.groups_at_once, collect.tasks_per_step) == (2, 4, 2, 1)
+    assert (collect.init_state_mode, collect.when_exhausted, collect.report_ranks) == ("distinct", "partial", True)
     assert (config.algorithm.estimator, config.algorithm.epochs, config.algorithm.batch.chunks_per_pass) == ("rloo", 1, 64)
     assert (config.validation.episodes, config.validation.before, config.validation.after) == (2, False, True)
 
@@ -58,7 +59,7 @@ def test_nine_is_task_nine(tmp_path, key):
 
 OTHER = {
     "policy_path": "/some/folder", "algo.enable_dynamic_sampling": True, "algo.enable_rollout_stats_tracking": True,
-    "algo.init_state_mode": "distinct", "algo.ppo_clip_range": 0.3, "algo.ppo_clip_high": 0.3, "algo.lr": 3e-6,
+    "algo.init_state_mode": "group", "algo.ppo_clip_range": 0.3, "algo.ppo_clip_high": 0.3, "algo.lr": 3e-6,
     "algo.log_prob_mode": "sum_on_action_dim",
 }  # fmt: skip
 
@@ -103,6 +104,7 @@ def test_names_of_ripts_own_files_are_understood(tmp_path):
     config = made(tmp_path, RIPT)
     assert len(config.tasks) == 10 and config.tasks[0] == "libero_10/0" and config.task_options == {}
     assert (config.collect.group_size, config.collect.data_batch_size, config.max_steps) == (8, 48, 3)
+    assert config.collect.init_state_mode == "group", "RIPT's own files: each state has so many episodes"
     assert (config.algorithm.epochs, config.algorithm.ratio, config.validation.episodes) == (2, "action", 50)
     assert made(tmp_path, RIPT, checkpoint_path="here").policy == "here"
     with pytest.raises(ConfigError, match=r"algo\.num_ppo_epochs and algo\.num_epochs are one setting"):
@@ -122,8 +124,8 @@ def test_what_ript_has_and_is_not_here_is_one_list(tmp_path):
 def test_an_impossible_batch_is_told_before_anything_starts(tmp_path):
     ours = {"task__benchmark_name": "tabletop", "task__task_names_to_use": ["reach", "button"]}
     made(tmp_path, **ours).check()
-    with pytest.raises(ConfigError, match="data_batch_size=5 episodes are not whole groups"):
-        made(tmp_path, **ours, algo__data_batch_size=5).check()
+    with pytest.raises(ConfigError, match="groups_at_once=2 in max_sampling_attempts=1 are 2 groups, and data_batch_size=5 needs 3"):
+        made(tmp_path, **ours, algo__data_batch_size=5, algo__max_sampling_attempts=1).check()
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="expected settings by name"):
         rloo(tmp_path / "list.yaml")

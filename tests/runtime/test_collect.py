@@ -365,7 +365,6 @@ def test_a_greedy_episode_that_is_lost_takes_its_group_with_it():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data_batch_size": 5}, "data_batch_size=5 episodes are not whole groups of group_size=2: give 4"),
         ({"accuracy_lower_bound": 0.1}, "accuracy_lower_bound=0.1 would do nothing: it needs filter_accuracy=true"),
         ({"filter_accuracy": True}, "filter_accuracy=True would do nothing: it needs a bound"),
         ({"accuracy_lower_bound": 0.9, "accuracy_upper_bound": 0.1, "filter_accuracy": True}, "expected 0 <= lower <= upper <= 1"),

@@ -28,7 +28,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a task twice": (["tasks=[tabletop/pick,tabletop/pick]"], "names tabletop/pick twice"),
     "too large": (["algorithm.batch.trajectories_per_step=64"], r"=64: a training step has 16 episodes \(16 of each of 1 rank.* give 16"),
     "not whole": (["algorithm.batch.trajectories_per_step=6"], "which are not whole steps of the optimiser; give 4, or 0"),
-    "not whole groups": (["collect.data_batch_size=10"], "data_batch_size=10 episodes are not whole groups of group_size=4: give 8"),
+    "cut groups that pay": (
+        ["collect.data_batch_size=10", "algorithm.batch.trajectories_per_step=0", "algorithm.kl.where=reward"],
+        "collect.data_batch_size=10 cuts groups of collect.group_size=4, and algorithm.kl.where=reward compares .* give a multiple",
+    ),
     "a group of one": (["collect.group_size=1"], "grpo compares the members of a group; give 2 or more"),
     "no critic": (["algorithm.estimator=gae"], "gae needs a critic: give critic.kind=shared, detached or separate"),
     "a filter that misleads a critic": (

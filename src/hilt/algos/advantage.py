@@ -45,9 +45,10 @@ def advantages(
     baseline: Tensor | None = None,
     total: Total = lambda tensor: tensor,
     penalty: Tensor | None = None,
+    beside: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared; `penalty` [B, T]
-    is what each chunk pays."""
+    is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other batches and are compared with, too."""
     estimator, mask = settings.estimator, mask.to(rewards.dtype)
     how = AUTO.get(estimator, "none") if settings.normalise == "auto" else settings.normalise
     task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
@@ -63,9 +64,10 @@ def advantages(
         found = returns - baseline[:, None]
     elif estimator in GROUPED:
         score, cost = (returns_to_go(each, settings.discount)[:, :1].sum(1) for each in (task, paid))
-        scale = deviation(score, group) if how == "group" else 1.0
-        left = [compared(each, group, leave_one_out=estimator == "rloo") for each in (score, cost)]
-        found = (left[0] / scale - left[1])[:, None].expand_as(rewards)
+        scores, groups = (score, group) if beside is None else (torch.cat([score, beside[0]]), torch.cat([group, beside[1]]))
+        scale = deviation(scores, groups)[: len(score)] if how == "group" else 1.0
+        worth = compared(scores, groups, leave_one_out=estimator == "rloo")[: len(score)]
+        found = (worth / scale - compared(cost, group, leave_one_out=estimator == "rloo"))[:, None].expand_as(rewards)
     else:
         found = returns
     return (whiten(found, mask, total) if how == "batch" else found) * mask, returns * mask

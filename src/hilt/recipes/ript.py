@@ -4,7 +4,8 @@
     algo:     {rloo_batch_size: 2, data_batch_size: 4, num_epochs: 1, gradient_accumulation_steps: 1}
     training: {num_train_steps: 6}
 
-Each rank works on one of its tasks in an iteration and on the next one in the next. A key that is not known here is an error.
+Each rank works on one of its tasks in an iteration and on the next one in the next, from initial states that are all different
+(`algo.init_state_mode: group` gives one to all members of a group). A key that is not known here is an error.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ def rloo(path: str | Path) -> Vla:
     config = Vla(
         tasks=tasks,
         pool=Simulators(slots=1),
-        collect=Collecting(group_size=2, data_batch_size=4, tasks_per_step=1),
+        collect=Collecting(
+            group_size=2, data_batch_size=4, tasks_per_step=1, init_state_mode="distinct", when_exhausted="partial", report_ranks=True
+        ),
         algorithm=PolicyGradient(estimator="rloo", clip_low=0.1, clip_high=0.1, batch=Batching(chunks_per_pass=CHUNKS_PER_PASS)),
         optimiser=Optimiser(learning_rate=1e-5),
         validation=Validation(before=False, period=0, after=False),
@@ -182,6 +185,7 @@ def _renamed(given: dict[str, Any], path: str | Path) -> dict[str, Any]:
         if not (isinstance(states, int) and isinstance(members, int)) or "algo.data_batch_size" in given:
             raise ConfigError(f"{path}: {STATES}: {states!r} was given; expected is a whole number, and no algo.data_batch_size beside it.")
         given["algo.data_batch_size"] = states * members
+        given.setdefault("algo.init_state_mode", "group")  # which is what RIPT does with its states
     return given
 
 

@@ -1,4 +1,4 @@
-"""Collection: the episodes of one training step of one rank, exactly as many as were asked for, in whole groups.
+"""Collection: the episodes of one training step of one rank, exactly as many as were asked for, in groups.
 
     collector = Collector(Collecting(group_size=8, data_batch_size=64), ["tabletop/pick"], pool, suite("tabletop"))
     episodes = collector.collect(policy, version=3).episodes      # 64; each 8 of them began alike
@@ -62,7 +62,8 @@ class Collecting:
     group_size: int = 8
     """Rollouts from one initial state (rloo_batch_size, n_samples)"""
     data_batch_size: int = 64
-    """Episodes of a training step at each rank that has work: exactly so many, in whole groups"""
+    """Number of episodes of a training step at each rank that has work. Where it is no multiple of group_size, the last group is rolled out
+    whole, and the members beyond the number are learned from in the next step; each is compared with its whole group"""
     temperature: float = 1.0
     """Of the policy's draws"""
     execute: int = 0
@@ -97,7 +98,8 @@ class Collecting:
     max_sampling_attempts: int = 10
     """Draws of a training step, at most. One whose rollouts failed counts too"""
     when_exhausted: str = "continue"
-    """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is missing; or "error" """
+    """When they found fewer groups than a batch: "continue", the groups wait for the next step, which draws what is missing; "partial", the
+    step learns from those that were found; or "error" """
     idle_ranks: str = "zero"
     """A rank for which no task is left: "zero" weight, or it will "steal" a share of the states of another rank's task"""
     skip_solved: bool = False
@@ -108,6 +110,9 @@ class Collecting:
     """The next step's first episodes are reset while the policy learns"""
     rows_at_once: int = 0
     """Observations that go through the policy together; 0: those of half the slots"""
+    report_ranks: bool = False
+    """A line for each rank in each training step: its tasks, the number of episodes that it is to collect and has collected, or that it has
+    no task"""
     retries: int = 1
     """Times that an episode is begun again after its simulator failed, before it counts as lost"""
 
@@ -118,13 +123,7 @@ class Collecting:
         for name, low in least.items():
             if not low <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name):g}: expected a number from {low} on.")
-        if self.data_batch_size % self.group_size:
-            near = max(self.data_batch_size // self.group_size, 1) * self.group_size
-            raise ConfigError(
-                f"data_batch_size={self.data_batch_size} episodes are not whole groups of group_size={self.group_size}: give {near}, or "
-                "another multiple."
-            )
-        most, wanted = self.groups_at_once * self.max_sampling_attempts, self.data_batch_size // self.group_size
+        most, wanted = self.groups_at_once * self.max_sampling_attempts, math.ceil(self.data_batch_size / self.group_size)
         if 0 < most < wanted:
             raise ConfigError(
                 f"groups_at_once={self.groups_at_once} in max_sampling_attempts={self.max_sampling_attempts} are {most} groups, and "
@@ -133,12 +132,12 @@ class Collecting:
         if not 0 <= self.accuracy_lower_bound <= self.accuracy_upper_bound <= 1:
             bounds = f"accuracy from {self.accuracy_lower_bound} to {self.accuracy_upper_bound}"
             raise ConfigError(f"{bounds}: expected 0 <= lower <= upper <= 1.")
-        known = {"init_state_mode": MODES, "when_exhausted": ("error", "continue"), "idle_ranks": ("zero", "steal")}
+        known = {"init_state_mode": MODES, "when_exhausted": ("error", "continue", "partial"), "idle_ranks": ("zero", "steal")}
         for name, choices in known.items():
             if getattr(self, name) not in choices:
                 raise UnknownNameError(name, getattr(self, name), choices)
         check_temperature(self.temperature)
-        surplus = self.groups_at_once or self.oversample_factor > 1
+        surplus = self.groups_at_once or self.oversample_factor > 1 or self.data_batch_size % self.group_size
         needs = {
             "accuracy_lower_bound": ("filter_accuracy=true", self.filter_accuracy),
             "accuracy_upper_bound": ("filter_accuracy=true", self.filter_accuracy),
@@ -157,7 +156,10 @@ class Collected:
     """What a rank has for one training step."""
 
     episodes: list[Episode] = field(default_factory=list)
-    """Whole groups, member by member, one group after the other: a whole batch, or none where groups wait for the next step"""
+    """Groups, member by member, one after the other: a whole batch, none where groups wait for the next step, or with
+    when_exhausted=partial fewer. Only the first and the last group may lack members, which are in `beside`"""
+    beside: list[Episode] = field(default_factory=list)
+    """Members of the first and the last group that the step before learned from, or the next one will: for comparison only"""
     greedy: dict[int, Episode] = field(default_factory=dict)
     """Where it was asked for: by the number of a group, the episode of the likeliest actions from its initial state (ReMax's baseline)"""
     figures: dict[str, float] = field(default_factory=dict)
@@ -203,6 +205,8 @@ class Collector:
         self._solved = solved
         self._draws = generator(int(np.random.SeedSequence([seed, rank, 1]).generate_state(1)[0]))
         self._surplus: list[list[Episode]] = []
+        self._taken = 0
+        """Members of the first group of the surplus that were learned from already"""
         self._planned: list[Start] = []
         """Drawn for the next step already"""
         self._begun: dict[int, Start] = {}
@@ -220,31 +224,58 @@ class Collector:
         """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
-        before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._solved)
+        before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._taken, self._solved)
         baselines: dict[int, Episode] = {}
         try:
             roll = partial(roll_out, policy, self._pool, stop=stop, **self._options(version))
-            groups = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else []
+            whole = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else True
+            if whole is None:
+                self.load_state_dict(before, find=lambda held: held[""])
+                return Collected(stopped=True)
+            episodes, beside = self._shared_out() if whole or self._config.when_exhausted == "partial" else ([], [])
         except BaseException:
             self.load_state_dict(before, find=lambda held: held[""])
             raise
-        if groups is None:
-            self.load_state_dict(before, find=lambda held: held[""])
-            return Collected(stopped=True)
-        figures = tally.figures(groups, self._surplus, self._solved)
-        return Collected([episode for group in groups for episode in group], baselines, figures, tally.report())
+        if self._config.report_ranks:
+            self._say(self._line(version, episodes, tally))
+        figures = tally.figures(episodes, self._surplus, self._solved)
+        return Collected(episodes, beside, baselines, figures, tally.report())
+
+    @property
+    def _wanted(self) -> int:
+        """Groups of a whole batch, the one included that the step before has begun."""
+        return math.ceil((self._taken + self._config.data_batch_size) / self._config.group_size)
+
+    def _shared_out(self) -> tuple[list[Episode], list[Episode]]:
+        """Of the groups that were accepted, the episodes of this step, and the other members of their groups. The rest is the surplus."""
+        size, wanted, low = self._config.group_size, self._wanted, self._taken
+        found = [episode for group in self._surplus[:wanted] for episode in group]
+        high = min(low + self._config.data_batch_size, len(found))
+        self._surplus, self._taken = self._surplus[high // size :], high % size
+        if not self._config.carry_over:
+            self._surplus, self._taken = [], 0
+        return found[low:high], found[:low] + found[high:]
+
+    def _line(self, version: int, episodes: Sequence[Episode], tally: _Tally) -> str:
+        where = f"iteration {version + 1}, rank {self._rank}"
+        if not self.agenda.tasks:
+            return f"{where}: no task is assigned to this rank; it takes part in the update with zero weight"
+        tasks = ", ".join(dict.fromkeys(episode.start.task for episode in episodes)) or ", ".join(self.agenda.current)
+        held = min(tally.carried_episodes, len(episodes))
+        carried = f" ({held} of them carried over from the iteration before)" if held else ""
+        return f"{where}: task {tasks}, target {self._config.data_batch_size} episodes, collected {len(episodes)}{carried}"
 
     def _collected(
         self, roll: Roll, tally: _Tally, keep: Callable[[Episode], None], baselines: dict[int, Episode] | None
-    ) -> list[list[Episode]] | None:
-        """The groups of this step; where `baselines` are asked for, with a greedy episode of each. None: stopped."""
-        config, wanted = self._config, self._config.data_batch_size // self._config.group_size
+    ) -> bool | None:
+        """Puts the groups of this step in front of the surplus; where `baselines` are asked for, with a greedy episode of each. Returns
+        whether they are a whole batch. None: stopped."""
+        config, accepted = self._config, list(self._surplus)
         if not self._planned:
             self.agenda.begin()
-        accepted, self._surplus = self._surplus, []
         while True:
-            while len(accepted) < wanted:
-                if tally.attempts >= config.max_sampling_attempts or (tally.solved(wanted) and config.when_exhausted == "continue"):
+            while len(accepted) < (wanted := self._wanted):
+                if tally.attempts >= config.max_sampling_attempts or (tally.solved(wanted) and config.when_exhausted != "error"):
                     self._exhausted(len(accepted), wanted, tally)
                     break
                 starts, self._planned = self._planned or self._drawn(wanted - len(accepted)), []
@@ -260,13 +291,12 @@ class Collector:
                 return None
             if not lost:
                 break
+            if accepted[0][0].start.group in lost:
+                self._taken = 0
             accepted = [group for group in accepted if group[0].start.group not in lost]
         self.agenda.end()
-        if len(accepted) < wanted:
-            self._surplus = accepted
-            return []
-        self._surplus = accepted[wanted:] if config.carry_over else []
-        return accepted[:wanted]
+        self._surplus = accepted
+        return len(accepted) >= wanted
 
     def _drawn(self, missing: int) -> list[Start]:
         config = self._config
@@ -280,7 +310,8 @@ class Collector:
         for outcome in roll(starts[len(begun) :], generator=self._draws, begun=begun, strict=self._config.filter_format):
             start = outcome.start
             ended[start] = outcome
-            self.report("collecting episodes", len(ended), len(starts), f"attempt {tally.attempts}" if tally.attempts > 1 else "")
+            note = [f"rank {self._rank}: {start.task}"] * self._config.report_ranks + [f"attempt {tally.attempts}"] * (tally.attempts > 1)
+            self.report("collecting episodes", len(ended), len(starts), ", ".join(note))
             if isinstance(outcome, Lost):
                 self._lost(outcome, tally)
                 continue
@@ -347,9 +378,10 @@ class Collector:
             f"rank {self._rank} has {accepted} of {wanted} groups of {', '.join(self.agenda.current)} after "
             f"max_sampling_attempts={self._config.max_sampling_attempts}: {tally.report()}."
         )
-        if self._config.when_exhausted == "continue" and not tally.faulty:
+        if self._config.when_exhausted != "error" and not tally.faulty:
             solved = f"rank {self._rank}: all members of all {tally.groups} groups of {', '.join(self.agenda.current)} succeeded."
-            waiting = f" {accepted} of {wanted} groups wait for the next step." if accepted else " Nothing is learned from in this step."
+            waits = "are learned from in this step" if self._config.when_exhausted == "partial" else "wait for the next step"
+            waiting = f" {accepted} of {wanted} groups {waits}." if accepted else " Nothing is learned from in this step."
             self._say((solved if tally.solved(wanted) else message) + waiting)
             return
         why = tally.lost[-1].error if tally.lost else tally.fault
@@ -359,7 +391,7 @@ class Collector:
 
     def ahead(self) -> None:
         """Option `prefetch`: begins to reset the first episodes of the next step. The pool is then in use until `collect` or `settle`."""
-        missing = self._config.data_batch_size // self._config.group_size - len(self._surplus)
+        missing = self._wanted - len(self._surplus)
         if not self._config.prefetch or not self.agenda.tasks or missing < 1:
             return
         if not self._planned:
@@ -386,6 +418,7 @@ class Collector:
             "planned_by": self._planned_by,
             "draws": self._draws.get_state().numpy().copy(),
             "surplus": surplus,
+            "taken": json.dumps(self._taken),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], Episode] = unpack) -> None:
@@ -398,6 +431,8 @@ class Collector:
         size = self._config.group_size
         held = [[find(held) for held in group.values()] for group in state["surplus"].values() if len(group) == size]
         self._surplus = [group for group in held if self._fits([episode.start for episode in group])]
+        begun = bool(self._surplus) and len(state["surplus"].get("0", ())) == size and self._surplus[0] is held[0]
+        self._taken = int(json.loads(state.get("taken", "0"))) if begun else 0
         if gone := len(state["surplus"]) - len(self._surplus):
             self._say(
                 f"rank {self._rank}: {gone} groups that were carried over do not fit collect.* as it is set now (group_size, "
@@ -443,9 +478,10 @@ def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:
 class _Tally:
     """What happened in one step."""
 
-    def __init__(self, carried: list[list[Episode]], solved: Solved | None):
+    def __init__(self, carried: list[list[Episode]], taken: int, solved: Solved | None):
         self.attempts, self.groups, self.episodes, self.successes, self.steps, self.rows = 0, 0, 0, 0, 0, 0
         self.carried, self.prefetched, self._skipped = len(carried), 0, solved.total if solved else 0
+        self.carried_episodes = sum(map(len, carried)) - taken
         self.all_succeeded = self.all_failed = 0
         """Groups all of whose members did"""
         self.dropped: Counter[str] = Counter()
@@ -471,11 +507,12 @@ class _Tally:
             say(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
             self.fault = episode.ill_formed
 
-    def figures(self, groups: list[list[Episode]], surplus: list[list[Episode]], solved: Solved | None) -> dict[str, float]:
+    def figures(self, episodes: list[Episode], surplus: list[list[Episode]], solved: Solved | None) -> dict[str, float]:
         """The same names on every rank in every step."""
         rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
         rolled |= {"groups": self.groups, "groups_all_succeeded": self.all_succeeded, "groups_all_failed": self.all_failed}
-        used = {"used_groups": len(groups), "used_episodes": sum(map(len, groups)), "surplus_groups": len(surplus)}
+        groups = {episode.start.group for episode in episodes}
+        used = {"used_groups": len(groups), "used_episodes": len(episodes), "surplus_groups": len(surplus)}
         more = {"attempts": self.attempts, "lost_episodes": len(self.lost), "carried_groups": self.carried, "prefetched": self.prefetched}
         skipped = {"skipped_states": solved.total - self._skipped if solved else 0}
         dropped = {f"dropped_{reason}": self.dropped[reason] for reason in REASONS}

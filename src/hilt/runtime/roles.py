@@ -79,6 +79,8 @@ class Worker:
         self._earned: dict[int, np.ndarray] = {}
         """By trajectory, of the episodes of this step and of the surplus"""
         self._baselines: dict[int, float] | None = None
+        self._beside: list[tuple[int, np.ndarray]] = []
+        """Group and rewards of episodes of other steps, with which those of this one are compared"""
         self._before: dict[str, Any] | None = None
         self._version = -1
         """Of the weights that came from a trainer"""
@@ -150,6 +152,7 @@ class Worker:
             return {"stopped": True}
         self.episodes = found.episodes
         self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
+        self._beside = [(episode.start.group, self._earned[episode.trajectory]) for episode in found.beside]
         self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
         self._earned = {number: self._earned[number] for number in _carried(self._standing())}
         self._pin()
@@ -170,9 +173,9 @@ class Worker:
             self._collector.ahead()
         self.policy.train()
         figures: dict[str, float] = self.updater.update(
-            self.episodes, self._rewards, progress=progress, baselines=self._baselines, expected=self._config.episodes
+            self.episodes, self._rewards, progress=progress, baselines=self._baselines, beside=self._beside, expected=self._config.episodes
         )
-        self.episodes, self._rewards, self._baselines, self._before = [], [], None, None
+        self.episodes, self._rewards, self._baselines, self._beside, self._before = [], [], None, [], None
         return figures
 
     # Validation
@@ -263,10 +266,11 @@ class Worker:
         """The episodes of this step, for a trainer; rewards beside them."""
         given = [(pack(episode), rewards) for episode, rewards in zip(self.episodes, self._rewards, strict=True)]
         self.episodes, self._rewards, self._before = [], [], None
-        return [given, self._baselines]
+        return [given, self._baselines, self._beside]
 
     def take_in(self, parts: Sequence[Any]) -> None:
-        for given, baselines in parts:
+        for given, baselines, beside in parts:
+            self._beside += [(int(group), rewards) for group, rewards in beside]
             self.episodes += [unpack(packed) for packed, _ in given]
             self._rewards += [rewards for _, rewards in given]
             self._baselines = baselines if self._baselines is None else {**self._baselines, **(baselines or {})}

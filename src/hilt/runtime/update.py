@@ -76,20 +76,23 @@ class Updater:
         *,
         progress: float = 1.0,
         baselines: Mapping[int, float] | None = None,
+        beside: Sequence[tuple[int, np.ndarray]] = (),
         expected: int = 0,
     ) -> dict[str, float]:
         """Learns from this rank's episodes and the rewards of their chunks [rows]; gives figures, the same at every rank.
 
         `progress`: how much of the run is done with this update, for the learning rate. `baselines`, of remax: by group, the sum of the
-        rewards of a greedy episode from the same start. `expected`: the episodes of all ranks that a whole update has; where there are
-        fewer, each counts as much as it would among all of them, and the loss of a step is as much smaller. 0: as many as there are.
+        rewards of a greedy episode from the same start. `beside`: the group, and the rewards of the chunks, of episodes that other updates
+        learn from and whose groups have members here, which are compared with them, too. `expected`: the episodes of all ranks that a
+        whole update has; where there are fewer, each counts as much as it would among all of them, and the loss of a step is as much
+        smaller. 0: as many as there are.
         """
         rows = self._rows(episodes, rewards)
         all_episodes, all_rows, all_tokens = self._sum(len(episodes), len(rows), rows.mask.sum())
         figures = {"trajectories": all_episodes, "chunks": all_rows, "tokens": all_tokens}
         if all_tokens:
             blank = self._blank(rows) if self.actor.lockstep else None
-            figures |= self._score(rows, baselines, blank)
+            figures |= self._score(rows, baselines, beside, blank)
             figures |= self._learn(rows, progress, blank, expected)
         if math.isfinite(figures.get("kl", math.nan)):
             self._controller.follow(figures["kl"], int(figures["trajectories"]))
@@ -129,7 +132,9 @@ class Updater:
             values=torch.zeros(len(old)),
         )
 
-    def _score(self, rows: Rows, baselines: Mapping[int, float] | None, blank: Record | None) -> dict[str, float]:
+    def _score(
+        self, rows: Rows, baselines: Mapping[int, float] | None, beside: Sequence[tuple[int, np.ndarray]], blank: Record | None
+    ) -> dict[str, float]:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
         if settings.recompute_log_prob:
@@ -154,7 +159,9 @@ class Updater:
             baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
         there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
         rewards, penalty, values = (rows.padded(each) for each in (rows.rewards, rows.penalty, rows.values))
-        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_, penalty)
+        others = [float((each * settings.discount ** np.arange(len(each))).sum()) for _, each in beside]
+        scored = torch.tensor(others, dtype=torch.float64), torch.tensor([number for number, _ in beside], dtype=torch.int64)
+        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_, penalty, scored if beside else None)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
         return figures | self._told(rows)
 

@@ -255,6 +255,12 @@ class Vla:
             raise ConfigError(
                 f"collect.group_size={self.collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
             )
+        cut = self.collect.data_batch_size % self.collect.group_size
+        if cut and self.algorithm.estimator in GROUPED and self.algorithm.kl.where == "reward":
+            raise ConfigError(
+                f"collect.data_batch_size={self.collect.data_batch_size} cuts groups of collect.group_size={self.collect.group_size}, and "
+                "algorithm.kl.where=reward compares what all members of a group paid: give a multiple, or algorithm.kl.where=loss."
+            )
         if self.validation.videos and self.validation.episodes and self.validation.videos > self.validation.episodes * len(self.tasks):
             raise ConfigError(
                 f"validation.videos={self.validation.videos}: a validation has {self.validation.episodes * len(self.tasks)} episodes."
@@ -409,14 +415,18 @@ class Vla:
         """What the sizes come to, a line for each part of a training step."""
         collect, batch, epochs = self.collect, self.algorithm.batch, self.algorithm.epochs
         ranks, collecting = self.placement.ranks, self.placement.rollout_ranks or self.placement.ranks
-        groups, each = self.episodes // collect.group_size, batch.trajectories_per_step or self.episodes
+        groups, left = divmod(collect.data_batch_size, collect.group_size)
+        each = batch.trajectories_per_step or self.episodes
         steps = epochs * (self.episodes // each)
         more = ", and what is rolled out beyond that" if collect.oversample_factor > 1 or collect.groups_at_once else ""
+        many = f"{groups * self._working} groups of {collect.group_size}"
+        if left:
+            many = f"at each {groups} groups of {collect.group_size} and {left} of the next one, the others of which are in the next step"
         passes = f"{batch.tokens_per_pass:,} tokens" if batch.tokens_per_pass else f"{batch.chunks_per_pass} chunks"
         where = f"{self.pool.workers} processes" if self.pool.workers else "the rank's own process"
         lines = [
             f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each {self.pool.slots} environments in {where}",
-            f"training step: {self._factors} = {self.episodes} episodes = {groups} groups of {collect.group_size}{more}",
+            f"training step: {self._factors} = {self.episodes} episodes = {many}{more}",
             f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimiser = {_many(steps, 'step')}; "
             f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
             self._rates_in_words(),

@@ -2,12 +2,12 @@
 
     tasks = get_distributed_tasks(range(9), rank, world_size)                    # 9 tasks, 2 ranks: [0, 2, 4, 6, 8] and [1, 3, 5, 7]
     runner = LIBEROEnvRunner(policy, task_names_to_use=tasks, benchmark_name="libero_spatial", num_parallel_envs=2)
-    states = DistributedInitialStateDataset(num_states=30)
+    states = DistributedInitialStateDataset(num_states=50, state_dim=8, rank=rank, world_size=world_size)
     runner.set_current_task_by_cursor()
     batches = distributed_collect_batches(runner, None, states, SmartSampler(config), config, iteration)
     runner.advance_task_cursor()
 
-An initial state is its number among the training states of a task; the simulator has the rest.
+An initial state is its number among those of a task, and a row of `state_dim` numbers that begins with it; the simulator has the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from hilt.runtime.tasks import MODES, Ring, shards
 T = TypeVar("T")
 Rollout = tuple[bool, float, dict[str, Any]]
 """(success, total reward, the rest: `Episode` and its fields by name)"""
-logger = logging.getLogger("hilt.runtime")
+EXHAUSTED = ("partial", "error")
+"""What becomes of a batch for which the attempts did not suffice"""
+logger = logging.getLogger("hilt.compat")
 
 
 def get_distributed_tasks(all_tasks: Sequence[T], rank: int, world_size: int) -> list[T]:
@@ -49,17 +51,14 @@ def compute_state_hash(states: Any) -> str:
 class DistributedInitialStateDataset:
     """The initial states of a task in a ring: the next ones each time, and again from the first."""
 
-    def __init__(self, num_states: int = 50, state_dim: int = 0, rank: int = 0, world_size: int = 1, states: Any = None):
-        """`states`: an array of one's own, [N, state_dim]; without it, the numbers 0 to num_states - 1."""
-        if state_dim and states is None:
-            raise ConfigError(
-                f"state_dim={state_dim} without states: made-up states are none of the simulator's. Leave it out, or give both."
-            )
-        self.states = np.arange(num_states) if states is None else np.asarray(states)
+    def __init__(self, num_states: int = 50, state_dim: int = 8, rank: int = 0, world_size: int = 1, states: Any = None):
+        """`states`: an array of one's own, [N, state_dim]. Without it, state i is a row that begins with i, its number in the simulator,
+        and has zeros after it: made-up joint angles would be no state of the simulator's. ``state_dim=0``: the numbers alone, [N]."""
+        self.states = _numbered(num_states, state_dim) if states is None else np.asarray(states)
         if not len(self.states):
             raise ConfigError(f"rank {rank} of {world_size} was given no initial states; give at least one.")
-        if state_dim and self.states.shape[1:] != (state_dim,):
-            raise ConfigError(f"states have the shape {list(self.states.shape)}; expected is [N, {state_dim}] by state_dim.")
+        if states is not None and self.states.ndim > 1 and self.states.shape[1:] != (state_dim,):
+            raise ConfigError(f"states have the shape {list(self.states.shape)}; expected [N, {state_dim}] by state_dim.")
         self.rank, self.world_size = rank, world_size
         self._ring = Ring(range(len(self.states)))
 
@@ -83,10 +82,10 @@ class DistributedInitialStateDataset:
 
 
 def smart_sample_init_state(
-    init_dataset: DistributedInitialStateDataset, num_parallel_envs: int, rloo_batch_size: int, init_state_mode: str = "group"
+    init_dataset: DistributedInitialStateDataset, num_parallel_envs: int, rloo_batch_size: int, init_state_mode: str = "distinct"
 ) -> tuple[np.ndarray, str]:
-    """The next initial states, one for each rollout, and their hash. "group": one state for each environment, `rloo_batch_size` times in a
-    row, so that leave-one-out compares like with like; "distinct": as many states as rollouts."""
+    """The next initial states, one for each rollout, and their hash. "distinct": as many states as rollouts, in the order of the ring;
+    "group", as GRPO has it: one state for each environment, `rloo_batch_size` times in a row, so that like is compared with like."""
     if init_state_mode not in MODES:
         raise UnknownNameError("init_state_mode", init_state_mode, MODES)
     if init_state_mode == "group":
@@ -103,7 +102,7 @@ class SmartSampler:
         self.config = config
 
     def smart_sample_init_state(self, init_dataset: DistributedInitialStateDataset) -> tuple[np.ndarray, str]:
-        mode = getattr(self.config, "init_state_mode", "group")
+        mode = getattr(self.config, "init_state_mode", "distinct")
         return smart_sample_init_state(init_dataset, self.config.num_parallel_envs, self.config.rloo_batch_size, mode)
 
     def compute_state_hash(self, states: Any) -> str:
@@ -123,12 +122,13 @@ class LIBEROEnvRunner:
         *,
         workers: int | None = None,
         task_options: Mapping[str, Any] | None = None,
-        split: str = "train",
+        split: str | None = None,
         temperature: float = 1.0,
         sample: bool = True,
         seed: int = 0,
     ):
-        """`workers`: processes of the pool; without it, one for each environment, and none for a single one."""
+        """`workers`: processes of the pool; without it, one for each environment, and none for a single one. `split`: whose initial
+        states; without it, all that a suite has stored (LIBERO's 50, which its evaluations use as well), else those of training."""
         self.policy, self.benchmark_name, self.num_parallel_envs = policy, benchmark_name, num_parallel_envs
         self.assigned_tasks = list(task_names_to_use or [])
         self.task_cursor, self.current_task = 0, None
@@ -137,6 +137,8 @@ class LIBEROEnvRunner:
         self._split, self._how, self._seed = split, {"temperature": temperature, "sample": sample}, seed
         self._draws = generator(seed)
         self._pool: Pool | None = None
+        self.carried: dict[Any, list[dict[str, Any]]] = {}
+        """By task, the members of a group that the last batch of that task had no room for"""
 
     def set_current_task_by_cursor(self) -> Any:
         """The task of this iteration; None on a rank without tasks, which goes on to its collectives with nothing."""
@@ -162,13 +164,9 @@ class LIBEROEnvRunner:
     def run_policy_in_env(self, env_name: Any, all_init_states: Any) -> Iterator[Rollout]:
         """(success, total_reward, episode_data) of a rollout from each state, in the order of the states. One that is lost with its
         simulator is raised, with the simulator's traceback; closed early, nothing is left running."""
-        task, numbers = self._full(env_name), np.asarray(all_init_states)
-        if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-            raise SchemaError(
-                f"initial states are {numbers.dtype} {list(numbers.shape)}; expected are their numbers, [N] whole ones: the simulator has "
-                "the states themselves."
-            )
-        starts = [Start(task, self._split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
+        task, numbers = self._full(env_name), _numbers(all_init_states)
+        split = self._split_of(task, numbers)
+        starts = [Start(task, split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
         ended: dict[int, Episode] = {}
         told = 0
         how: dict[str, Any] = {"suite": suite(task), "generator": self._draws, **self._how}
@@ -190,6 +188,22 @@ class LIBEROEnvRunner:
             self._pool.close()
             self._pool = None
 
+    def _split_of(self, task: str, numbers: np.ndarray) -> str:
+        """The split that is rolled out, which has to have these states."""
+        there = self.create_parallel_envs().describe(task)["initial_states"]
+        if self._split is None:
+            self._split = "published" if "published" in there else "train"
+            also = ", which evaluations use as well; split='train' leaves some to them" if self._split == "published" else ""
+            logger.info("initial states are those of the split %r%s", self._split, also)
+        if self._split not in there:
+            raise UnknownNameError(f"split of {task}", self._split, there)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < there[self._split]:
+            raise ConfigError(
+                f"initial state {numbers.max()} of {task} was asked for, and its split {self._split!r} has the states 0 to "
+                f"{there[self._split] - 1}: give DistributedInitialStateDataset(num_states={there[self._split]}) or another split."
+            )
+        return self._split
+
     def _full(self, name: Any) -> str:
         return str(name) if "/" in str(name) else f"{self.benchmark_name}/{name}"
 
@@ -202,22 +216,32 @@ def distributed_collect_batches(
     config: Any,
     iteration: int,
 ) -> list[list[dict[str, Any]]]:
-    """One batch of exactly `config.data_batch_size` episodes of the runner's current task, in whole groups of `config.rloo_batch_size`; no
-    batch on a rank without a task. `reward_function` judges an episode; without it, its total reward is the environment's.
+    """One batch of exactly `config.data_batch_size` episodes of the runner's current task, in groups of `config.rloo_batch_size`; no batch
+    on a rank without a task. `reward_function` judges an episode; without it, its total reward is the environment's.
 
-    A rollout that fails counts as an attempt and is logged with its traceback; after `config.max_sampling_attempts` (10) it is an error.
-    With `config.enable_dynamic_sampling`, groups that all succeeded or all failed do not count.
+    Where the number is no multiple of the group's size, the last group is rolled out whole, and the members beyond the number are the first
+    ones of the task's next batch (`LIBEROEnvRunner.carried`). Every episode has ``group_rewards``, the total rewards of its whole group, so
+    that its advantage does not depend on where the batch was cut.
+
+    A rollout that fails counts as an attempt and is logged with its traceback. After `config.max_sampling_attempts` (10) the batch has
+    what was found, maybe nothing; with ``config.when_exhausted = "error"`` that is an error. With `config.enable_dynamic_sampling`, groups
+    that all succeeded or all failed do not count. Target and result are logged at every rank.
     """
     task, size, wanted = env_runner.current_task, int(config.rloo_batch_size), int(config.data_batch_size)
+    where = f"iteration {iteration + 1}, rank {init_dataset.rank}"
     if task is None:
+        logger.info("%s: no task is assigned to this rank", where)
         return []
-    if wanted % size:
-        raise ConfigError(f"data_batch_size={wanted} episodes are not whole groups of rloo_batch_size={size}: give a multiple of it.")
+    otherwise = getattr(config, "when_exhausted", "partial")
+    if otherwise not in EXHAUSTED:
+        raise UnknownNameError("when_exhausted", otherwise, EXHAUSTED)
+    logger.info("%s: task %s, target %d episodes", where, task, wanted)
     most, dynamic = int(getattr(config, "max_sampling_attempts", 10)), bool(getattr(config, "enable_dynamic_sampling", False))
-    grouped = getattr(config, "init_state_mode", "group") == "group"
-    batch: list[dict[str, Any]] = []
-    uniform, failed, last = 0, 0, ""
-    for _ in range(most):
+    grouped = getattr(config, "init_state_mode", "distinct") == "group"
+    batch = env_runner.carried.pop(task, [])
+    attempts, uniform, failed, last = 0, 0, 0, ""
+    while len(batch) < wanted and attempts < most:
+        attempts += 1
         states, _ = sampler.smart_sample_init_state(init_dataset)
         try:
             rollouts = env_runner.run_single_task(task, states)
@@ -225,7 +249,7 @@ def distributed_collect_batches(
             raise  # no other try would mend it
         except Exception:  # noqa: BLE001  # whatever the simulator or the policy raised, it is told
             failed, last = failed + 1, traceback.format_exc()
-            logger.warning("iteration %d: an attempt at task %s failed:\n%s", iteration, task, last)
+            logger.warning("%s: an attempt at task %s failed:\n%s", where, task, last)
             continue
         for low in range(0, len(rollouts), size):
             group = [{"success": won, "total_reward": reward, **rest} for won, reward, rest in rollouts[low : low + size]]
@@ -237,11 +261,35 @@ def distributed_collect_batches(
             for episode in group:
                 if reward_function is not None:
                     episode["total_reward"] = float(reward_function(episode))
-            batch += group
-        if len(batch) >= wanted:
-            return [batch[:wanted]]
-    told = f"{failed} attempts failed, {uniform} groups all succeeded or all failed"
-    raise EmptyError(
-        f"rank {init_dataset.rank}, iteration {iteration}, task {task}: {len(batch)} of {wanted} episodes after {most} attempts; {told}."
-        + (f"\nThe last failure:\n{last}" if last else "")
-    )
+            rewards = np.array([episode["total_reward"] for episode in group])
+            batch += [{**episode, "group_rewards": rewards} for episode in group]
+            if len(batch) >= wanted:
+                break
+    if len(batch) < wanted:
+        why = f"{failed} attempts failed, {uniform} groups all succeeded or all failed"
+        short = f"{where}, task {task}: {len(batch)} of {wanted} episodes after {most} attempts; {why}."
+        if otherwise == "error":
+            raise EmptyError(short + (f"\nThe last failure:\n{last}" if last else ""))
+        logger.warning("%s", short)
+    if len(batch) > wanted:
+        env_runner.carried[task] = batch[wanted:]
+    logger.info("%s: task %s, collected %d of %d episodes", where, task, min(len(batch), wanted), wanted)
+    return [batch[:wanted]] if batch else []
+
+
+def _numbered(num_states: int, state_dim: int) -> np.ndarray:
+    numbers = np.arange(num_states)
+    return np.pad(numbers[:, None].astype(np.float32), ((0, 0), (0, state_dim - 1))) if state_dim else numbers
+
+
+def _numbers(states: Any) -> np.ndarray:
+    """The numbers of initial states, given as they are or as rows that begin with them."""
+    given = np.asarray(states)
+    if given.ndim == 2 and given.shape[1] and not given[:, 1:].any() and (given[:, 0] == given[:, 0].astype(np.int64)).all():
+        given = given[:, 0].astype(np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise SchemaError(
+            f"initial states are {given.dtype} {list(given.shape)}; expected their numbers, [N], or rows that begin with them and are 0 "
+            "otherwise, as DistributedInitialStateDataset makes them: the simulator has the states themselves."
+        )
+    return given
