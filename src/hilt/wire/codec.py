@@ -271,7 +271,7 @@ _ML_DTYPES: dict[str, DType] = {
     name: np.dtype(kind) for name, kind in vars(ml_dtypes).items() if isinstance(kind, type) and issubclass(kind, np.generic)
 }
 """bfloat16 and its relatives, which numpy itself does not know by name."""
-_ML_NAMES = {dtype.type: name for name, dtype in _ML_DTYPES.items()}
+ML_NAMES = {dtype.type: name for name, dtype in _ML_DTYPES.items()}
 _ORDERS = {"=": "<" if sys.byteorder == "little" else ">"}
 _PLAIN_TYPE = re.compile(r"[<>|][biufcSUVMm][0-9]{1,10}(\[[0-9]{0,9}[A-Za-z]{1,7}\])?")
 
@@ -297,8 +297,8 @@ def _suffix(dtype: DType, shape: tuple[int, ...]) -> bytes:
 def _from_dtype(dtype: DType) -> Any:
     if dtype.hasobject:
         _refuse(f"an array of Python objects (dtype {dtype}) cannot be sent. Convert it to numbers or text.")
-    if dtype.type in _ML_NAMES:
-        return _ORDERS.get(dtype.byteorder, dtype.byteorder) + _ML_NAMES[dtype.type]
+    if dtype.type in ML_NAMES:
+        return _ORDERS.get(dtype.byteorder, dtype.byteorder) + ML_NAMES[dtype.type]
     if dtype.names is None or dtype.fields is None:
         if not _PLAIN_TYPE.fullmatch(dtype.str):
             _refuse(f"an array of dtype {dtype} cannot be sent. Convert it to numbers or text.")

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, FormatError, RefusedError, UnknownNameError
-from hilt.core.tree import Array
+from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.channel import DEADLINE_S, Channel
+from hilt.replay.rollout import Trajectory
 from hilt.replay.sample import Batch, Sampler
+from hilt.replay.torch import as_tensor, from_raw_array
 from hilt.replay.view import View
+from hilt.wire.codec import ML_NAMES
 from hilt.wire.requests import Handler
 
 if TYPE_CHECKING:
@@ -30,6 +33,11 @@ SAMPLERS = 256
 """Samplers that a server keeps for its clients; the one that was not used longest goes first."""
 GRACE_S = 2.0
 """What a client waits longer than it lets the server wait, so that the server's own answer arrives."""
+
+TRAJECTORY = "hilt/trajectory"
+"""The only key of a dictionary that stands for a `Trajectory` on the way"""
+TORCH_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+"""Types of tensors that numpy does not have"""
 
 Ask = Callable[[str, Any, float, "int | None"], Any]
 
@@ -60,7 +68,10 @@ class RemoteSampler:
 
 
 class RemoteChannel:
-    """A channel of the learner. An item is handed over exactly once, whatever happens on the way."""
+    """A channel of the learner. An item is handed over exactly once, whatever happens on the way.
+
+    Items are nested arrays, tensors, numbers and text, which arrive as arrays; a `Trajectory`, or a list of them, arrives as what it is.
+    """
 
     def __init__(self, ask: Ask, new_number: Callable[[], int], name: str):
         self.name = name
@@ -76,7 +87,7 @@ class RemoteChannel:
             if self._putting is None or self._putting[1] is not item:
                 self._putting = (self._new_number(), item)
             with self._answered("_putting"):
-                self._ask("hilt/put", {"name": self.name, "item": item}, seconds, self._putting[0])
+                self._ask("hilt/put", {"name": self.name, "item": _sent(item)}, seconds, self._putting[0])
 
     def get(self, *, timeout: float | None = None) -> Any:
         """The oldest item. One that was taken from the channel and did not arrive in time is what the next `get` returns."""
@@ -85,7 +96,7 @@ class RemoteChannel:
             if self._getting is None:
                 self._getting = self._new_number()
             with self._answered("_getting"):
-                return self._ask("hilt/get", {"name": self.name}, seconds, self._getting)
+                return _received(self._ask("hilt/get", {"name": self.name}, seconds, self._getting))
 
     @contextmanager
     def _answered(self, what: str) -> Iterator[None]:
@@ -160,12 +171,41 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
         return channels[name]
 
     def put(asked: Any, seconds: float) -> None:
-        of(asked).put(asked["item"], timeout=max(0.0, seconds))
+        of(asked).put(_received(asked["item"]), timeout=max(0.0, seconds))
 
     def get(asked: Any, seconds: float) -> Any:
-        return of(asked).get(timeout=max(0.0, seconds))
+        return _sent(of(asked).get(timeout=max(0.0, seconds)))
 
     return {"hilt/put": put, "hilt/get": get}
+
+
+def _sent(item: Any) -> Any:
+    """What goes over the wire for an item of a channel."""
+    if isinstance(item, Trajectory):
+        return {TRAJECTORY: item.to_dict()}
+    if isinstance(item, list | tuple) and any(isinstance(each, Trajectory) for each in item):
+        return [_sent(each) for each in item]
+    return item
+
+
+def _received(item: Any) -> Any:
+    """The item that `_sent` was given."""
+    if isinstance(item, dict) and item.keys() == {TRAJECTORY}:
+        if not isinstance(item[TRAJECTORY], dict):
+            raise FormatError(f"a trajectory came as {type(item[TRAJECTORY]).__name__}; expected a dictionary of its fields.")
+        return Trajectory.from_dict(unflatten({path: _field(path, value) for path, value in flatten(item[TRAJECTORY]).items()}))
+    if isinstance(item, list) and any(isinstance(each, dict) and each.keys() == {TRAJECTORY} for each in item):
+        return [_received(each) for each in item]
+    return item
+
+
+def _field(path: str, value: Any) -> Any:
+    """A field of a trajectory: a tensor, also of a type that numpy does not have; or the number or text that it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if (name := ML_NAMES.get(value.dtype.type, "")) in TORCH_TYPES:
+        return from_raw_array(value.view({1: np.uint8, 2: np.int16}[value.itemsize]).copy(), name)
+    return as_tensor(value, path)
 
 
 class UnansweredError(DeadlineError):
