@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +12,33 @@ import pytest
 import torch
 from omegaconf import OmegaConf, open_dict
 
-from hilt.compat.simplevla import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch
-from hilt.core.errors import ConfigError, HiltError
+from hilt.compat.simplevla import (
+    BufferedDataLoader,
+    LIBERO_Dataset,
+    RobHFRollout,
+    Robotwin_Dataset,
+    RobotwinEnvWrapper,
+    center_crop_image,
+    collate_fn,
+    env_worker,
+    episodes_of,
+    get_libero_env,
+    rollout_batch,
+)
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.envs import task
 from hilt.policies.base import join
+from hilt.policies.images import center_crop
 from hilt.policies.openvla import OpenVLAOptions
 from hilt.policies.prismatic import L1Head
+from hilt.policies.suites import suite
 from hilt.recipes.simplevla import simplevla
 from hilt.recipes.simplevla_names import suites
 from hilt.runtime.batch import Batch
 from hilt.runtime.episode import Episode, Start
-from tests.policies.tiny_openvla import observations, tiny
+from tests.cli.test_simplevla import StandIn
+from tests.envs.test_robotwin import root  # noqa: F401 - a fixture
+from tests.policies.tiny_openvla import observations, statistics, tiny
 
 MODEL, ACTOR, ROLLOUT, REF = (f"actor_rollout_ref.{part}." for part in ("model", "actor", "rollout", "ref"))
 COMMAND = f"""
@@ -222,10 +241,10 @@ def test_collate_fn_and_the_buffer_of_the_loader():
 # --- 输出数据结构（rollout → DataProto）; 模型接口与统计 ---
 
 
-def episode_of(policy: Any, rows: int, seed: int, success: bool) -> Episode:
+def episode_of(policy: Any, rows: int, seed: int, success: bool, state: int = 0) -> Episode:
     """As `roll_out` makes it; of the last chunk one action was carried out."""
     draws = torch.Generator().manual_seed(seed)
-    record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in observations(rows, seed)])
+    record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in observations(rows, seed, state)])
     executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
     start = Start("libero_goal/1", "train", 0, 0, group=seed)
     return Episode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
@@ -313,3 +332,171 @@ def test_generate_action_verl_takes_an_action_head_a_noise_projector_and_film():
     for model, film in ((policy, True), (listening, False)):
         with pytest.raises(ConfigError, match=f"use_film={film}, and this checkpoint was trained with"):
             model.generate_action_verl(**asked, use_film=film)
+
+
+def test_a_rollout_batch_goes_back_to_the_episodes_it_was_made_of():
+    policy = tiny(use_proprio=True, proprio_dim=7)
+    episodes = [episode_of(policy, 3, 0, True, state=7), episode_of(policy, 2, 1, False, state=7)]
+    for pixel_values in (True, False):
+        again = episodes_of(rollout_batch(episodes, policy, 256, pixel_values=pixel_values), policy, temperature=1.6)
+        for one, other in zip(episodes, again, strict=True):
+            assert (other.success, other.steps, other.executed.tolist()) == (one.success, one.steps, one.executed.tolist())
+            for name in ("images", "tokens", "prompt_length", "temperature"):
+                np.testing.assert_array_equal(other.record[name], one.record[name])
+            with torch.no_grad():
+                judged = [policy.evaluate(each.record).log_prob for each in (one, other)]
+            np.testing.assert_allclose(*judged, atol=1e-5)
+
+
+# --- 环境并行与封装 ---
+
+PLACES = {"task_suite_name": "libero_goal", "max_prompt_length": 256, "num_images_in_input": 2, "use_proprio": True, "center_crop": True}
+CONFIG = OmegaConf.create({
+    **PLACES, "micro_batch_size": 1, "val_micro_batch_size": 2, "num_steps_wait": 10, "unnorm_key": "libero_spatial", "temperature": 1.6,
+    "do_sample": True, "vla": "openvla-oft", "model_family": "openvla",
+})  # fmt: skip
+"""`actor_rollout_ref.rollout` of the tiny policy"""
+
+
+class LiberoStandIn(StandIn):
+    """Also begins in a state as LIBERO stores it, and takes the size of pictures."""
+
+    def __init__(self, number: str, step_limit: int = 512, wait_steps: int = 10, image_size: int = 256):
+        super().__init__(number, step_limit, wait_steps)
+
+    def begin(self, flattened: Any) -> Any:
+        return self.reset(options={"state": int(flattened[0])})[0]
+
+
+@pytest.fixture
+def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+
+
+@pytest.mark.usefixtures("simulator")
+def test_env_worker_answers_by_its_queues():
+    asked: queue.Queue[Any] = queue.Queue()
+    answered: queue.Queue[Any] = queue.Queue()
+    worker = threading.Thread(target=env_worker, args=("libero_goal", 3, 7, CONFIG, asked, answered, True, 0, 512), daemon=True)
+    worker.start()
+    first = answered.get(timeout=60)
+    assert first["type"] == "init" and first["task_description"] == "push the plate"
+    assert first["task_file_name"] == "libero_goal_task_3_trial_7"
+    assert (first["active"], first["complete"], first["finish_step"]) == (True, False, 0) and first["obs"]["agentview_image"][0, 0, 0] == 7
+    assert len(first["valid_images"]) == 1
+    up = np.zeros((8, 7), np.float32)
+    up[:, 2] = 1
+    asked.put(up)
+    second = answered.get(timeout=60)
+    assert (second["type"], second["active"], second["complete"], second["finish_step"]) == ("step", True, False, 8)
+    asked.put(up)
+    last = answered.get(timeout=60)
+    assert (last["active"], last["complete"], last["finish_step"]) == (False, True, 10), "two actions of the second chunk"
+    asked.put(None)
+    worker.join(timeout=60)
+    assert not worker.is_alive()
+
+
+@pytest.mark.usefixtures("simulator")
+def test_get_libero_env_begins_in_a_stored_state():
+    env, words = get_libero_env("libero_goal/3", CONFIG.model_family, resolution=256)
+    env.seed(0)
+    env.reset()
+    obs = env.set_init_state(np.full(79, 5.0))
+    assert words == "push the plate" and obs["agentview_image"][0, 0, 0] == 5
+    obs, reward, done, info = env.step([0, 0, 1, 0, 0, 0, -1])
+    assert (reward, done) == (0.0, False) and set(obs) >= {"agentview_image", "robot0_eef_pos"} and "succeed" in info
+    env.close()
+    with pytest.raises(UnknownNameError, match="no model_family named 'pi0'"):
+        get_libero_env("libero_goal/3", "pi0")
+
+
+@pytest.mark.usefixtures("root")
+def test_robotwin_env_wrapper_runs_an_episode():
+    config = SimpleNamespace(twin2_task_config="demo_randomized", twin2_instruction_type="seen")
+    for name, version, sentence in (("lift_pot", "2.0", "lift it"), ("robotwin_shoe_place", "1.0", "place the shoe")):
+        wrapper = RobotwinEnvWrapper(name, 100_002, 100_002, config, version)
+        with pytest.raises(ConfigError, match=r"call initialize\(\) first"):
+            wrapper.get_obs()
+        wrapper.initialize()
+        assert wrapper.get_instruction() == sentence and set(wrapper.get_obs()) == {"observation", "joint_action"}
+        obs, done = wrapper.step(np.full((2, 14), 0.5))
+        assert not done and wrapper.active and wrapper.finish_step == 2 and set(obs["observation"]) >= {"head_camera"}
+        _, done = wrapper.step(np.ones((3, 14)))
+        assert done and wrapper.complete and not wrapper.active and 2 < wrapper.finish_step <= 5
+        wrapper.close()
+    with pytest.raises(ConfigError, match="expected one task, such as lift_pot, and its version"):
+        RobotwinEnvWrapper("robotwin2_lift_pot", 0, 100_000, config, "1.0")
+
+
+def test_center_crop_image_is_the_policys_own():
+    from PIL import Image
+
+    drawn = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    cropped = center_crop_image(Image.fromarray(drawn))
+    assert cropped.size == (224, 224) and cropped.mode == "RGB"
+    np.testing.assert_array_equal(np.array(cropped), center_crop(drawn))
+    np.testing.assert_array_equal(center_crop_image(drawn), center_crop(drawn))
+
+
+# --- 输入映射与输出批组织; 一步生成与模型调用 ---
+
+
+@pytest.mark.usefixtures("simulator")
+def test_the_parts_of_a_step_are_what_the_policy_does_itself():
+    policy = tiny(
+        use_proprio=True,
+        proprio_dim=8,
+        num_images=2,
+        norm_stats={"libero_spatial_no_noops": {**statistics(), "proprio": statistics(8)["proprio"]}},
+    )
+    rollout = RobHFRollout(module=policy, config=CONFIG)
+    assert rollout.unnorm_key == "libero_spatial_no_noops"
+    raw, words = LiberoStandIn("0").reset(options={"state": 9})[0], "Push the plate"
+    raw = {name: np.random.default_rng(0).integers(0, 256, value.shape).astype(value.dtype) for name, value in raw.items()}
+    inputs = rollout._obs_to_input(raw)
+    assert set(inputs) == {"full_image", "wrist_image", "state"} and inputs["state"].shape == (8,)
+    batch = rollout.process_input([inputs, inputs], [words, words])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 256) and batch["pixel_values"].shape == (2, 12, 28, 28)
+    assert torch.equal(batch["attention_mask"].ne(0), batch["input_ids"].ne(32000)), "as the document says"
+    assert bool((batch["attention_mask"].int().diff(dim=1) >= 0).all()), "padded on the left"
+    assert batch["proprio"].shape == (2, 8) and float(batch["proprio"].abs().max()) <= 1
+    step = rollout._generate_one_step_oft({**batch, "do_sample": False})
+    actions, record = policy.act([suite("libero_goal").observe(raw, words.lower())] * 2, sample=False)
+    np.testing.assert_allclose(step["action"], actions, atol=1e-6)
+    assert torch.equal(step["responses"], torch.from_numpy(record["tokens"]).flatten(1).long())
+    records = [{"complete": True, "finish_step": 5}, {"complete": False, "finish_step": 6}]
+    made = rollout._prepare_output_batch([step, step], records, 2)
+    assert made.batch["responses"].shape == (2, 2, policy.slots) and made.batch["pixel_values"].shape == (2, 2, 12, 28, 28)
+    assert made.batch["proprio"].shape == (2, 2, 8) and made.batch["complete"].tolist() == [True, False]
+    assert made.batch["finish_step"].tolist() == [5, 6] and "action" not in made.batch
+    with pytest.raises(ConfigError, match="batch_size=3, and these steps are of 2 episodes"):
+        rollout._prepare_output_batch([step], records, 3)
+
+
+def test_obs_to_input_of_robotwin():
+    policy = tiny(num_images=3)
+    rollout = RobHFRollout(policy, OmegaConf.merge(CONFIG, {"task_suite_name": "robotwin2_lift_pot", "num_images_in_input": 3}))
+    cameras = {name: {"rgb": np.zeros((6, 8, 3), np.uint8)} for name in ("head_camera", "left_camera", "right_camera")}
+    joints = np.full(14, 0.045, np.float32)
+    for version, told, gripper in (("1.0", joints, 1.0), ("2.0", {"vector": joints}, 0.045)):
+        row = rollout._obs_to_input({"observation": cameras, "joint_action": told}, is_robotwin=True, robotwin_version=version)
+        assert set(row) == {"full_image", "left_wrist", "right_wrist", "state"}
+        np.testing.assert_allclose(row["state"][[6, 13]], gripper, rtol=1e-5)
+    assert joints[6] == np.float32(0.045), "what the environment holds is as it was"
+
+
+@pytest.mark.usefixtures("simulator")
+def test_generate_sequences_rolls_out_groups_and_validates_greedily():
+    policy = tiny()
+    rollout = RobHFRollout(policy, OmegaConf.merge(CONFIG, {"num_images_in_input": 1, "use_proprio": False}))
+    rows = collate_fn([LIBERO_Dataset("libero_goal")[place] for place in (0, 51)])
+    made = rollout.generate_sequences(Batch.from_single_dict(rows, meta_info={"n_samples": 2, "pixel_values": False}))
+    assert len(made) == 4 and made.non_tensor_batch["uid"].tolist() == ["0", "0", "1", "1"]
+    assert made.non_tensor_batch["task"].tolist() == ["libero_goal/0"] * 2 + ["libero_goal/1"] * 2
+    assert made.batch["responses"].shape == (4, 171, policy.slots), "512 actions in chunks of 3: batches of two calls can be joined"
+    assert made.batch["finish_step"].tolist() == [10] * 4 and made.meta_info["temperature"] == 1.6
+    valid = [rollout.generate_sequences(Batch.from_single_dict(rows, meta_info={"pixel_values": False})) for _ in range(2)]
+    assert len(valid[0]) == 2 and torch.equal(valid[0].batch["responses"], valid[1].batch["responses"]), "no draws"
+    Batch.concat([made, valid[0]])
+    rollout.close()

@@ -35,6 +35,8 @@ class Batch:
     def check_consistency(self) -> None:
         """Raises where a key has more or fewer rows than the first."""
         columns: dict[str, Any] = {**self.batch, **self.non_tensor_batch}
+        if not columns and self.meta_info:
+            return  # facts alone, such as the figures of an update
         if not columns:
             raise SchemaError("a batch was given no key; it needs at least one, to know how many rows it has.")
         for key, values in self.batch.items():
@@ -61,7 +63,7 @@ class Batch:
         return cls(tensors, non_tensors, meta_info)
 
     def __len__(self) -> int:
-        return len(next(iter({**self.batch, **self.non_tensor_batch}.values())))
+        return len(next(iter({**self.batch, **self.non_tensor_batch}.values()), ()))
 
     # --- keys ---
 

@@ -78,6 +78,7 @@ class Updater:
         baselines: Mapping[int, float] | None = None,
         beside: Sequence[tuple[int, np.ndarray]] = (),
         expected: int = 0,
+        given: Sequence[np.ndarray] | None = None,
     ) -> dict[str, float]:
         """Learns from this rank's episodes and the rewards of their chunks [rows]; gives figures, the same at every rank.
 
@@ -86,8 +87,15 @@ class Updater:
         learn from and whose groups have members here, which are compared with them, too. `expected`: the episodes of all ranks that a
         whole update has; where there are fewer, each counts as much as it would among all of them, and the loss of a step is as much
         smaller. 0: as many as there are.
+        `given`: advantages of the chunks [rows] that the caller has computed, in place of the estimator's; no critic learns with them.
         """
         rows = self._rows(episodes, rewards)
+        if given is not None:
+            if self.settings.estimator == "gae":
+                raise ConfigError("advantages were given, and estimator=gae computes its own: give another estimator, or no advantages.")
+            if [len(each) for each in given] != [episode.rows for episode in episodes]:
+                raise SchemaError("the given advantages are not of these episodes: give one number for each chunk of each.")
+            rows.given = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *given]))
         all_episodes, all_rows, all_tokens = self._sum(len(episodes), len(rows), rows.mask.sum())
         figures = {"trajectories": all_episodes, "chunks": all_rows, "tokens": all_tokens}
         if all_tokens:
@@ -151,6 +159,9 @@ class Updater:
                 rows.penalty = self._controller.coefficient * apart.sum((1, 2))
         if settings.estimator == "gae":
             rows.values = self._values(rows, blank)
+        if rows.given is not None:
+            rows.advantage, rows.returns = rows.given.float(), torch.zeros(len(rows))
+            return figures | self._told(rows)
         group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
         baseline = None
         if settings.estimator == "remax":
@@ -396,6 +407,8 @@ class Rows:
     """[R]"""
     returns: Tensor = field(default_factory=lambda: torch.zeros(0))
     """[R]: what the critic should have expected"""
+    given: Tensor | None = None
+    """[R]: advantages that the caller has computed"""
     reference: Tensor | None = None
     """The reference's log-probabilities, like `mask`"""
     importance: Tensor | None = None

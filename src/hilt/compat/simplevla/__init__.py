@@ -1,6 +1,11 @@
 """The names of SimpleVLA-RL (verl), over Hilt's own tasks, rollouts and workers; docs/simplevla.md describes them."""
 
-from hilt.compat.simplevla.data import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
+from hilt.compat.simplevla.batches import episodes_of, rollout_batch
+from hilt.compat.simplevla.data import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, starts
+from hilt.compat.simplevla.environments import RobotwinEnvWrapper, center_crop_image, env_worker, get_libero_env
+from hilt.compat.simplevla.rollout import RobHFRollout
+from hilt.compat.simplevla.trainer import RayTrainer, RobRewardManager, Role, compute_advantage
+from hilt.compat.simplevla.workers import CriticWorker, DataParallelPPOCritic, RobActorRolloutRefWorker, RobDataParallelPPOActor
 from hilt.runtime.batch import Batch
 
 DataProto = Batch
@@ -8,10 +13,24 @@ DataProto = Batch
 __all__ = [
     "Batch",
     "BufferedDataLoader",
+    "CriticWorker",
+    "DataParallelPPOCritic",
     "DataProto",
     "LIBERO_Dataset",
+    "RayTrainer",
+    "RobActorRolloutRefWorker",
+    "RobDataParallelPPOActor",
+    "RobHFRollout",
+    "RobRewardManager",
+    "RobotwinEnvWrapper",
     "Robotwin_Dataset",
+    "Role",
+    "center_crop_image",
     "collate_fn",
+    "compute_advantage",
+    "env_worker",
+    "episodes_of",
+    "get_libero_env",
     "rollout_batch",
     "starts",
 ]

@@ -16,24 +16,21 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.envs import libero, robotwin
 from hilt.recipes.simplevla_names import UnknownSuiteError, split_name
 from hilt.runtime.batch import Batch, objects
-from hilt.runtime.episode import Episode, Start
+from hilt.runtime.episode import Start
 
-__all__ = ["Batch", "BufferedDataLoader", "LIBERO_Dataset", "Robotwin_Dataset", "collate_fn", "rollout_batch", "starts"]
+__all__ = ["Batch", "BufferedDataLoader", "LIBERO_Dataset", "Robotwin_Dataset", "collate_fn", "starts"]
 
 logger = logging.getLogger("hilt.compat")
 
 VALIDATION_TRIALS = 128
 """Trials of each kind on which RoboTwin is validated, whatever `num_trials_per_task` says"""
-PAD = 32000
-"""Llama's token for nothing, in OpenVLA"""
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -159,82 +156,32 @@ class BufferedDataLoader:
 
 def starts(prompts: Batch, n_samples: int, seed: int = 0, train_seeds: str = "", eval_seeds: str = "") -> list[Start]:
     """Each row `n_samples` times, one after the other, as a group: what our `roll_out` begins from. `seed` is LIBERO's; RoboTwin has the
-    row's own."""
+    row's own. A task of ours, by its full name, is one with the state of ``trial_id``."""
     made = []
     names, tasks, trials = prompts.non_tensor_batch["task_suite_name"], prompts.batch["task_id"], prompts.batch["trial_id"]
     for group, (name, task, trial) in enumerate(zip(names, tasks.flatten().tolist(), trials.flatten().tolist(), strict=True)):
-        if name in libero.SUITES:
-            full, states, begin = f"{name}/{task}", {split: list(numbers) for split, numbers in libero.SPLITS.items()}, seed
+        split, state = place_of(name, trial, train_seeds, eval_seeds)
+        if name in libero.SUITES or "/" in name:
+            full, begin = name if "/" in name else f"{name}/{task}", seed
         else:
             version, (of, *_) = split_name(name)
-            full, states, begin = f"{version}/{of}", robotwin.seeds(version, of, train_seeds, eval_seeds), trial
-        split = next((split for split, numbers in states.items() if trial in numbers), None)
-        if split is None:
-            raise ConfigError(f"{name} has no initial state {trial}; give the files of seeds that its dataset was made with.")
-        made += [Start(full, split, states[split].index(trial), begin, group, member) for member in range(n_samples)]
+            full, begin = f"{version}/{of}", trial
+        made += [Start(full, split, state, begin, group, member) for member in range(n_samples)]
     return made
 
 
-def rollout_batch(
-    episodes: Sequence[Episode], policy: Any, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
-) -> Batch:
-    """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
-
-        responses        int64 [B, S, chunk * action_dim]     tokens; 0 after the end
-        input_ids        int64 [B, S, prompt]                 padded on the LEFT with 32000
-        attention_mask   int64 [B, S, prompt]
-        frames           uint8 [B, S, images, H, W, 3]        what the policy saw, an eighth of the memory of pixel_values
-        pixel_values     float32 [B, S, 6 * images, H, W]     in place of frames, with `pixel_values=True`: what generate_action_verl takes
-        proprio          float32 [B, S, P]                    from -1 to 1, where the policy has it
-        old_log_probs    float32 [B, S * chunk * action_dim]  0 where nothing was carried out
-        complete         bool [B]
-        finish_step      int64 [B]                            actions that were carried out
-
-    `steps` and `max_prompt_length` are S and the prompt's width; 0: as long as is needed.
-    """
-    if not episodes:
-        raise SchemaError("rollout_batch() was given no episode; give it at least one.")
-    for episode in episodes:
-        if "tokens" not in episode.record:
-            raise MissingFieldError(
-                f"a record of {', '.join(episode.record)} has no 'tokens': this batch is of policies that answer in them."
-            )
-    length = max(episode.rows for episode in episodes)
-    width = max(int(episode.record["prompt_length"].max()) for episode in episodes)
-    for name, given, needed in (("steps", steps, length), ("max_prompt_length", max_prompt_length, width)):
-        if given and given < needed:
-            raise ConfigError(f"{name}={given}, and an episode needs {needed}: give as many, or 0 for as many as are needed.")
-    length, width = steps or length, max_prompt_length or width
-    pad = int(policy.config.upstream.get("pad_token_id", PAD))
-    columns: dict[str, list[np.ndarray]] = {}
-    for episode in episodes:
-        record, rows = episode.record, episode.rows
-        ids = np.full((rows, width), pad, np.int64)
-        for row, many in enumerate(record["prompt_length"]):
-            ids[row, width - many :] = record["prompt"][row, :many]
-        done = np.arange(record["log_prob"].shape[1]) < episode.executed[:, None]  # [rows, chunk]
-        made = {
-            "responses": record["tokens"].reshape(rows, -1).astype(np.int64),
-            "input_ids": ids,
-            "frames": record["images"],
-            "old_log_probs": np.where(done[..., None], record["log_prob"], 0).reshape(rows, -1),
-        }
-        if "state" in record:
-            made["proprio"] = policy.scale_state.normalize(record["state"]).astype(np.float32)
-        for name, values in made.items():
-            fill = pad if name == "input_ids" else 0
-            more = [(0, length - rows), *[(0, 0)] * (values.ndim - 1)]
-            columns.setdefault(name, []).append(np.pad(values, more, constant_values=fill))
-    tensors = {name: torch.from_numpy(np.stack(values)) for name, values in columns.items()}
-    tensors["old_log_probs"] = tensors["old_log_probs"].flatten(1)
-    tensors["attention_mask"] = tensors["input_ids"].ne(pad).long()
-    if pixel_values:
-        frames = tensors.pop("frames")
-        seen = [policy.pixels(each.to(policy.device)).flatten(1, 2).cpu() for each in frames]
-        tensors["pixel_values"] = torch.stack(seen)
-    tensors["complete"] = torch.tensor([episode.success for episode in episodes])
-    tensors["finish_step"] = torch.tensor([episode.steps for episode in episodes])
-    return Batch(tensors, {"uid": [f"{episode.start.group}" for episode in episodes], "task": [episode.start.task for episode in episodes]})
+def place_of(name: str, trial: int, train_seeds: str = "", eval_seeds: str = "") -> tuple[str, int]:
+    """Our split and the number in it of a trial: a state that LIBERO stores, a seed of RoboTwin, or a state of a task of ours."""
+    if "/" in name:
+        return "train", trial
+    states = {split: list(numbers) for split, numbers in libero.SPLITS.items()}
+    if name not in libero.SUITES:
+        version, (task, *_) = split_name(name)
+        states = robotwin.seeds(version, task, train_seeds, eval_seeds)
+    split = next((split for split, numbers in states.items() if trial in numbers), None)
+    if split is None:
+        raise ConfigError(f"{name} has no initial state {trial}; give the files of seeds that its dataset was made with.")
+    return split, states[split].index(trial)
 
 
 def _row(suite: str, task: int, trial: int, seed: int, source: str) -> dict[str, Any]:

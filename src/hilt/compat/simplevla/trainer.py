@@ -1,0 +1,179 @@
+"""SimpleVLA-RL's trainer and reward manager, over our post-training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hilt.algos.advantage import advantages
+from hilt.algos.config import PolicyGradient
+from hilt.compat.simplevla.data import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn
+from hilt.compat.simplevla.rollout import get
+from hilt.compat.simplevla.settings import run_of
+from hilt.compat.simplevla.workers import CriticWorker, RobActorRolloutRefWorker
+from hilt.core.errors import ConfigError
+from hilt.recipes.simplevla_names import UnknownSuiteError, suites
+from hilt.runtime.batch import Batch
+from hilt.runtime.post_train import Summary, begin_run, is_run, resume_run, train
+
+logger = logging.getLogger("hilt.compat")
+
+Role = Enum("Role", "Actor Rollout ActorRollout Critic RefPolicy RewardModel ActorRolloutRef", start=0)
+"""What a worker is in SimpleVLA-RL"""
+WORKERS: dict[str, type] = {"ActorRollout": RobActorRolloutRefWorker, "RefPolicy": RobActorRolloutRefWorker, "Critic": CriticWorker}
+
+
+class RobRewardManager:
+    """What an episode earns: ``verifier.reward_coef`` where it succeeded, at the last number that was carried out."""
+
+    def __init__(self, num_examine: int = 0, config: Any = None):
+        """`num_examine`: that many outcomes of each batch are logged. `config` is the whole tree."""
+        self.num_examine, self.config = num_examine, config
+
+    def verify(self, data: Batch) -> tuple[list[float], dict[str, float], dict[str, float], dict[str, float]]:
+        """The scores, and three dictionaries with their means over all: of success, of the format, and of both.
+
+        Adds `acc` and `format_correctness` [B] to the data: whether it succeeded, and whether no chunk was ill-formed (a number that is not
+        finite, a token that is no action).
+        """
+        device, ill = data.batch["complete"].device, data.non_tensor_batch.get("ill_formed", [""] * len(data))
+        success = data.batch["complete"].float()
+        formed = torch.tensor([float(not reason) for reason in ill], device=device)
+        data.batch |= {"acc": success, "format_correctness": formed}
+        for row in range(min(self.num_examine, len(data))):
+            logger.info("%s: success %d", data.non_tensor_batch.get("task", [""] * len(data))[row], success[row])
+        means = [{"all": float(values.mean())} for values in (success, formed, success * formed)]
+        return success.tolist(), means[0], means[1], means[2]
+
+    def __call__(self, data: Batch) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Rewards [B, T] by source (``gt_scores``, and ``rm_scores`` of the data) and their sum, ``all``; and means over episodes."""
+        if "acc" not in data.batch:
+            self.verify(data)
+        chunks, slots = data.batch["responses"].shape[1:]
+        tokens = int(get(_at(self.config, "actor_rollout_ref", "model"), "action_token_len", 7))
+        verified = torch.zeros(len(data), chunks * slots, device=data.batch["acc"].device)
+        last = (data.batch["finish_step"] * tokens - 1).clamp(min=0)
+        verified[torch.arange(len(data)), last] = torch.where(data.batch["finish_step"] > 0, data.batch["acc"], 0.0)
+        sources, total, metrics = {"gt_scores": verified}, torch.zeros_like(verified), dict[str, float]()
+        weights = {"gt_scores": ("verifier", float(get(_at(self.config, "verifier"), "reward_coef", 5.0)))}
+        if "rm_scores" in data.batch:
+            sources["rm_scores"] = data.batch["rm_scores"]
+            weights["rm_scores"] = ("reward_model", float(get(_at(self.config, "reward_model"), "rm_coef", 0.0)))
+        for name, (source, weight) in weights.items():
+            total = total + weight * sources[name]
+            metrics[source] = float(sources[name].sum(1).mean())
+        return {**sources, "all": total}, metrics | {"reward_all": float(total.sum(1).mean())}
+
+
+def compute_advantage(
+    data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None, **more: Any
+) -> Batch:
+    """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or ``gt_scores``) [B, T] and the groups of ``uid``, in place.
+
+    The estimators are ours (`hilt.algos.advantage`), chunk by chunk: all numbers of a chunk have the advantage of that chunk.
+    """
+    given = data.batch["token_level_rewards" if "token_level_rewards" in data.batch else "gt_scores"]
+    rows, chunks, slots = data.batch["responses"].shape
+    rewards = given.view(rows, chunks, slots).sum(2).double()
+    tokens = int(more.get("action_token_len", get(_at(config, "actor_rollout_ref", "model"), "action_token_len", 7)))
+    done = torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]  # [B, S, slots]
+    uids = {uid: number for number, uid in enumerate(dict.fromkeys(data.non_tensor_batch["uid"].tolist()))}
+    group = torch.tensor([uids[uid] for uid in data.non_tensor_batch["uid"].tolist()])
+    values = data.batch["values"].view(rows, chunks, slots)[..., 0].double() if "values" in data.batch else None
+    settings = PolicyGradient(estimator=adv_estimator, discount=gamma, lam=lam)
+    baseline = data.batch["reward_baselines"].double() if "reward_baselines" in data.batch else None
+    found = advantages(settings, rewards, done.any(2), group, values, baseline)
+    for name, each in zip(("advantages", "returns"), found, strict=True):
+        data.batch[name] = (each[..., None].expand_as(done) * done).float().flatten(1)
+    return data
+
+
+class RayTrainer:
+    """The whole run: dataloaders as there, and `fit`, which is our post-training with this tree of settings."""
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        role_worker_mapping: Mapping[Any, Any] | None = None,
+        resource_pool_manager: Any = None,
+        ray_worker_group_cls: Any = None,
+        reward_fn: Callable[..., Any] | None = None,
+        val_reward_fn: Callable[..., Any] | None = None,
+    ):
+        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own, ranks are placed by
+        ``trainer.nnodes`` and ``n_gpus_per_node``, and the workers are ours: of what else is given only what says the same passes."""
+        for role, worker in (role_worker_mapping or {}).items():
+            name = getattr(role, "name", str(role))
+            if (expected := WORKERS.get(name)) is not None and getattr(worker, "cls", worker) is not expected:
+                raise ConfigError(
+                    f"role_worker_mapping has {worker} for {name}: give {expected.__name__}, or no mapping."
+                )
+        for name, given in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
+            if given is not None and not isinstance(given, RobRewardManager):
+                raise ConfigError(
+                    f"{name} is {given!r}: episodes are rewarded where they are made, by rewards.* of ours; give a RobRewardManager. "
+                    "A learned reward is reward_model.rm_type=normal."
+                )
+        for name, other in (("resource_pool_manager", resource_pool_manager), ("ray_worker_group_cls", ray_worker_group_cls)):
+            if other is not None:
+                raise ConfigError(f"{name} would do nothing: trainer.nnodes and trainer.n_gpus_per_node place the ranks. Leave it out.")
+        self.config, self.tokenizer = config, tokenizer
+        self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
+        self._run: Any = None
+        self._create_dataloader()
+
+    def _create_dataloader(self) -> None:
+        """`train_dataset`, `val_dataset`, their dataloaders, and `total_training_steps` in the settings of the optimisers."""
+        data = self.config.data
+        name = str(data.task_suite_name)
+        if "libero" not in name and "robotwin" not in name:
+            raise UnknownSuiteError("task suite", name, suites(), all_listed=True)
+        dataset: Any = LIBERO_Dataset if "libero" in name else Robotwin_Dataset
+        trials = int(get(data, "num_trials_per_task", 50))
+        self.train_dataset, self.val_dataset = (dataset(name, num_trials_per_task=trials, train_val=part) for part in ("train", "valid"))
+        drawn = int(data.train_batch_size * get(data, "oversample_factor", 1))
+        options: dict[str, Any] = {"shuffle": True, "drop_last": True, "collate_fn": collate_fn}
+        self.train_dataloader = BufferedDataLoader(DataLoader(self.train_dataset, batch_size=drawn, **options))
+        self.val_dataloader = DataLoader(self.val_dataset, batch_size=int(data.val_batch_size), **options)
+        for key, loader, rows in (("train", self.train_dataloader, self.train_dataset), ("val", self.val_dataloader, self.val_dataset)):
+            if not len(loader):
+                raise ConfigError(f"data.{key}_batch_size={loader.batch_size}, and {name} has {len(rows)} rows: give at most as many.")
+        self.total_training_steps = len(self.train_dataloader) * int(get(self.config.trainer, "total_epochs", 30))
+        if OmegaConf.is_config(self.config):
+            with open_dict(self.config):
+                self.config.actor_rollout_ref.actor.optim.total_training_steps = self.total_training_steps
+                if "critic" in self.config:
+                    self.config.critic.optim.total_training_steps = self.total_training_steps
+
+    def init_workers(self) -> None:
+        """Looks whether the run can start: settings, checkpoint, simulator, device. `fit` starts the ranks."""
+        self._run = run_of(self.config)
+        self._run.config.check()
+
+    def fit(self) -> Summary:
+        """Collects, filters, updates, validates and saves, in ``trainer.default_local_dir``; a run that is there goes on."""
+        if self._run is None:
+            self.init_workers()
+        run = self._run
+        for name, value in run.environment.items():
+            os.environ.setdefault(name, value)
+        for line in run.lines:
+            logger.info("%s", line)
+        config = resume_run(run.folder, "simplevla", ()) if is_run(run.folder) else begin_run(run.folder, "simplevla", run.config)
+        return train(config, run.folder, say=lambda text: logger.info("%s", text))
+
+
+def _at(config: Any, *names: str) -> Any:
+    """A part of a tree; an empty one where it has none."""
+    for name in names:
+        config = get(config, name, {}) if config is not None else {}
+    return config if config is not None else {}

@@ -1,0 +1,249 @@
+"""Document 004 (SimpleVLA-RL): the workers, the reward manager and the trainer that its sections name, run with a tiny policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from hilt.compat.simplevla import (
+    CriticWorker,
+    DataParallelPPOCritic,
+    LIBERO_Dataset,
+    RayTrainer,
+    RobActorRolloutRefWorker,
+    RobDataParallelPPOActor,
+    RobRewardManager,
+    Role,
+    collate_fn,
+    compute_advantage,
+    rollout_batch,
+)
+from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
+from hilt.envs import task
+from hilt.policies.checkpoints import load_policy
+from hilt.runtime.batch import Batch
+from tests.policies.tiny_openvla import same_weights, tiny
+from tests.seeds.test_004_simplevla import LiberoStandIn, episode_of
+
+HILT = {"policy_options": {"allow_untrained": True}, "pool": {"workers": 0}, "validation": {"after": False}}
+MODEL = {"vla": "openvla-oft", "action_token_len": 7, "action_chunks_len": 3}
+ROLLOUT = {
+    "task_suite_name": "libero_goal", "num_images_in_input": 1, "use_proprio": False, "center_crop": True, "temperature": 1.6,
+    "micro_batch_size": 1, "val_micro_batch_size": 2, "log_prob_micro_batch_size": 4, "max_prompt_length": 256, "num_steps_wait": 10,
+    "unnorm_key": "libero_spatial", "dtype": "float32", "do_sample": True, "name": "hf",
+}  # fmt: skip
+ACTOR = {"optim": {"lr": 0.001, "total_training_steps": 10}, "ppo_mini_batch_size": 4, "ppo_micro_batch_size": 2, "grad_clip": 1.0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sft")
+    tiny().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.delenv("ROBOT_PLATFORM", raising=False)
+
+
+def config_of(checkpoint: Path, **model: Any) -> Any:
+    """`actor_rollout_ref`"""
+    ref = {"log_prob_micro_batch_size": 4}
+    return OmegaConf.create(
+        {"model": {**MODEL, "path": str(checkpoint), **model}, "actor": ACTOR, "rollout": ROLLOUT, "ref": ref, "hilt": HILT}
+    )
+
+
+def prompts(**meta: Any) -> Batch:
+    rows = collate_fn([LIBERO_Dataset("libero_goal")[place] for place in (0, 51)])
+    return Batch.from_single_dict(rows, meta_info={"pixel_values": False, **meta})
+
+
+@pytest.fixture(scope="module")
+def lessons(checkpoint: Path) -> Iterator[tuple[RobActorRolloutRefWorker, Batch]]:
+    """A worker with adapters, and what it has rolled out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        patch.delenv("ROBOT_PLATFORM", raising=False)
+        worker = RobActorRolloutRefWorker(config_of(checkpoint, lora_rank=2), role="actor_rollout_ref")
+        worker.init_model()
+        yield worker, worker.generate_sequences(prompts(n_samples=2))
+        worker.close()
+
+
+# --- 组件职责与交互: RobActorRolloutRefWorker ---
+
+
+def test_generate_sequences_recomputes_the_old_log_probs(lessons: Any):
+    worker, data = lessons
+    assert len(data) == 4 and data.batch["old_log_probs"].shape == (4, 171 * 21)
+    done = torch.arange(171 * 21) < data.batch["finish_step"][:, None] * 7
+    assert torch.equal(data.batch["old_log_probs"] != 0, done), "0 where nothing was carried out"
+    again = worker.compute_ref_log_prob(data)
+    assert set(again.batch) == {"ref_log_prob"}
+    torch.testing.assert_close(again.batch["ref_log_prob"], data.batch["old_log_probs"], atol=1e-5, rtol=1e-5)
+    entropy = worker.compute_entropy(data).meta_info["metrics"]["actor_after/entropy_loss_eval"]
+    assert 0 < entropy <= np.log(256) + 1e-6
+
+
+def test_update_actor_makes_what_was_better_likelier(lessons: Any):
+    worker, data = lessons
+    data = data.select(deepcopy=True)
+    data.batch["complete"] = torch.tensor([True, False, False, True])
+    rewards, _ = RobRewardManager(0)(data)
+    data.batch["token_level_rewards"] = rewards["all"]
+    compute_advantage(data, adv_estimator="grpo")
+    before = worker.actor.compute_log_prob(data).sum(1)
+    metrics = worker.update_actor(data).meta_info["metrics"]
+    assert metrics["actor/grad_norm"] > 0 and metrics["actor/lr(1e-4)"] == pytest.approx(10)
+    assert {"actor/pg_loss", "actor/ppo_kl"} <= set(metrics)
+    moved = worker.actor.compute_log_prob(data).sum(1) - before
+    better = data.batch["complete"]
+    assert float(moved[better].sum()) > float(moved[~better].sum())
+    reference = worker.compute_ref_log_prob(data).batch["ref_log_prob"].sum(1)
+    torch.testing.assert_close(reference, before, atol=1e-3, rtol=1e-3)  # it stays as it was
+
+
+def test_save_checkpoint_has_adapters_and_the_merged_model(lessons: Any, tmp_path: Path):
+    worker, data = lessons
+    worker.save_checkpoint(str(tmp_path / "global_step_1"))
+    assert {path.name for path in (tmp_path / "global_step_1" / "lora_adapter").iterdir()} >= {"adapter_config.json"}
+    merged = load_policy(tmp_path / "global_step_1", unnorm_key="libero_spatial", allow_untrained=True)
+    own = RobDataParallelPPOActor(OmegaConf.create(ACTOR), merged)
+    torch.testing.assert_close(own.compute_log_prob(data), worker.actor.compute_log_prob(data), atol=1e-3, rtol=1e-3)
+
+
+def test_what_a_worker_is_not_for_is_refused(checkpoint: Path, lessons: Any):
+    _, data = lessons
+    with pytest.raises(UnknownNameError, match="no role named 'judge'"):
+        RobActorRolloutRefWorker(config_of(checkpoint), role="judge")
+    rollout = RobActorRolloutRefWorker(config_of(checkpoint), role="rollout")
+    with pytest.raises(ConfigError, match="has the role 'rollout', which is no actor"):
+        rollout.update_actor(data)
+    with pytest.raises(ConfigError, match=r"call init_model\(\) first"):
+        rollout.generate_sequences(prompts(n_samples=2))
+    offloaded = config_of(checkpoint)
+    offloaded.actor.fsdp_config = {"optimizer_offload": True}
+    with pytest.raises(ConfigError, match="need ranks that share the weights"):
+        RobActorRolloutRefWorker(offloaded).init_model()
+
+
+# --- PPO 训练细节: RobDataParallelPPOActor, DataParallelPPOCritic, RobRewardManager ---
+
+
+def rolled(policy: Any) -> Batch:
+    return rollout_batch([episode_of(policy, 3, 0, True), episode_of(policy, 2, 1, False)], policy, 256)
+
+
+def test_a_micro_batch_does_not_change_the_gradient():
+    """`gradient_accumulation = M / m`: of M = 2 trajectories, m = 1 or 2 at a time."""
+    made = []
+    for micro in (1, 2):
+        policy = tiny()
+        data = rolled(policy)
+        data.meta_info["temperature"] = 1.6
+        data.batch["advantages"] = torch.tensor([[1.0], [-1.0]]) * (data.batch["old_log_probs"] != 0)
+        config = {"optim": {"lr": 0.001}, "ppo_mini_batch_size": 2, "ppo_micro_batch_size": micro, "traj_mini_batch_size": 1}
+        optimizer = torch.optim.AdamW(policy.parameters(), lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)
+        actor = RobDataParallelPPOActor(config, policy, optimizer)
+        metrics = actor.update_policy(data)
+        assert metrics["actor/lr(1e-4)"] == pytest.approx(20), "the optimiser's"
+        made.append((policy, metrics["actor/grad_norm"]))
+    assert made[0][1] == pytest.approx(made[1][1], rel=1e-3)
+    assert not same_weights(made[0][0], tiny())
+    with pytest.raises(MissingFieldError, match="the data has no 'advantages'"):
+        actor.update_policy(rolled(policy))
+
+
+def test_the_critic_learns_the_returns(checkpoint: Path):
+    config = OmegaConf.create({
+        "optim": {"lr": 0.01}, "ppo_mini_batch_size": 2, "ppo_micro_batch_size": 2, "cliprange_value": 0.5, "hilt": HILT,
+        "model": {"path": str(checkpoint), "action_token_len": 7, "action_chunks_len": 3},
+    })  # fmt: skip
+    config.hilt = {**HILT, "policy_options": {"allow_untrained": True, "unnorm_key": "libero_spatial"}}
+    worker = CriticWorker(config)
+    worker.init_model()
+    data = rolled(worker.critic_module)
+    values = worker.compute_values(data).batch["values"]
+    done = data.batch["old_log_probs"] != 0
+    assert values.shape == done.shape and not values[~done].any()
+    assert isinstance(worker.critic, DataParallelPPOCritic)
+    losses = []
+    for _ in range(4):
+        data.batch["values"] = worker.compute_values(data).batch["values"]
+        data.batch["returns"] = done.float()
+        losses.append(worker.update_critic(data).meta_info["metrics"]["critic/vf_loss"])
+    assert losses[0] == pytest.approx(0.5, abs=0.2) and losses[-1] < losses[0]
+
+
+def test_the_reward_manager_verifies_and_rewards_the_last_number():
+    data = rolled(tiny())
+    manager = RobRewardManager(num_examine=0, config=OmegaConf.create({"verifier": {"reward_coef": 5}, "reward_model": {"rm_coef": 2}}))
+    scores, success, form, both = manager.verify(data)
+    assert scores == [1.0, 0.0] and success == {"all": 0.5} and form == {"all": 1.0} and both == {"all": 0.5}
+    rewards, metrics = manager(data)
+    last = int(data.batch["finish_step"][0]) * 7 - 1
+    assert rewards["gt_scores"].nonzero().tolist() == [[0, last]] and float(rewards["all"][0, last]) == 5 and metrics["reward_all"] == 2.5
+    data.batch["rm_scores"] = torch.zeros_like(rewards["all"]).index_fill(1, torch.tensor([0]), 0.5)
+    rewards, metrics = manager(data)
+    assert float(rewards["all"][1].sum()) == 1.0 and metrics["reward_model"] == 0.5
+    data.non_tensor_batch["ill_formed"][1] = "an action is not finite"
+    assert manager.verify(data)[2] == {"all": 0.5}
+
+
+def test_compute_advantage_compares_the_members_of_a_group():
+    policy = tiny()
+    data = Batch.concat([rolled(policy), rolled(policy)])
+    data.non_tensor_batch["uid"][:] = ["a", "a", "b", "b"]
+    data.batch["token_level_rewards"] = RobRewardManager(0)(data)[0]["all"]
+    compute_advantage(data, adv_estimator="grpo")
+    first, second = data.batch["advantages"][:2]
+    done = data.batch["old_log_probs"][:2] != 0
+    wanted = 2.5 / (np.std([5, 0], ddof=1) + 1e-6)
+    np.testing.assert_allclose(first[done[0]], wanted, rtol=1e-5)
+    np.testing.assert_allclose(second[done[1]], -wanted, rtol=1e-5)
+    assert not first[~done[0]].any() and data.batch["returns"].shape == data.batch["advantages"].shape
+
+
+# --- RayTrainer.fit ---
+
+
+def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Path):
+    tree = OmegaConf.create({
+        "data": {"task_suite_name": "libero_goal", "num_trials_per_task": 50, "n_samples": 2, "train_batch_size": 2, "val_batch_size": 496,
+                 "oversample_factor": 1, "filter_accuracy": False},
+        "actor_rollout_ref": config_of(checkpoint, lora_rank=2),
+        "critic": {"optim": {"lr": 1e-5}},
+        "algorithm": {"adv_estimator": "grpo", "kl_ctrl": {"kl_coef": 0.0}},
+        "trainer": {"n_gpus_per_node": 0, "total_epochs": 100, "total_training_steps": 1, "default_local_dir": str(tmp_path / "run"),
+                    "logger": ["console"], "test_freq": -1, "save_freq": 1},
+        "hilt": HILT,
+    })  # fmt: skip
+    del tree.actor_rollout_ref["hilt"]
+    manager = RobRewardManager(num_examine=0, config=tree)
+    roles = {Role["ActorRollout"]: RobActorRolloutRefWorker}
+    trainer = RayTrainer(tree, role_worker_mapping=roles, reward_fn=manager, val_reward_fn=manager)
+    assert len(trainer.train_dataloader) == 250 and trainer.total_training_steps == 25_000
+    assert tree.actor_rollout_ref.actor.optim.total_training_steps == 25_000
+    trainer.init_workers()
+    done = trainer.fit()
+    assert done.step == 1 and (tmp_path / "run" / "policy" / "config.json").is_file() and (tmp_path / "run" / "adapter").is_dir()
+    for wrong, expected in (
+        ({"reward_fn": lambda data: 0}, "rewarded where they are made, by rewards"),
+        ({"role_worker_mapping": {Role["Critic"]: RobActorRolloutRefWorker}}, "give CriticWorker, or no mapping"),
+        ({"resource_pool_manager": object()}, "would do nothing: trainer.nnodes"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            RayTrainer(tree, **wrong)
+    with pytest.raises(ValueError, match="no task suite named 'meta_world'"):
+        RayTrainer(OmegaConf.merge(tree, {"data": {"task_suite_name": "meta_world"}}))
