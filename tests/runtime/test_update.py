@@ -474,3 +474,17 @@ def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
                 assert {**results[0][1], "calls": 0} == pytest.approx({**figures, "calls": 0}, abs=1e-6)
             else:
                 assert all(len(result[0]) == result[1]["optimiser_steps"] == len(seen) for result in results)
+
+
+def test_advantages_may_be_given():
+    made, rewards = collected(episodes([2, 1, 3]))
+    given = [np.full(each.rows, sign, np.float32) for each, sign in zip(made, (1.0, -1.0, 0.0), strict=True)]
+    first, second = (Plain(Toy()) for _ in range(2))
+    Updater(PolicyGradient(), first).update(made, rewards, given=given)
+    Updater(PolicyGradient(), second).update(made, rewards, given=[-each for each in given])
+    one, other = (trainee.seen[0]["weight"] for trainee in (first, second))
+    assert np.abs(one).max() > 0 and np.allclose(one, -other), "nothing is clipped in the first step"
+    with pytest.raises(SchemaError, match="give one number for each chunk of each"):
+        Updater(PolicyGradient(), first).update(made, rewards, given=given[:2])
+    with pytest.raises(ConfigError, match="estimator=gae computes its own"):
+        Updater(PolicyGradient(estimator="gae"), first).update(made, rewards, given=given)
