@@ -477,7 +477,7 @@ def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
 
 
 def test_advantages_may_be_given():
-    made, rewards = collected(episodes([2, 1, 3]))
+    made, rewards = collected(episodes([2, 1, 3], away=0.0))
     given = [np.full(each.rows, sign, np.float32) for each, sign in zip(made, (1.0, -1.0, 0.0), strict=True)]
     first, second = (Plain(Toy()) for _ in range(2))
     Updater(PolicyGradient(), first).update(made, rewards, given=given)
