@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from omegaconf import OmegaConf, open_dict
 
 from hilt.compat.simplevla import (
@@ -27,6 +28,7 @@ from hilt.compat.simplevla import (
 )
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.envs import task
+from hilt.envs.adapters import from_custom
 from hilt.policies.base import join
 from hilt.policies.images import center_crop
 from hilt.policies.openvla import OpenVLAOptions
@@ -346,6 +348,48 @@ def test_a_rollout_batch_goes_back_to_the_episodes_it_was_made_of():
             with torch.no_grad():
                 judged = [policy.evaluate(each.record).log_prob for each in (one, other)]
             np.testing.assert_allclose(*judged, atol=1e-5)
+
+
+# --- 替换为自定义环境的步骤 ---
+
+
+class Mine:
+    """The interface that the document asks for, and nothing more."""
+
+    step_lim = 4
+
+    def __init__(self, seed: int):
+        self.place, self.eval_success = seed % 3, False
+
+    def get_obs(self) -> dict[str, Any]:
+        return {"image": np.full((32, 32, 3), self.place, np.uint8), "joints": np.full(7, self.place, np.float32)}
+
+    def get_instruction(self) -> str:
+        return "go up"
+
+    def take_action(self, action: np.ndarray) -> None:
+        self.eval_success = bool(action[2] > 0.5)
+
+
+def test_an_environment_with_the_documents_interface_is_a_task():
+    actions = spaces.Box(-1, 1, (7,), np.float32)
+    env = from_custom(Mine, actions, observe=lambda seen: {"full_image": seen["image"], "state": seen["joints"]})
+    seen, _ = env.reset(seed=2)
+    assert (env.get_wrapper_attr("instruction"), env.get_wrapper_attr("step_limit")) == ("go up", 4)
+    assert seen["full_image"].shape == (32, 32, 3)
+    _, _, done, _, info = env.step(np.zeros(7, np.float32))
+    assert not done and not info["succeed"]
+    _, reward, done, _, info = env.step(np.ones(7, np.float32))
+    assert done and reward == 1 and info["succeed"]
+
+
+# --- 训练与微批（PPO） ---
+
+
+def test_gradient_accumulation_is_the_mini_batch_over_the_micro_batch():
+    assert "gradient accumulation: 128 / 32 (ppo_micro_batch_size) = 4" in lines_of(f"{ACTOR}ppo_micro_batch_size=32")
+    dynamic = lines_of(f"{ACTOR}use_dynamic_bsz=True", f"{ACTOR}ppo_max_token_len_per_gpu=20480")
+    assert "a pass has 20,480 tokens at most at each rank" in dynamic
 
 
 # --- 环境并行与封装 ---

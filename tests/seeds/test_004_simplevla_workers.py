@@ -19,6 +19,7 @@ from hilt.compat.simplevla import (
     DataParallelPPOCritic,
     LIBERO_Dataset,
     RayTrainer,
+    ResourcePoolManager,
     RobActorRolloutRefWorker,
     RobDataParallelPPOActor,
     RobRewardManager,
@@ -243,8 +244,9 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     })  # fmt: skip
     del tree.actor_rollout_ref["hilt"]
     manager = RobRewardManager(num_examine=0, config=tree)
-    roles = {Role["ActorRollout"]: RobActorRolloutRefWorker}
-    trainer = RayTrainer(tree, role_worker_mapping=roles, reward_fn=manager, val_reward_fn=manager)
+    roles = {Role.ActorRollout: RobActorRolloutRefWorker, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
+    pools = ResourcePoolManager(resource_pool_spec={"global_pool": [0]}, mapping=dict.fromkeys(roles, "global_pool"))
+    trainer = RayTrainer(config=tree, role_worker_mapping=roles, resource_pool_manager=pools, reward_fn=manager, val_reward_fn=manager)
     assert len(trainer.train_dataloader) == 250 and trainer.total_training_steps == 25_000
     assert tree.actor_rollout_ref.actor.optim.total_training_steps == 25_000
     trainer.init_workers()
@@ -252,8 +254,9 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     assert done.step == 1 and (tmp_path / "run" / "policy" / "config.json").is_file() and (tmp_path / "run" / "adapter").is_dir()
     for wrong, expected in (
         ({"reward_fn": lambda data: 0}, "rewarded where they are made, by rewards"),
-        ({"role_worker_mapping": {Role["Critic"]: RobActorRolloutRefWorker}}, "give CriticWorker, or no mapping"),
-        ({"resource_pool_manager": object()}, "would do nothing: trainer.nnodes"),
+        ({"role_worker_mapping": {Role.Critic: RobActorRolloutRefWorker}}, "give CriticWorker, or no mapping"),
+        ({"resource_pool_manager": ResourcePoolManager({"a": [8, 8]}, {})}, "trainer asks for .* GPUs of each machine: give these"),
+        ({"ray_worker_group_cls": object}, "ray_worker_group_cls would do nothing"),
     ):
         with pytest.raises(ConfigError, match=expected):
             RayTrainer(tree, **wrong)

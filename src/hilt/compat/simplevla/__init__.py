@@ -4,7 +4,7 @@ from hilt.compat.simplevla.batches import episodes_of, rollout_batch
 from hilt.compat.simplevla.data import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, starts
 from hilt.compat.simplevla.environments import RobotwinEnvWrapper, center_crop_image, env_worker, get_libero_env
 from hilt.compat.simplevla.rollout import RobHFRollout
-from hilt.compat.simplevla.trainer import RayTrainer, RobRewardManager, Role, compute_advantage
+from hilt.compat.simplevla.trainer import RayTrainer, ResourcePoolManager, RobRewardManager, Role, compute_advantage
 from hilt.compat.simplevla.workers import CriticWorker, DataParallelPPOCritic, RobActorRolloutRefWorker, RobDataParallelPPOActor
 from hilt.runtime.batch import Batch
 
@@ -18,6 +18,7 @@ __all__ = [
     "DataProto",
     "LIBERO_Dataset",
     "RayTrainer",
+    "ResourcePoolManager",
     "RobActorRolloutRefWorker",
     "RobDataParallelPPOActor",
     "RobHFRollout",

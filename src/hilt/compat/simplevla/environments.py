@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hilt.compat.simplevla.data import place_of
-from hilt.core.errors import ConfigError, RequestError, UnknownNameError
+from hilt.core.errors import ConfigError, RequestError, UnknownNameError, optional_module
 from hilt.envs import libero
 from hilt.envs.pool import Pool
 from hilt.envs.task import make
@@ -24,11 +24,10 @@ VERSIONS = {"1.0": "robotwin", "2.0": "robotwin2"}
 
 def center_crop_image(image: Any) -> Any:
     """The middle of a picture with 0.9 of its area, as 224 x 224 pixels in RGB; of PIL's Image, or of an array uint8 [H, W, 3]."""
-    from PIL import Image
-
     if isinstance(image, np.ndarray):
         return center_crop(image)
-    return Image.fromarray(center_crop(np.array(image.convert("RGB"))))
+    pillow = optional_module("PIL.Image", "center_crop_image", "images", package="pillow")
+    return pillow.fromarray(center_crop(np.array(image.convert("RGB"))))
 
 
 def get_libero_env(task: Any, model_family: str = "openvla", resolution: int = 256) -> tuple[LiberoSimulator, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -26,9 +27,28 @@ from hilt.runtime.post_train import Summary, begin_run, is_run, resume_run, trai
 
 logger = logging.getLogger("hilt.compat")
 
-Role = Enum("Role", "Actor Rollout ActorRollout Critic RefPolicy RewardModel ActorRolloutRef", start=0)
-"""What a worker is in SimpleVLA-RL"""
+
+class Role(Enum):
+    """What a worker is in SimpleVLA-RL."""
+
+    Actor = 0
+    Rollout = 1
+    ActorRollout = 2
+    Critic = 3
+    RefPolicy = 4
+    RewardModel = 5
+    ActorRolloutRef = 6
+
+
 WORKERS: dict[str, type] = {"ActorRollout": RobActorRolloutRefWorker, "RefPolicy": RobActorRolloutRefWorker, "Critic": CriticWorker}
+
+
+@dataclass
+class ResourcePoolManager:
+    """Which pool of GPUs each role has, as SimpleVLA-RL's ``main_ppo`` says it: all share one of ``n_gpus_per_node`` on each machine."""
+
+    resource_pool_spec: dict[str, list[int]]
+    mapping: dict[Any, str]
 
 
 class RobRewardManager:
@@ -73,17 +93,16 @@ class RobRewardManager:
         return {**sources, "all": total}, metrics | {"reward_all": float(total.sum(1).mean())}
 
 
-def compute_advantage(
-    data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None, **more: Any
-) -> Batch:
+def compute_advantage(data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None) -> Batch:
     """Adds `advantages` and `returns` [B, T], of `token_level_rewards` (or ``gt_scores``) [B, T] and the groups of ``uid``, in place.
 
-    The estimators are ours (`hilt.algos.advantage`), chunk by chunk: all numbers of a chunk have the advantage of that chunk.
+    `config`, the whole tree, has ``action_token_len``; without it an action has 7 numbers. The estimators are ours
+    (`hilt.algos.advantage`), chunk by chunk: all numbers of a chunk have the advantage of that chunk.
     """
     given = data.batch["token_level_rewards" if "token_level_rewards" in data.batch else "gt_scores"]
     rows, chunks, slots = data.batch["responses"].shape
     rewards = given.view(rows, chunks, slots).sum(2).double()
-    tokens = int(more.get("action_token_len", get(_at(config, "actor_rollout_ref", "model"), "action_token_len", 7)))
+    tokens = int(get(_at(config, "actor_rollout_ref", "model"), "action_token_len", 7))
     done = torch.arange(chunks * slots).view(chunks, slots) < (data.batch["finish_step"] * tokens)[:, None, None]  # [B, S, slots]
     uids = {uid: number for number, uid in enumerate(dict.fromkeys(data.non_tensor_batch["uid"].tolist()))}
     group = torch.tensor([uids[uid] for uid in data.non_tensor_batch["uid"].tolist()])
@@ -109,23 +128,26 @@ class RayTrainer:
         reward_fn: Callable[..., Any] | None = None,
         val_reward_fn: Callable[..., Any] | None = None,
     ):
-        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own, ranks are placed by
-        ``trainer.nnodes`` and ``n_gpus_per_node``, and the workers are ours: of what else is given only what says the same passes."""
+        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own, and the ranks and
+        their workers are ours: of what else is given only what says the same passes."""
         for role, worker in (role_worker_mapping or {}).items():
-            name = getattr(role, "name", str(role))
-            if (expected := WORKERS.get(name)) is not None and getattr(worker, "cls", worker) is not expected:
-                raise ConfigError(
-                    f"role_worker_mapping has {worker} for {name}: give {expected.__name__}, or no mapping."
-                )
+            name, ray = getattr(role, "name", str(role)), getattr(worker, "__ray_metadata__", None)
+            found = ray.class_name if ray is not None else getattr(worker, "__name__", repr(worker))
+            if name in WORKERS and found != WORKERS[name].__name__:
+                raise ConfigError(f"role_worker_mapping has {found} for {name}: give {WORKERS[name].__name__}, or no mapping.")
         for name, given in (("reward_fn", reward_fn), ("val_reward_fn", val_reward_fn)):
             if given is not None and not isinstance(given, RobRewardManager):
                 raise ConfigError(
                     f"{name} is {given!r}: episodes are rewarded where they are made, by rewards.* of ours; give a RobRewardManager. "
                     "A learned reward is reward_model.rm_type=normal."
                 )
-        for name, other in (("resource_pool_manager", resource_pool_manager), ("ray_worker_group_cls", ray_worker_group_cls)):
-            if other is not None:
-                raise ConfigError(f"{name} would do nothing: trainer.nnodes and trainer.n_gpus_per_node place the ranks. Leave it out.")
+        if resource_pool_manager is not None:
+            pools = [sorted(gpus) for gpus in resource_pool_manager.resource_pool_spec.values()]
+            asked = [int(config.trainer.n_gpus_per_node)] * int(get(config.trainer, "nnodes", 1))
+            if pools != [asked]:
+                raise ConfigError(f"resource_pool_manager has {pools} and trainer asks for {[asked]} GPUs of each machine: give these.")
+        if ray_worker_group_cls is not None:
+            raise ConfigError("ray_worker_group_cls would do nothing: ranks are our processes, or actors of Ray. Leave it out.")
         self.config, self.tokenizer = config, tokenizer
         self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
         self._run: Any = None
