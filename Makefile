@@ -38,7 +38,7 @@ REVERB := $(shell $(PYTHON) -c 'import platform, sys; print("here" * (sys.platfo
 
 test-peers: $(VENV)/.installed-peers $(if $(REVERB),$(VENV)-reverb/.installed) $(VENV)-lerobot/.installed $(VENV)-lerobot21/.installed $(VENV)-hdf5/.installed $(VENV)-sinks/.installed $(VENV)-libero/.installed  ## the tests that run other people's programs beside ours
 	$(BIN)/python -m pytest -m peers $(ARGS)
-	$(if $(REVERB),$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py,@echo "SKIPPED tests/peers/test_reverb.py, tests/peers/test_rlds.py: dm-reverb has wheels only for Linux on x86-64 and Python up to 3.11")
+	$(if $(REVERB),$(VENV)-reverb/bin/python -m pytest -m peers tests/peers/test_reverb.py tests/peers/test_rlds.py tests/seeds/test_001_rlds_to_reverb.py,@echo "SKIPPED tests/peers/test_reverb.py, tests/peers/test_rlds.py: dm-reverb has wheels only for Linux on x86-64 and Python up to 3.11")
 	$(VENV)-lerobot/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-lerobot21/bin/python -m pytest -m peers tests/peers/test_lerobot.py
 	$(VENV)-hdf5/bin/python -m pytest -m peers tests/peers/test_hdf5.py

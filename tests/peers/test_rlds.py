@@ -66,6 +66,19 @@ def run(trajectories: Any) -> tuple[list[tuple[Any, ...]], str | None]:
 # Trajectories
 
 
+def test_a_tf_dataset_is_asked_for_by_name() -> None:
+    """Its elements are TF-Agents' trajectories, as those of the original."""
+    episodes = random_episodes(np.random.default_rng(3), 0.0)
+    found = rlds.convert_rlds_to_trajectories(episodes, as_tf_dataset=True)
+    theirs = rlds_to_reverb.convert_rlds_to_trajectories(as_dataset(episodes))
+    assert isinstance(found, tf.data.Dataset) and run(found) == run(theirs)
+    assert tf.nest.map_structure(lambda spec: (spec.shape, spec.dtype), found.element_spec) == tf.nest.map_structure(
+        lambda spec: (spec.shape, spec.dtype), theirs.element_spec
+    )
+    batch = next(iter(found.batch(2)))
+    assert batch.observation.shape == (2, 2)
+
+
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 40))
 def test_conversion_is_that_of_tf_agents(seed: int) -> None:
     episodes = random_episodes(np.random.default_rng(seed), spoil=(0.0, 0.05, 0.2)[seed % 3])

@@ -27,6 +27,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
+from hilt.formats.dataset import Dataset, as_tensorflow, import_tensorflow
 from hilt.formats.episodes import Episode, Notes, Steps, map_leaves
 from hilt.formats.steps import AT_THE_END, FEATURES, RESERVED, as_leaf, as_list, as_steps, flags_of, per_step, rows_of, to_episode, zero_of
 from hilt.replay.log import Log
@@ -103,8 +104,11 @@ def create_log_schema(rlds_data: Any, policy_info_fn: PolicyInfo | None = None) 
     return Schema.of(_Data(rlds_data).transition(policy_info_fn), leading=1)
 
 
-def convert_rlds_to_trajectories(rlds_data: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False) -> Iterable[Trajectory]:
-    """One trajectory for each step, made while they are asked for.
+def convert_rlds_to_trajectories(
+    rlds_data: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False, *, as_tf_dataset: bool = False
+) -> Any:
+    """One trajectory for each step, made while they are asked for: a `Dataset` with ``map``, ``take``, ``batch`` and ``shuffle`` as
+    ``tf.data`` has them, or with `as_tf_dataset` a ``tf.data.Dataset``, for which TensorFlow must be installed.
 
     Episodes are flattened into one row of steps::
 
@@ -130,7 +134,14 @@ def convert_rlds_to_trajectories(rlds_data: Any, policy_info_fn: PolicyInfo | No
     `strict` also rejects what TF-Agents lets pass: a first step that is not the last before another episode, two first steps in a
     row inside one episode, and an episode that does not begin with a first step.
     """
-    return _Trajectories(_Data(rlds_data), policy_info_fn, strict)
+    if as_tf_dataset:
+        import_tensorflow()
+    data = _Data(rlds_data)
+    trajectories = Dataset(lambda: _trajectories(data, policy_info_fn, strict))
+    if not as_tf_dataset:
+        return trajectories
+    kind = _their_trajectory()
+    return as_tensorflow(trajectories.map(lambda one: kind(*one)), data.spec(policy_info_fn))
 
 
 def push_rlds_to_reverb(rlds_data: Any, reverb_observer: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False) -> int:
@@ -276,19 +287,11 @@ class _Checked:
         return self.steps[i + 1] if i + 1 < len(self.steps) else self.following
 
 
-@dataclass(frozen=True)
-class _Trajectories:
-    """Can be iterated again if the data can."""
-
-    data: _Data
-    policy_info_fn: PolicyInfo | None
-    strict: bool
-
-    def __iter__(self) -> Iterator[Trajectory]:
-        for episode in self.data.checked(self.strict):
-            yield from episode.trajectories(self.policy_info_fn)
-            if episode.bad is not None:
-                raise _invalid(*episode.bad, episode.number)
+def _trajectories(data: _Data, policy_info_fn: PolicyInfo | None, strict: bool) -> Iterator[Trajectory]:
+    for episode in data.checked(strict):
+        yield from episode.trajectories(policy_info_fn)
+        if episode.bad is not None:
+            raise _invalid(*episode.bad, episode.number)
 
 
 def _types(first: Array, last: Array, alone: Array) -> Array:
