@@ -94,12 +94,14 @@ def test_filter_truncated_cuts_episodes_off_at_max_response_length():
     assert "an episode is cut off after 300 actions (data.max_response_length), in validation too; a group with one is dropped" in said
     one = settings_of("data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000", "data.filter_truncated=True")
     assert one.task_options["step_limit"] == 128
+    twin = ["data.task_suite_name=robotwin2_lift_pot", f"{MODEL}action_token_len=14", f"{MODEL}action_chunks_len=25"]
+    assert settings_of(*twin, "data.num_trials_per_task=1000").policy_options["chunk"] == 25, "its script for RoboTwin has 128 beside it"
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["data.max_response_length=55"], "an answer has 8 actions of 7 tokens = 56. Give 56 or more"),
+        (["data.max_response_length=7"], "data.max_response_length=7 actions: an answer has 8. Give 8 or more"),
         (["data.filter_truncated=True", "data.max_response_length=600"], "an episode has 512 actions. Give 512 at most"),
         (["data.filter_truncated=True", "data.task_suite_name=tabletop/reach"], "tabletop/reach has a step limit of its own. Leave"),
         (["data.max_prompt_length=0"], "data.max_prompt_length=0: expected a whole number from 1 on"),

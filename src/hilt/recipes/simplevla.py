@@ -170,12 +170,8 @@ class Told:
         options: dict[str, Any] = {"variant": variants[self[f"{MODEL}vla"]], "action_dim": self.whole(f"{MODEL}action_token_len")}
         options["chunk"] = self.chunk
         options["max_prompt_length"] = min(self.whole(key) for key in ("data.max_prompt_length", f"{ROLLOUT}max_prompt_length"))
-        tokens = self.chunk * options["action_dim"]
-        if (most := self.whole("data.max_response_length")) < tokens:
-            raise ConfigError(
-                f"data.max_response_length={most}: an answer has {self.chunk} actions of {options['action_dim']} tokens = {tokens}. "
-                f"Give {tokens} or more, or leave it out."
-            )
+        if (most := self.whole("data.max_response_length")) < self.chunk:
+            raise ConfigError(f"data.max_response_length={most} actions: an answer has {self.chunk}. Give {self.chunk} or more.")
         options["checkpointed"] = 1.0 if self[f"{MODEL}enable_gradient_checkpointing"] else 0.0
         if self[f"{ROLLOUT}use_proprio"] or f"{ROLLOUT}use_proprio" in self.given:
             options["use_proprio"] = self[f"{ROLLOUT}use_proprio"]
