@@ -64,7 +64,7 @@ def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
         return told[-1]
 
     usual, fast = story(), story("--fast")
-    assert (usual.demonstrations, usual.drawing.steps, usual.imitation.max_steps) == (2, 500, 600)
+    assert (usual.demonstrations, usual.drawing.steps, usual.imitation.max_steps) == (1, 500, 600)
     assert (usual.config.max_steps, usual.states) == (400, 100)
     assert usual.config.validation.goal > 0.9 and not usual.config.max_seconds, "success ends it, and no clock"
     assert fast.config.max_steps < 400 and fast.states < 100

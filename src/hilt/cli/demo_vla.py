@@ -1,4 +1,4 @@
-"""``hilt demo vla``: a small vision-language-action policy imitates two demonstrations of each task, and GRPO does the rest.
+"""``hilt demo vla``: a small vision-language-action policy imitates one demonstration of each task, and GRPO does the rest.
 
 Every step is what a user has as well: `hilt record` with a script, `hilt train sft`, `hilt train vla_tabletop`, `hilt eval`. Before
 them the policy's perception learns from drawn pictures (`hilt.runtime.drawn_pictures`), which stand for the pretraining of a large one.
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 GOAL, WORDS_MATTER = 0.9, 0.3
 """What is to be reached in the end; and what replaying a demonstration blindly must stay below, or words and pictures do not matter"""
-DEMONSTRATIONS = 2
+DEMONSTRATIONS = 1
 """Of each task"""
-USUAL_STEPS = 50
+USUAL_STEPS = 60
 """Training steps after which success on the validation states has usually held at its goal, for the remaining time that is shown"""
 VIDEOS = 4
 """Episodes that are shown side by side, before and after: one of each task"""
@@ -49,7 +49,7 @@ def vla(
     run: Annotated[Path | None, typer.Option("--run", metavar="FOLDER", help="Where it is kept.", show_default="runs/vla-TIME")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, as hilt train has them.")] = None,
 ) -> None:
-    """See a vision-language-action policy learn from two demonstrations of each task and from success."""
+    """See a vision-language-action policy learn from one demonstration of each task and from success."""
     one_thread()
     for package, extra in (("torch", "torch"), ("gymnasium", "sim"), ("mujoco", "sim"), ("av", "formats")):
         require_module(package, "hilt demo vla", extra)
