@@ -71,7 +71,8 @@ def become(words: list[str], out: int, environment: dict[str, str]) -> int:
     """In the child: what `hilt` would have, and then `hilt`; returns its exit code."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, target in ((0, nothing), (1, out), (2, out)):
         os.dup2(target, descriptor)

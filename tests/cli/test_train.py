@@ -160,10 +160,14 @@ def test_the_classifier_has_its_own_command_under_the_same_word():
 
 def test_who_was_started_by_hilt_train_ends_when_that_is_gone(tmp_path: Path):
     child = (
-        "import os, signal, sys, time\n"
-        "from hilt.cli.train import _end_with_parent\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (open('ended', 'w').close(), os._exit(0)))\n"
-        "_end_with_parent()\nopen('there', 'w').close()\ntime.sleep(60)\n"
+        "import os, signal, time\n"
+        "from hilt.cli.train import _ending\n"
+        "with _ending() as asked:\n"
+        "    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.raise_signal(number)\n"
+        "    assert not asked, 'these are for hilt train'\n"
+        "    open('there', 'w').close()\n"
+        "    while not asked: time.sleep(0.02)\n"
+        "open('ended', 'w').close()\n"
     )
     parent = (
         "import os, subprocess, sys, time\n"

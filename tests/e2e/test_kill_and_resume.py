@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore
+from hilt.runtime.checkpoint import numbers
 from tests.e2e.journaled import image_of
 from tests.effort import rounds
 
@@ -41,7 +43,7 @@ class Train:
     def start(self, *words: str) -> None:
         with self.output.open("ab") as out:
             command = [sys.executable, "-m", rounds("tests.forked_hilt", "hilt"), "train", *words, "--run", str(self.run)]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=ROOT, start_new_session=True)
 
     def pid(self, name: str) -> int:
@@ -170,6 +172,31 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(tr
     assert read_json(train.run / "run.json")["changed"][0]["settings"]["max_steps"]["now"] == before + 10
     assert found["lives of environments"] >= 4
     counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
+
+
+@pytest.mark.timeout(600)
+def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(train: Train):
+    """Slurm and Kubernetes may send them to all; a second one comes while the learner saves. To one side alone they do nothing."""
+    train.start(RECIPE, f"task_options.folder={train.journals}")
+    for number, times in ((signal.SIGTERM, 2), (signal.SIGHUP, 1)):
+        before = train.updates()
+        train.wait(lambda: train.updates() > before, "an update")  # noqa: B023
+        assert train.process is not None
+        for name in ("learner", "actor-1"):
+            os.kill(train.pid(name), number)
+        train.wait_steps(20)
+        for _ in range(times):
+            for pid in (train.process.pid, train.pid("learner"), train.pid("actor-1")):
+                with contextlib.suppress(ProcessLookupError):  # it may have ended in order by now
+                    os.kill(pid, number)
+            time.sleep(0.1)
+        assert train.end() == 128 + number, train.said()
+        made = re.findall(r"ends: stopped, after (\d+) updates", (train.run / "logs" / "learner.log").read_text())
+        assert int(made[-1]) == max(numbers(train.run)) >= before and "started again" not in train.said(), train.said()
+        train.start("--resume", f"max_steps={int(made[-1]) + 100_000}")
+    train.wait_steps(20)
+    assert train.end(signal.SIGINT) == 130, train.said()
+    check(train)
 
 
 @pytest.mark.peers

@@ -25,7 +25,7 @@ from hilt.runtime.train import CHANGEABLE, Child, begin_run, commands, demonstra
 
 TOY: dict[str, Any] = {"task": "tests.runtime.toy:Toy"}
 DEADLINE_S = 120.0
-WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('there', flush=True); time.sleep(600)"
+WAITS = "import signal as s, sys, time; s.signal(s.SIGUSR1, lambda n, _: sys.exit(128 + n)); print('there', flush=True); time.sleep(600)"
 
 
 def scripts(monkeypatch: pytest.MonkeyPatch, **codes: str) -> None:
@@ -158,7 +158,7 @@ def test_processes_of_a_hilt_train_that_was_killed_are_awaited(tmp_path: Path, m
 
 def test_stopped_from_outside_all_are_asked_and_who_does_not_hear_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "END_S", 2.0)
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('there', flush=True); time.sleep(600)"
+    deaf = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); print('there', flush=True); time.sleep(600)"
     scripts(monkeypatch, learner=WAITS, actor_1=deaf)
     said: list[str] = []
     ready = [tmp_path / "logs" / f"{name}.log" for name in ("learner", "actor-1")]
@@ -189,7 +189,7 @@ def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_no
         while killed < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
             if len(pids := started([line for line in said if line.startswith("actor-1")])) > killed:
-                os.kill(pids[-1], signal.SIGKILL if killed else signal.SIGTERM)  # each of them was somebody's doing
+                os.kill(pids[-1], signal.SIGKILL if killed else signal.SIGSEGV)  # each of them was somebody's doing
                 killed += 1
 
     thread = threading.Thread(target=kill)
@@ -197,7 +197,7 @@ def test_what_is_killed_is_started_again_and_after_the_third_time_in_a_minute_no
     with pytest.raises(HiltError, match=r"actor-1 was killed 4 times within a minute, last by SIGKILL\. Find out by whom"):
         train(Hil(), tmp_path, say=said.append)
     thread.join()
-    assert sum("is started again" in line for line in said) == 3 and "by SIGTERM and is started again" in "".join(said)
+    assert sum("is started again" in line for line in said) == 3 and "by SIGSEGV and is started again" in "".join(said)
     assert gone(started(said))
 
 

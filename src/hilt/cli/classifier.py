@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hilt.cli.record import stop_signals
 from hilt.cli.show import PROGRESS, heavy_module, shell, show_next, table
+from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
 app = typer.Typer(add_completion=False)
@@ -46,7 +46,7 @@ def classifier(
         Console().print(table("setting", "value", "meaning", rows=rows))
         return
     check_free(out)
-    with PROGRESS.phases() as report, stop_signals() as stopped:
+    with PROGRESS.phases() as report, stop_signals(second_ends=True) as stopped:
 
         def watch(step: int, loss: float, right: float) -> None:
             if stopped:  # nothing is written

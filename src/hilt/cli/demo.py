@@ -18,11 +18,11 @@ import typer
 from hilt.cli.demo_store import store
 from hilt.cli.demo_vla import vla
 from hilt.cli.demo_wire import wire
-from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, progress_bar, table
 from hilt.cli.train import ready_to_measure
 from hilt.core.errors import require_module
 from hilt.core.platform import let_others_go_first
+from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:

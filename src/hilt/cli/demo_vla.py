@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hilt.cli.record import stop_signals
 from hilt.cli.show import PROGRESS, heavy_module, table
 from hilt.core.errors import require_module
 from hilt.core.progress import Report, silent
+from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, heavy_module, progress_bar
 from hilt.cli.train import leave
 from hilt.core.errors import Problems, UnknownNameError, optional_module
 from hilt.core.hub import local
+from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 from hilt.core.trust import check_names
 

@@ -1,6 +1,7 @@
 """``hilt record``: a person or a script drives a task; the episodes stay, each power-safe when it ends.
 
-Exit codes: 0 when all is recorded or somebody pressed stop, 130 after Ctrl-C (143 after SIGTERM), 1 when something fails.
+Exit codes: 0 when all is recorded or somebody pressed stop, 130 after Ctrl-C (143 after
+SIGTERM, 129 after SIGHUP), 1 when something fails.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ import typer
 
 from hilt.cli.show import PROGRESS, shell, show_next, table
 from hilt.core.errors import ConfigError, optional_module
+from hilt.core.signals import stop_signals
 from hilt.core.trajectory import Source
 
 if TYPE_CHECKING:
@@ -78,33 +79,13 @@ def record(
         with _made(open_device, device, _pairs(device_option), "-d") as opened:
             if opened.source == Source.HUMAN and "step_limit" not in options and hasattr(env.unwrapped, "give_time"):
                 env.unwrapped.give_time(PERSONS_LIMIT)
-            with Terminal(settings, opened) as watch, stop_signals() as stopped:
+            with Terminal(settings, opened) as watch, stop_signals(second_ends=True) as stopped:
                 summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
     finally:
         env.close()
     show_summary(summary, settings, device, watch.told)
     if stopped:
         raise typer.Exit(128 + stopped[0])
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM drop the running episode and end the session in order; a second one ends it at once."""
-    stopped: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        stopped.append(number)
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        restore()
 
 
 class Terminal:

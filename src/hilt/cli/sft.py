@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar, table
 from hilt.cli.train import Resume, Run, Trust, leave, plain
 from hilt.core.errors import ConfigError
+from hilt.core.signals import stop_signals
 from hilt.core.threads import one_thread
 from hilt.core.trust import check_names
 

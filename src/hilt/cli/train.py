@@ -1,6 +1,7 @@
 """``hilt train``, ``hilt learner``, ``hilt actor``: a run from a recipe, all of it or one side.
 
-Exit codes: 0 when the run came to its end or somebody pressed stop, 130 after Ctrl-C (143 after SIGTERM), 1 when something fails.
+Exit codes: 0 when the run came to its end or somebody pressed stop, 130 after Ctrl-C (143 after
+SIGTERM, 129 after SIGHUP), 1 when something fails.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hilt.cli.record import stop_signals
 from hilt.cli.show import CHECKING, PROGRESS, heavy_module, progress_bar
 from hilt.core.errors import Problems, optional_module
 from hilt.core.progress import Report, silent
+from hilt.core.signals import ASK_TO_END, leave_to_parent, stop_signals
 from hilt.core.threads import one_thread
 from hilt.core.trust import check_names, trust
 
@@ -108,16 +109,14 @@ def learner_command(
     from hilt.runtime.train import demonstrate, with_demonstrations
     from hilt.runtime.workplace import spaces
 
-    with stop_signals() as stopped:
-        _end_with_parent()
-        with _shown(folder, config) as (say, report):
-            demonstrate(config, folder, say, lambda: bool(stopped), report)
-            report(f"opening {config.task}")
-            env = spaces(config)
-            report("")
-            _let_actors_go_first(config, env.keeps_rate)
-            shown = with_demonstrations(config, folder)
-            summary = None if stopped else Learner(shown, folder, resume=resume, env=env).run(lambda: bool(stopped))
+    with _ending() as stopped, _shown(folder, config) as (say, report):
+        demonstrate(config, folder, say, lambda: bool(stopped), report)
+        report(f"opening {config.task}")
+        env = spaces(config)
+        report("")
+        _let_actors_go_first(config, env.keeps_rate)
+        shown = with_demonstrations(config, folder)
+        summary = None if stopped else Learner(shown, folder, resume=resume, env=env).run(lambda: bool(stopped))
     if summary is not None:
         typer.echo(f"{summary.reason}: {summary.update:,} updates, {summary.online:,} online steps, in {folder}")
     leave(stopped)
@@ -149,8 +148,7 @@ def actor_command(
     check_run(config)
     if config.defaults == "auto":  # of a recipe; a run's own settings have what was chosen
         config = chosen(config, spaces(config))[0]
-    with stop_signals() as stopped, PROGRESS.phases() as report:
-        _end_with_parent()
+    with _ending() as stopped, PROGRESS.phases() as report:
         folder = spool or Path("spools") / plain(name)
         acted = act(config, folder, name, stop=lambda: bool(stopped), say=PROGRESS.say, report=report)
     typer.echo(f"{acted.reason}: {acted.steps:,} steps, {acted.episodes:,} episodes")
@@ -322,17 +320,26 @@ def _let_actors_go_first(config: Hil, keeps_rate: bool) -> None:
         os.nice(5)
 
 
-def _end_with_parent() -> None:
-    """What `hilt train` has started ends as after SIGTERM when that is gone, however it went."""
+@contextlib.contextmanager
+def _ending() -> Iterator[list[int]]:
+    """The signals that ask a learner or an actor to end. One that `hilt train` has started is asked by it alone, and ends in the same way
+    when that is gone, however it went."""
     parent = _parent()
+    if not parent:
+        with stop_signals() as stopped:
+            yield stopped
+        return
+    asked: list[int] = []
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
+        asked.append(ASK_TO_END)
 
-    if parent:
-        threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
+    signal.signal(ASK_TO_END, lambda number, _: asked.append(number))
+    leave_to_parent()
+    threading.Thread(target=watch, name="hilt-parent", daemon=True).start()
+    yield asked
 
 
 def _parent() -> int:

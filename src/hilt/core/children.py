@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from multiprocessing import util
+from multiprocessing import resource_tracker, util
 from typing import Any
+
+from hilt.core.signals import held_back
 
 HAS_SAFE_PATH = sys.version_info >= (3, 11)
 _WITHOUT_FOLDER = "import sys; sys.path.pop(0); "  # the current folder is the first entry; `sys` is built in, and no file is looked for
@@ -42,3 +44,12 @@ def process_context(start_method: str) -> Any:
         flags.is_safe = True  # type: ignore[attr-defined]
         vars(util)["_args_from_interpreter_flags"] = flags
     return multiprocessing.get_context(start_method)
+
+
+def start_process(process: Any) -> None:
+    """Starts a process of `process_context`, with the signals of `hilt.core.signals` blocked until it calls `leave_to_parent`. The fork
+    server that it may come from has them blocked for good: it ends when this process does."""
+    with held_back():
+        resource_tracker.ensure_running()  # on its own: as it starts, it unblocks some of them here
+    with held_back():
+        process.start()

@@ -36,6 +36,7 @@ import numpy as np
 from hilt.core import errors, platform
 from hilt.core.children import run_code
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
+from hilt.core.signals import held_back
 from hilt.core.tree import Array
 from hilt.envs.simulators import SAID_BYTES, Frames, Simulators
 from hilt.envs.task import factory_names
@@ -347,14 +348,15 @@ class _Worker:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         frames = {slot.number: slot.frames.descriptor for slot in self.slots}
         told = {**self._told, "pipe": theirs.fileno(), "alive": alive, "frames": frames, "path": sys.path}
-        self._process = subprocess.Popen(
-            run_code(BEGIN, json.dumps(told)),
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
-            pass_fds=[theirs.fileno(), alive, *frames.values()],
-            env={**ONE_THREAD, **os.environ},
-        )
+        with held_back():
+            self._process = subprocess.Popen(
+                run_code(BEGIN, json.dumps(told)),
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                pass_fds=[theirs.fileno(), alive, *frames.values()],
+                env={**ONE_THREAD, **os.environ},
+            )
         theirs.close()
         os.close(alive)
         self.queue.clear()

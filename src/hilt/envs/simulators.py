@@ -10,7 +10,6 @@ import faulthandler
 import mmap
 import os
 import resource
-import signal
 import traceback
 import weakref
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ import numpy as np
 
 from hilt.core import platform
 from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.signals import leave_to_parent
 from hilt.core.tree import Array
 from hilt.envs.task import make, register, step_chunk, success_of
 
@@ -32,7 +32,7 @@ SAID_BYTES = 16_384
 
 def work(told: dict[str, Any]) -> None:
     """The whole life of a worker process: it answers until its pool hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's to handle
+    leave_to_parent()
     faulthandler.enable()  # a crash, and the signal that ends a hang, print where they happened
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # When the caller is gone, however it ended, the kernel ends this process where it can: a thread of Python could be kept from it.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
+from hilt.core.signals import held_back, leave_to_parent
 from hilt.runtime.group import Answer, Group, LostWorkerError, Placement, Remote, Seat, Standing, Watch
 from hilt.runtime.ranks import host_meeting
 
@@ -54,11 +55,12 @@ class Session:
         if self._ours:
             try:
                 new = {"num_cpus": max(os.cpu_count() or 1, -(-wanted * placement.cpus // 1))}
-                ray.init(
-                    placement.address or "local",  # whatever the environment names
-                    **({} if placement.address else {**new, "include_dashboard": False}),
-                    logging_level=logging.WARNING,
-                )
+                with held_back():  # the new cluster's processes, and their workers, have them blocked; Ray's own handler here is taken back
+                    ray.init(
+                        placement.address or "local",  # whatever the environment names
+                        **({} if placement.address else {**new, "include_dashboard": False}),
+                        logging_level=logging.WARNING,
+                    )
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(
                     f"placement.address={placement.address}: no Ray cluster answers there ({str(error).splitlines()[0]}). "
@@ -94,6 +96,7 @@ class RankActor:
     """What Ray runs for a rank: a `Seat`, and the ways to it."""
 
     def __init__(self, rank: int, size: int):
+        leave_to_parent()
         self._stopped = threading.Event()
         self._standing: Standing | None = None
         self._seat = Seat(rank, size, self._stopped.is_set, self._hear)

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hilt.core.children import process_context
+from hilt.core.children import process_context, start_process
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
+from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
@@ -382,7 +383,7 @@ def _together(plan: Plan, weights: Mapping[str, Array], tries: Sequence[Try], wo
         for number in range(min(workers, len(tries))):
             here, there = context.Pipe()
             running[here] = context.Process(target=_work, args=(there,), daemon=True, name=f"hilt-evaluate-{number}")
-            running[here].start()
+            start_process(running[here])
             there.close()
         for number, pipe in enumerate(running):
             with contextlib.suppress(BrokenPipeError):  # its end is seen below
@@ -417,8 +418,9 @@ def _answered(running: Mapping[Any, Any]) -> list[Any]:
 
 def _work(pipe: Any) -> None:
     """What a worker does; it ends with whoever started it, to whom it cannot speak any more."""
+    leave_to_parent()
     one_thread()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         plan, weights, tries = pipe.recv()
         try:
             env = make_env(plan.config, operator=False)

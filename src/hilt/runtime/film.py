@@ -20,6 +20,7 @@ import numpy as np
 from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError
 from hilt.core.files import DISK, leftovers
+from hilt.core.signals import held_back, leave_to_parent
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats.units import beside
@@ -53,8 +54,8 @@ class Filmer:
         self.made = 0
         """Videos that were there when it was closed"""
         command = run_module("hilt.runtime.film", str(log.path), str(folder), str(hz))
-        # A session of its own: Ctrl-C in the terminal is for whoever records.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        with held_back():
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         for trajectory in log.trajectories():  # those that an earlier session did not get
             if not video_of(folder, trajectory).exists():
                 self.ask(trajectory)
@@ -158,6 +159,7 @@ def picture(images: list[Array], colour: tuple[int, int, int], lines: list[str],
 
 def main(log_path: str, folder: str, hz: str) -> None:
     """Makes videos until there is nothing more to read, or whoever asks is gone."""
+    leave_to_parent()
     os.nice(10)  # whoever drives an arm goes first
     parent = os.getppid()
     for line in sys.stdin:

@@ -16,14 +16,14 @@ A process of its own evaluates, so that the learner never waits for a simulator.
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hilt.core.children import process_context
+from hilt.core.children import process_context, start_process
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import read_json, write_json
+from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.runtime.config import Goal, Hil
 from hilt.teleop.intervene import attribute
@@ -103,7 +103,7 @@ class GoalWatch:
         context = process_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_evaluate, args=(theirs, self._config, self._run), daemon=True, name="hilt-goal")
-        self._process.start()
+        start_process(self._process)
         theirs.close()
 
 
@@ -137,7 +137,7 @@ def check_goal(config: Hil, env: Any) -> None:
 
 def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
     """What the process does until nobody is there any more whom it could answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's, which then ends this one
+    leave_to_parent()
     from hilt.runtime.checkpoint import load
     from hilt.runtime.evaluate import CARD, evaluate, make_agent, new_folder
     from hilt.runtime.workplace import spaces

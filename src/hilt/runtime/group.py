@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hilt.core import names, platform
-from hilt.core.children import process_context
+from hilt.core.children import process_context, start_process
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
+from hilt.core.signals import leave_to_parent
 from hilt.core.threads import set_threads
 
 KINDS = ("here", "processes", "ray")
@@ -423,7 +424,7 @@ class Processes(Remote):
                 name=f"hilt-rank-{rank}",
                 daemon=False,  # it has children of its own: simulators
             )
-            process.start()
+            start_process(process)
             theirs.close()
             watched.close()
             self._processes.append(process)
@@ -463,7 +464,7 @@ class Processes(Remote):
 
 def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tuple[Any, ...]) -> None:
     """The life of a worker's process: it makes the worker, answers calls, and ends when its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    leave_to_parent()
     stopped = threading.Event()
 
     def watch() -> None:

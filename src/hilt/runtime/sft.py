@@ -312,12 +312,21 @@ def train(
             demonstrate(settings_of(config, task), folder, say, stop, report)
             paths.append(folder / "demonstrations" / "log")
         if stop():
-            return Summary("stopped", 0, 0, math.nan, 0.0)
+            return _stopped_early(run, say)
         lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say, report)
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
         report("making the policy, its statistics and its optimiser")
         return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
+
+
+def _stopped_early(run: Path, say: Callable[[str], None]) -> Summary:
+    """Of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
+    saved = checkpoint.latest(run, say)
+    if saved is None:
+        return Summary("stopped", 0, 0, math.nan, 0.0)
+    loss = saved.state["best"] if saved.state["best"] is not None else math.nan
+    return Summary("stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"]))
 
 
 class Training:

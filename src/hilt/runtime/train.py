@@ -30,6 +30,7 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
 from hilt.core.progress import Report, silent
+from hilt.core.signals import ASK_TO_END, held_back
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay import Log
 from hilt.replay.lock import writer_of
@@ -61,6 +62,8 @@ LOOK_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
 """A process that was asked to end is killed after so long"""
+SAVING_S = 270.0
+"""A learner has so much longer: it writes its checkpoint, and buffers where it is to"""
 LOOPBACK_S = 5.0
 """Timeout in seconds for a connection of this machine to itself"""
 PARENT = "HILT_PARENT"
@@ -270,6 +273,7 @@ def train(
     check_run(config)
     demonstrate(config, run, say, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
+    children["learner"].patience_s = END_S + SAVING_S
     outcome = Outcome()
     _await_former(run, say, stop, report)
     known: int | None = _size(run / METRICS)
@@ -294,7 +298,7 @@ def train(
         for child in children.values():
             if child.failed:
                 raise child.error()
-    except HiltError:  # of one of them: the others end in order
+    except BaseException:  # of one of them, of this process, or Ctrl-C where nobody has taken it: the others end in order
         end(children.values(), say)
         raise
     finally:
@@ -320,7 +324,7 @@ def _looked_after(child: Child, outcome: Outcome, say: Callable[[str], None]) ->
     code = child.poll()
     if code is None or code == 0:
         return code == 0
-    if code > 0 and code != 128 + signal.SIGTERM:
+    if code > 0 and code != 128 + ASK_TO_END:
         raise child.error()
     outcome.restarts[child.name] = outcome.restarts.get(child.name, 0) + 1
     if not child.may_start_again():
@@ -332,9 +336,11 @@ def _looked_after(child: Child, outcome: Outcome, say: Callable[[str], None]) ->
 
 
 class Child:
-    """One process of a run. It has a session of its own: Ctrl-C in the terminal is for whoever looks after it."""
+    """One process of a run. It leaves signals to whoever looks after it, and asks it to end: see `hilt.core.signals`."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path):
+        self.patience_s = END_S
+        """Seconds in which it has to end when it was asked to"""
         self.name, self.log, self._command = name, log, list(command)
         self._process: subprocess.Popen[bytes] | None = None
         self._said = self._heard = 0  # the log's size when it was started, and as far as it was looked at
@@ -346,17 +352,18 @@ class Child:
 
     @property
     def failed(self) -> bool:
-        """By itself, and not because a signal told it to end."""
-        return (self.poll() or 0) > 0 and self.poll() not in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+        """By itself, and not because it was asked to end."""
+        return (self.poll() or 0) > 0 and self.poll() != 128 + ASK_TO_END
 
     def start(self) -> None:
         DISK.make_folders(self.log.parent)
         with storage_errors(self.log), self.log.open("ab") as out:
             self._said = self._heard = out.tell()
             environment = {**os.environ, PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
-            )
+            with held_back():
+                self._process = subprocess.Popen(
+                    self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+                )
 
     def may_start_again(self) -> bool:
         now = time.monotonic()
@@ -369,7 +376,7 @@ class Child:
 
     def ask_to_end(self) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(ASK_TO_END)
 
     def wait(self, seconds: float) -> bool:
         """Whether it is gone within so long."""
@@ -406,10 +413,10 @@ def end(children: Any, say: Callable[[str], None], at_once: bool = False) -> Non
     """Asks all to end, waits for them, and kills who does not."""
     for child in children:
         child.ask_to_end()
-    deadline = time.monotonic() + (1.0 if at_once else END_S)
-    for child in children:
-        if not child.wait(deadline - time.monotonic()):
-            say(f"{child.name} did not end within {END_S:g} s: killed") if not at_once else None
+    began = time.monotonic()
+    for child in sorted(children, key=lambda child: child.patience_s):
+        if not child.wait(began + (1.0 if at_once else child.patience_s) - time.monotonic()):
+            say(f"{child.name} did not end within {child.patience_s:g} s: killed") if not at_once else None
             child.kill()
 
 

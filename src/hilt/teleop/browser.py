@@ -29,6 +29,7 @@ import zmq
 
 from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
+from hilt.core.signals import held_back
 from hilt.envs.door import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
@@ -82,7 +83,8 @@ class Browser(Device):
         """The page gets the socket on which we listen: whoever opens the address early waits there."""
         with open(self._folder / "output", "wb") as output:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
-            page = subprocess.Popen(run_module("hilt.teleop.page"), **pipes, start_new_session=True)  # Ctrl-C is ours to handle
+            with held_back():
+                page = subprocess.Popen(run_module("hilt.teleop.page"), **pipes, start_new_session=True)
         settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
         assert page.stdin is not None
         with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: what it said is reported below
@@ -131,10 +133,7 @@ class Browser(Device):
 
     def close(self) -> None:
         if self._page is not None:
-            self._page.terminate()  # as kill, nothing to one that has ended
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._page.wait(5)
-            self._page.kill()
+            self._page.kill()  # nothing to one that has ended
             self._page.wait(5)
         self._context.destroy(0)
         shutil.rmtree(self._folder, ignore_errors=True)

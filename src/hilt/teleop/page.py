@@ -33,6 +33,7 @@ import zmq
 import zmq.asyncio
 
 from hilt.core.errors import FormatError, optional_module
+from hilt.core.signals import leave_to_parent
 from hilt.envs.door import host_name
 from hilt.formats import images
 from hilt.teleop.devices import EVENTS, KEYS
@@ -371,6 +372,7 @@ async def run(settings: dict[str, Any]) -> None:
     page = Page(Path(settings["folder"]))
     app = Guard(application(page), settings["host"], settings["token"])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, ws_max_size=1 << 20))
+    server.capture_signals = contextlib.nullcontext  # they are left to the parent
     listener = socket.socket(fileno=settings["listener"])
     works = [asyncio.create_task(work) for work in (server.serve([listener]), page.frames(), page.beat(settings["parent"]))]
     done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
@@ -382,6 +384,7 @@ async def run(settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    leave_to_parent()
     settings = json.loads(sys.stdin.readline())  # not in the command line, which everybody on this machine can read
     try:
         asyncio.run(run(settings))
