@@ -74,6 +74,18 @@ def test_errors_name_the_key(layer: str, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("word", ["replay.durability=", "replay.durability= ", 'replay.durability=""', "replay.durability=''"])
+def test_a_text_without_anything_after_its_sign_is_empty(word: str) -> None:
+    assert build(Training(), word, "batch_size=1").replay.durability == ""
+    with pytest.raises(ConfigError, match=r"no setting named 'replay\.durablity'"):
+        build(Training(), word, "replay.durablity=")
+
+
+def test_a_number_without_anything_after_its_sign_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        build(Training(), "batch_size=")
+
+
 def test_a_bad_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("batch_size: [")
     with pytest.raises(ConfigError, match=r"a\.yaml: not readable as YAML"):

@@ -235,6 +235,12 @@ def test_truncated_and_ill_formed_groups_are_dropped():
     token = Dice(lambda seen: "token" if seen["state"][0] == 0 else "")
     got = made(ToyPool(hard=lambda start: 20.0), tasks=["a"], filter_format=False).collect(token)
     assert [episode.start.state for episode in got.episodes] == [0, 0, 1, 1] and got.episodes[0].ill_formed
+    policy = Dice(lambda seen: "nan" if seen["state"][0] == 0 else "")  # from the first chunk on
+    got = made(ToyPool(hard=lambda start: 20.0), tasks=["a"], filter_format=False).collect(policy)
+    assert [episode.start.state for episode in got.episodes] == [0, 0, 1, 1] and got.figures["dropped_ill_formed"] == 0
+    first = got.episodes[0]
+    assert first.ill_formed and not first.success and first.rows == 1 and first.executed.tolist() == [0] and first.rewards.tolist() == [0]
+    assert all(np.isfinite(array).all() for array in first.record.values() if array.dtype.kind == "f"), "no gradient becomes NaN by it"
     with pytest.raises(RuntimeError, match="the dice are gone"):
         made(filter_format=False).collect(Dice(lambda seen: "raise"))
     with pytest.raises(EmptyError, match=r"a chunk was ill-formed\).*cannot be carried out(?s:.*)RuntimeError: the dice are gone"):

@@ -64,7 +64,7 @@ def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T
     problems, read = Problems(), []
     for layer in layers:
         with problems.collected():
-            where, values = _read_layer(layer)
+            where, values = _read_layer(base, layer)
             _rename(base, values)
             config = _merged(config, values, where)
             read.append(values)
@@ -94,7 +94,7 @@ class _NotSimpleError(Exception):
 
 
 def _simple_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> DictConfig:
-    values = _read_layer(layer)[1]
+    values = _read_layer(base, layer)[1]
     _rename(base, values)
     if not isinstance(values, DictConfig) or values._is_none():
         raise _NotSimpleError
@@ -246,16 +246,28 @@ def _structured(config: Any) -> DictConfig:
     return structured
 
 
-def _read_layer(layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
+def _read_layer(base: Any, layer: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
     """(where an error is said to be, the values)."""
     if isinstance(layer, Mapping):
         return "", OmegaConf.create(dict(layer))
     text = str(layer)
     if isinstance(layer, str) and _OVERRIDE.match(layer):  # also one whose value is a file: task=robot/arm.yaml
-        return "", OmegaConf.from_dotlist([layer])
+        key, _, value = layer.partition("=")
+        return "", OmegaConf.from_dotlist([f'{key}=""' if not value.strip() and _is_text(base, key) else layer])
     if not text.endswith((".yaml", ".yml")):
         raise ConfigError(f"{text!r}: expected an override such as key=value, or the path of a .yaml file.")
     return f"{text}: ", read_yaml(Path(layer))
+
+
+def _is_text(base: Any, key: str) -> bool:
+    """Whether the setting is a text: with nothing after its ``=`` it is the empty one, where others have no value then."""
+    *path, name = key.strip().split(".")
+    for part in path:
+        base = getattr(base, part, None)
+    if not dataclasses.is_dataclass(base):
+        return False
+    kind: Any = type(base)
+    return _hints(kind).get(name) is str
 
 
 def read_yaml(path: Path) -> DictConfig:

@@ -360,7 +360,7 @@ class Collector:
         config, successes = self._config, sum(episode.success for episode in group)
         share, reason = successes / len(group), ""
         low, high = (config.accuracy_lower_bound, config.accuracy_upper_bound) if config.filter_accuracy else (0.0, 1.0)
-        if any(episode.ill_formed for episode in group) and (config.filter_format or not all(episode.rows for episode in group)):
+        if config.filter_format and any(episode.ill_formed for episode in group):
             reason = "ill_formed"
         elif config.filter_truncated and any(episode.truncated for episode in group):
             reason = "truncated"

@@ -88,7 +88,7 @@ def roll_out(
                     begin(slot)
                 answers = ask([suite.observe(running.observation, running.instruction) for _, running in acting])
                 for (slot, running), (actions, record, fault) in zip(acting, answers, strict=True):
-                    if outcome := running.answered(record, fault, strict or not np.isfinite(actions).all(), version):
+                    if outcome := running.answered(record, fault, strict or not np.isfinite(actions).all(), version, strict):
                         ended.append(outcome)
                         begin(slot)
                         continue
@@ -135,11 +135,16 @@ class _Running:
             )
         return self._ended(reply.success, bool(reply.truncated and not reply.terminated), version)
 
-    def answered(self, record: Record, fault: str, fatal: bool, version: int) -> Episode | None:
-        """What the policy answered; an episode when that is its end."""
+    def answered(self, record: Record, fault: str, fatal: bool, version: int, strict: bool) -> Episode | None:
+        """What the policy answered; an episode when that is its end. A chunk that is not carried out is no row of it; but an episode that
+        may be learned from (not `strict`) has a row at least, the first chunk's, of which no action was carried out."""
         self.ill_formed = self.ill_formed or fault
         if fault and fatal:
-            return self._ended(False, False, version)  # the chunk is not carried out, so it is no row
+            if not strict and not self.rows:
+                self.rows.append(_finite(record))
+                self.executed.append(0)
+                self.rewards.append(0.0)
+            return self._ended(False, False, version)
         self.rows.append(record)
         return None
 
@@ -200,6 +205,11 @@ def ill_formed(policy: Policy, actions: np.ndarray, record: Record) -> str:
         if (outside := tokens[(tokens < low) | (tokens > high)]).size:
             return f"token {outside[0]} is none of the action tokens {low} to {high}"
     return ""
+
+
+def _finite(record: Record) -> Record:
+    """With zeros for numbers that are not finite: they count in no loss, and in a network they would make every gradient NaN."""
+    return {name: np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array for name, array in record.items()}
 
 
 def _copied(observation: Any) -> Any:
