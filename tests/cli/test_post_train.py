@@ -81,5 +81,5 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
     said = run("eval", folder, "--checkpoint", "best", "--json", tmp_path / "cards.json")
     assert said.count("3 episodes from the states of test") == 2 and len(json.loads((tmp_path / "cards.json").read_text())) == 2
     assert "after 3 learner steps" in run("eval", folder, "--episodes", 1)
-    assert run("plot", folder).count("curves") == 3
+    assert run("plot", folder).count("plots/curves") == 3
     assert load_policy(folder / "policy").chunk == 2
