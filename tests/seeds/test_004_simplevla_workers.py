@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,8 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     })  # fmt: skip
     del tree.actor_rollout_ref["hilt"]
     manager = RobRewardManager(num_examine=0, config=tree)
-    roles = {Role.ActorRollout: RobActorRolloutRefWorker, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
+    remote = SimpleNamespace(__ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker"))  # what ray.remote(...) gives
+    roles = {Role.ActorRollout: remote, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
     pools = ResourcePoolManager(resource_pool_spec={"global_pool": [0]}, mapping=dict.fromkeys(roles, "global_pool"))
     trainer = RayTrainer(config=tree, role_worker_mapping=roles, resource_pool_manager=pools, reward_fn=manager, val_reward_fn=manager)
     assert len(trainer.train_dataloader) == 250 and trainer.total_training_steps == 25_000
