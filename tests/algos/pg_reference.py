@@ -92,7 +92,7 @@ def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, l
             distance.append(divergence(settings.kl.estimate, new, ref[t][c][d]))
         surrogate = []
         for key, change in ratios.items():
-            a, r = worth[key[0]], math.exp(change)
+            a, r = worth[key] if isinstance(worth, Mapping) else worth[key[0]], math.exp(change)
             term = max(-a * r, -a * min(max(r, 1 - settings.clip_low), 1 + settings.clip_high))
             term = min(term, -a * settings.dual_clip) if settings.dual_clip and a < 0 else term
             surrogate.append(term * min(math.exp(stale[key]), settings.importance_cap))
@@ -106,6 +106,53 @@ def loss(settings: Any, params: Mapping[str, Any], chosen: Sequence[tuple[Any, l
     if settings.kl.where == "loss":
         total += coefficient * reduced(settings, distances)
     return total + (settings.value_coefficient * sum(errors) / len(errors) if settings.estimator == "gae" else 0.0)
+
+
+def log_ratios(params: Mapping[str, Any], reference: Mapping[str, Any], e: Mapping[str, Any]) -> dict[tuple[int, int, int], float]:
+    """log p - log p_reference of each number that was carried out, in order."""
+    found = {}
+    for t, c, d in done(e):
+        logs = []
+        for weight in (params["weight"], reference["weight"]):
+            logits = [sum(float(w) * float(x) for w, x in zip(row, e["seen"][t], strict=True)) for row in weight[c][d]]
+            logs.append(logits[e["tokens"][t, c, d]] - math.log(sum(math.exp(x) for x in logits)))
+        found[t, c, d] = logs[0] - logs[1]
+    return found
+
+
+def outcome_loss(beta: float, params: Mapping[str, Any], reference: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> float:
+    """What PRIME's reward policy minimises: the mean cross-entropy of outcomes."""
+    losses = []
+    for e in episodes:
+        p = 1 / (1 + math.exp(-beta * sum(log_ratios(params, reference, e).values())))
+        losses.append(-math.log(p if e["success"] else 1 - p))
+    return sum(losses) / len(losses)
+
+
+def process_advantages(settings: Any, prime: Any, ratios: Sequence[Mapping[Any, float]], groups: Sequence[int]) -> list[dict[Any, float]]:
+    """Of each number of each episode, by the position (t, c, d): what PRIME adds to the advantage of the outcome, without coefficient."""
+    rewards = []
+    for q in ratios:
+        terms, last = dict[Any, float](), max(q)
+        for (t, c, d), x in q.items():
+            key = {"token": (t, c, d), "chunk": (t,), "whole": (last[0],)}[prime.granularity]
+            terms[key] = terms.get(key, 0.0) + x
+        rewards.append(terms)
+    returns = [abs(sum(x for other, x in terms.items() if other >= key)) for terms in rewards for key in terms]
+    scale = prime.beta if prime.scale == "none" else 1 / max(1.0, *returns)
+    rewards = [{key: scale * x for key, x in terms.items()} for terms in rewards]
+    means, found = [sum(terms.values()) / len(terms) for terms in rewards], []
+    for i, (q, terms) in enumerate(zip(ratios, rewards, strict=True)):
+        members = [j for j in range(len(ratios)) if groups[j] == groups[i]]
+        others = [j for j in members if j != i or settings.estimator != "rloo"]
+        baseline = sum(means[j] for j in others) / len(others) if len(members) > 1 else 0.0
+        worth = {}
+        for place in q:
+            first = place if prime.granularity == "token" else place[:1]
+            later = [(key[0] - place[0], x) for key, x in terms.items() if key >= first]
+            worth[place] = sum(settings.discount**chunks * (x - baseline) for chunks, x in later)
+        found.append(worth)
+    return found
 
 
 def done(e: Mapping[str, Any]) -> list[tuple[int, int, int]]:

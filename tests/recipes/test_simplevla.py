@@ -14,7 +14,7 @@ import pytest
 from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla as recipe
 from hilt.recipes.simplevla import Run, Told, simplevla
-from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, READ, REF, ROLLOUT, SETTINGS, known
+from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
 from hilt.recipes.simplevla_names import suites
 
 COMMAND = f"""
@@ -33,6 +33,7 @@ KL, GAE, LORA = ["algorithm.kl_ctrl.kl_coef=0.01"], ["algorithm.adv_estimator=ga
 ADAPTIVE = [*KL, "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.horizon=100", "algorithm.kl_ctrl.target_kl=0.1"]
 UNFILTERED = ["data.filter_accuracy=False", "data.accuracy_lower_bound=0.0", "data.accuracy_upper_bound=1.0"]
 NORMAL = ["reward_model.rm_coef=2", "reward_model.rm_type=normal"]
+PROCESS = ["reward_model.rm_coef=2", "reward_model.prime_model.update=after"]
 ROBOTWIN = ["data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000"]
 
 
@@ -177,6 +178,19 @@ NEEDS: dict[str, tuple[str, list[str]]] = {
     "reward_model.rm_coef": ("3", NORMAL),
     "reward_model.rm_type": ("prime", NORMAL),
     "reward_model.model.path": ("other", [*NORMAL, "reward_model.model.path=judge"]),
+    "reward_model.prime_granularity": ("whole", PROCESS),
+    "reward_model.prime_norm": ("none", PROCESS),
+    "reward_model.prime_model.ref_type": ("policy", PROCESS),
+    "reward_model.prime_model.path": ("/models/judge", PROCESS),
+    "reward_model.prime_model.ref_path": ("/models/other", PROCESS),
+    "reward_model.prime_model.update": ("before", ["reward_model.rm_coef=2"]),
+    "reward_model.prime_model.beta_train": ("0.1", PROCESS),
+    "reward_model.prime_model.optim.lr": ("3e-6", PROCESS),
+    "reward_model.prime_model.optim.lr_warmup_steps_ratio": ("0.1", PROCESS),
+    "reward_model.prime_model.optim.warmup_style": ("cosine", PROCESS),
+    "reward_model.prime_model.optim.min_lr_ratio": ("0.1", [*PROCESS, "reward_model.prime_model.optim.warmup_style=cosine"]),
+    "reward_model.prime_model.optim.weight_decay": ("0.1", PROCESS),
+    "reward_model.prime_model.optim.grad_clip": ("10.0", PROCESS),
     "algorithm.kl_penalty": ("mse", KL),
     "algorithm.kl_ctrl.type": ("fixed", ADAPTIVE),
     "algorithm.kl_ctrl.horizon": ("500", ADAPTIVE),
@@ -187,8 +201,8 @@ NEEDS: dict[str, tuple[str, list[str]]] = {
 
 
 def test_every_key_is_in_one_table_and_has_its_change():
-    assert len(known()) == len(set(known())) == len({*SETTINGS, *CRITIC, *READ}) + len(AGREE) + len(PASSING)
-    assert {*CHANGES, *NEEDS} == {*SETTINGS, *CRITIC, *READ}
+    assert len(known()) == len(set(known())) == len({*SETTINGS, *CRITIC, *PRIME, *READ}) + len(AGREE) + len(PASSING)
+    assert {*CHANGES, *NEEDS} == {*SETTINGS, *CRITIC, *PRIME, *READ}
     for key in ("data.n_samples", f"{ACTOR}ulysses_sequence_parallel_size", "trainer.runtime_env", "algorithm.adv_params.verifier_gamma"):
         assert key in known()
 
@@ -238,7 +252,10 @@ def test_what_changes_nothing_passes_and_the_rest_is_refused(key: str):
         ([f"{ACTOR}ppo_micro_batch_size=24"], "ppo_micro_batch_size=24 must divide ppo_mini_batch_size=128 trajectories"),
         ([f"{ACTOR}ppo_mini_batch_size=1024"], "and that the 512 episodes of a training step"),
         (["data.train_batch_size=1024"], "has 10 tasks x 50 initial states = 500: an epoch would have no step"),
-        (["reward_model.rm_coef=1"], "reward_model.rm_coef=1 with rm_type=prime: the implicit reward of PRIME is not built"),
+        (["reward_model.prime_norm=none"], "prime_norm=none would do nothing: it needs reward_model.rm_coef above 0 and rm_type"),
+        (["reward_model.prime_model.optim.lr=1e-4", "reward_model.rm_coef=1"], "it needs reward_model.prime_model.update=after or before"),
+        (["reward_model.rm_type=dpo"], "no reward_model.rm_type named 'dpo'"),
+        (["reward_model.prime_granularity=step", *PROCESS], "no reward_model.prime_granularity named 'step'"),
         (["critic.optim.lr=3e-5"], "would do nothing: only algorithm.adv_estimator=gae has a critic"),
         ([f"{MODEL}lora_alpha=8"], "they need actor_rollout_ref.model.lora_rank=N"),
         ([f"{ACTOR}ppo_max_token_len_per_gpu=99"], "it needs actor_rollout_ref.actor.use_dynamic_bsz=True"),

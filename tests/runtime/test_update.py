@@ -14,14 +14,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from hilt.algos.config import CHOICES, Batching, Kl, Optimiser, PolicyGradient
+from hilt.algos.config import CHOICES, Batching, Kl, Optimiser, PolicyGradient, Prime
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.policies.base import select
 from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
 from hilt.runtime.episode import Episode, Start
 from hilt.runtime.ranks import host_meeting, join
 from hilt.runtime.trainee import Trainee
-from hilt.runtime.update import Updater
+from hilt.runtime.update import ProcessReward, Updater
 from tests.algos import pg_reference as slow
 from tests.runtime.toy_policy import Plain, Toy, collected, episodes, others
 
@@ -400,7 +400,7 @@ def test_every_head_learns_from_every_estimator(head: str):
 
 # --- many ranks ---
 
-MANY = episodes([3, 1, 2, 2, 3, 1, 1, 2, 2])
+MANY = [{**e, "success": i % 3 == 1} for i, e in enumerate(episodes([3, 1, 2, 2, 3, 1, 1, 2, 2]))]
 DEALS = {1: [9], 2: [9, 0], 3: [3, 0, 6], 4: [0, 3, 0, 6]}
 """Episodes of each rank, by the number of ranks: whole groups, uneven, and none at all"""
 CASES = [
@@ -409,6 +409,8 @@ CASES = [
     PolicyGradient(estimator="reinforce_plus_plus", entropy=0.1, reduction="trajectory_sum", kl=KL["loss"]),
     PolicyGradient(estimator="rloo", recompute_log_prob=True, epochs=2, batch=Batching(trajectories_per_step=4, chunks_per_pass=3)),
 ]
+PROCESS = [Prime(coefficient=0.7, granularity="token"), Prime(coefficient=0.7, scale="none", update="before", beta=0.5), None, None]
+"""Process rewards of the cases"""
 
 
 def in_step(policy: Toy, ranks: Any) -> Toy:
@@ -426,18 +428,21 @@ def in_step(policy: Toy, ranks: Any) -> Toy:
 def at_a_rank(mine: list[dict[str, Any]], ranks: Any, lockstep: bool) -> list[tuple[list[slow.Params], dict[str, float], slow.Params]]:
     """The gradients, figures and weights of all cases."""
     done = []
-    for settings in CASES:
-        toy = in_step(Toy(), ranks) if lockstep else Toy()
+    for settings, prime in zip(CASES, PROCESS, strict=True):
+        toy, judge, kept = (in_step(each, ranks) if lockstep else each for each in (Toy(), Toy(seed=3), others()[1]))
+        process = None if prime is None else ProcessReward(prime, Plain(judge, 0.1, ranks, lockstep), kept)
         actor = Plain(toy, 0.1, ranks, lockstep)
         reference = None
         if settings.kl.where != "none":
             reference = in_step(others()[1], ranks) if lockstep else others()[1]
         updater = Updater(
-            settings, actor, ranks=ranks, reference=reference, extra_loss=lambda toy=toy: (toy.weight.square().sum(), {"x": 1.0})
-        )
+            settings, actor, ranks=ranks, reference=reference, extra_loss=lambda toy=toy: (toy.weight.square().sum(), {"x": 1.0}),
+            process=process,
+        )  # fmt: skip
         figures = updater.update(*collected(mine))
-        calls = sum(len(asked) for asked in [toy.asked, reference.asked if reference else []])
-        done.append((actor.seen, figures | {"calls": float(calls)}, numbers(toy)))
+        calls = sum(len(asked) for asked in [toy.asked, judge.asked, kept.asked, reference.asked if reference else []])
+        weights = numbers(toy) | {f"judge.{name}": value for name, value in numbers(judge).items()}
+        done.append((actor.seen, figures | {"calls": float(calls)}, weights))
         assert updater.update([], []) == {"trajectories": 0, "chunks": 0, "tokens": 0}  # all ranks skip it together
     return done
 

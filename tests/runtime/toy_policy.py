@@ -98,6 +98,6 @@ def collected(made: Sequence[dict[str, Any]]) -> tuple[list[Episode], list[np.nd
         record = {"seen": e["seen"], "tokens": e["tokens"], "log_prob": e["old"], "value": e["value"]}
         record["prompt_length"] = np.full(len(e["seen"]), 3 + i % 4, np.int32)
         start = Start("toy", "train", e["group"], 0, e["group"], i)
-        steps = int(e["executed"].sum())
-        found.append(Episode(start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), True, steps, False, 0, b""))
+        steps, won = int(e["executed"].sum()), bool(e.get("success", True))
+        found.append(Episode(start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), won, steps, False, 0, b""))
     return found, [e["rewards"] for e in made]

@@ -46,9 +46,12 @@ def advantages(
     total: Total = lambda tensor: tensor,
     penalty: Tensor | None = None,
     beside: tuple[Tensor, Tensor] | None = None,
+    process: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages [B, T], and the returns [B, T] that a critic is to predict. `group` [B] is whose members are compared; `penalty` [B, T]
-    is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other batches and are compared with, too."""
+    is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other batches and are compared with, too.
+    `process`: advantages of the terms of each chunk [B, T, N], and their mask, which are added before whitening (`hilt.algos.prime`); the
+    result has their shape."""
     estimator, mask = settings.estimator, mask.to(rewards.dtype)
     how = AUTO.get(estimator, "none") if settings.normalise == "auto" else settings.normalise
     task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
@@ -70,7 +73,11 @@ def advantages(
         found = (worth / scale - compared(cost, group, leave_one_out=estimator == "rloo"))[:, None].expand_as(rewards)
     else:
         found = returns
-    return (whiten(found, mask, total) if how == "batch" else found) * mask, returns * mask
+    if process is not None:
+        found, whole = found[..., None] + process[0], process[1].to(rewards.dtype)
+    else:
+        whole = mask
+    return (whiten(found, whole, total) if how == "batch" else found) * whole, returns * mask
 
 
 def gae(rewards: Tensor, values: Tensor, discount: float, lam: float) -> tuple[Tensor, Tensor]:

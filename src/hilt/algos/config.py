@@ -20,6 +20,10 @@ CHOICES = {
     "estimate": ("kl", "abs", "mse", "low_var_kl"),
     "controller": ("fixed", "adaptive"),
     "schedule": ("constant", "cosine"),
+    "granularity": ("chunk", "token", "whole"),
+    "scale": ("batch", "none"),
+    "update": ("after", "before", "none"),
+    "reference": ("frozen", "policy"),
 }
 
 
@@ -249,6 +253,46 @@ class Optimiser:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimiser.betas is {self.betas}; expected two numbers from 0 to below 1, such as [0.9, 0.999].")
         _effective(self, {"min_lr_ratio": ("schedule=cosine", self.schedule == "cosine")})
+
+
+@dataclass
+class Prime:
+    """PRIME's implicit process reward, from a reward policy that learns from outcomes; the formulas are in `hilt.algos.prime`."""
+
+    coefficient: float = 0.0
+    """Of the process reward, beside the others; 0: there is none"""
+    beta: float = 0.05
+    """What a nat of the log-ratio counts, in the log-odds of success and, with scale=none, in the reward"""
+    granularity: str = "chunk"
+    """What is rewarded: each "chunk", each "token" (one number of an action), or the "whole" episode at its end"""
+    scale: str = "batch"
+    """"batch": log-ratios over the largest return of the batch, where that is above 1; "none": beta times the log-ratio"""
+    update: str = "after"
+    """The reward policy learns from the outcomes of a step "after" it gave rewards for it, "before", or not at all ("none")"""
+    policy: str = ""
+    """The folder that the reward policy begins from; empty: it begins as the policy does"""
+    reference: str = "frozen"
+    """What the log-ratio is to: a "frozen" policy, or the "policy" that is trained, as it was before the update"""
+    reference_policy: str = ""
+    """Of "frozen": its folder; empty: the policy as it was at the start"""
+    optimiser: Optimiser = field(default_factory=lambda: Optimiser(weight_decay=0.0))
+    """Of the reward policy. Its learning rate, where none is given, is the policy's"""
+
+    def check(self) -> None:
+        _known(self, "granularity", "scale", "update", "reference")
+        _within(self, "prime", coefficient=(0, 1e6), beta=(1e-9, 1e6))
+        on, learns = ("prime.coefficient above 0", self.coefficient > 0), ("prime.update=after or before", self.update != "none")
+        names = ("beta", "granularity", "scale", "update", "policy", "reference", "reference_policy", "optimiser")
+        _effective(self, dict.fromkeys(names, on), "prime.")
+        counts = (f"{learns[0]} or prime.scale=none", learns[1] or self.scale == "none")
+        frozen = ("prime.reference=frozen", self.reference == "frozen")
+        _effective(self, {"optimiser": learns, "beta": counts, "reference_policy": frozen}, "prime.")
+        if self.coefficient and self.update == "none" and self.policy == self.reference_policy and self.reference == "frozen":
+            raise ConfigError(
+                "prime.update=none and a reward policy that is its own reference: every reward would be 0. Give prime.update=after, or "
+                "prime.policy=FOLDER, one that was trained before."
+            )
+        self.optimiser.check()
 
 
 def _known(settings: Any, *names: str) -> None:

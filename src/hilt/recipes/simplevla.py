@@ -2,10 +2,11 @@
 
     hilt train simplevla data.task_suite_name=libero_10 data.n_samples=8 ... actor_rollout_ref.model.path=FOLDER
 
-Every key of its ``ppo_trainer.yaml`` is in one of five tables. It becomes a setting of ours as it is (`SETTINGS`), goes into one by
+Every key of its ``ppo_trainer.yaml`` is in one of six tables. It becomes a setting of ours as it is (`SETTINGS`), goes into one by
 arithmetic (`READ`), must be what another key is (`AGREE`), passes with values that change nothing (`PASSING`), or belongs to a critic
-(`CRITIC`). Other values are refused with a sentence. What upstream ignores (`entropy_coeff`, `ppo_epochs`, cosine, `filter_format`, all
-estimators but grpo) works here. ``hilt.KEY=VALUE`` sets a setting of ours that it has not, such as ``hilt.pool.workers=4``.
+(`CRITIC`) or to PRIME (`PRIME`). Other values are refused with a sentence. What upstream ignores (`entropy_coeff`, `ppo_epochs`, cosine,
+`filter_format`, all estimators but grpo, PRIME) works here. ``hilt.KEY=VALUE`` sets a setting of ours that it has not, such as
+``hilt.pool.workers=4``.
 """
 
 from __future__ import annotations
@@ -21,13 +22,28 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hilt.algos.config import GROUPED
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.envs import libero, robotwin
 from hilt.envs.task import STATES
 from hilt.policies.normalize import read_statistics, resolve_key
 from hilt.policies.weights import read_json
-from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
+from hilt.recipes.simplevla_keys import (
+    ACTOR,
+    AGREE,
+    CRITIC,
+    MODEL,
+    PASSING,
+    PRIME,
+    PRIME_WORDS,
+    READ,
+    REF,
+    RM,
+    ROLLOUT,
+    SETTINGS,
+    known,
+)
 from hilt.recipes.simplevla_names import tasks_of
 from hilt.recipes.simplevla_script import words_of
 from hilt.runtime.vla_config import Vla
@@ -84,6 +100,7 @@ class Told:
             if not self.problems.check(self._refuse, key, value):
                 del self.given[key]  # as it is there, so that the rest can be looked at
         self.problems.check(self._refuse_critic)
+        self.problems.check(self._refuse_prime)
         self.suite = str(self["data.task_suite_name"])
         self.tasks, self.nodes, self.gpus = list[str](), 1, 0
         with self.problems.collected():
@@ -109,7 +126,10 @@ class Told:
         passing, why = PASSING.get(key, ((value,), ""))
         if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in passing):
             raise ConfigError(f"{key}={value} has no meaning here: {why}." + " Leave it out." * (passing != ()))
-        if key in AGREE and value != self[AGREE[key]]:
+        words = ("prime", "normal") if key == f"{RM}rm_type" else PRIME_WORDS[key][1] if key in PRIME_WORDS else (value,)
+        if value not in words:
+            raise UnknownNameError(key, str(value), words)
+        if key in AGREE and value is not None and value != self[AGREE[key]]:  # null: as the other one
             raise ConfigError(f"{key}={value} and {AGREE[key]}={self[AGREE[key]]} differ: one value counts for both. Leave out the first.")
 
     def _refuse_critic(self) -> None:
@@ -117,8 +137,19 @@ class Told:
         for key, (default, _) in CRITIC.items():
             if not gae and self[key] != default:
                 raise ConfigError(f"{key}={self[key]} would do nothing: only algorithm.adv_estimator=gae has a critic. Leave it out.")
-        if self["reward_model.enable"] and self["reward_model.rm_coef"] and self["reward_model.rm_type"] != "normal":
-            raise ConfigError(f"reward_model.rm_coef={self['reward_model.rm_coef']} with rm_type={self['reward_model.rm_type']}: {PRIME}.")
+
+    def _refuse_prime(self) -> None:
+        learns = self[f"{RM}prime_model.update"] != "none"
+        for key in (*PRIME, *PRIME_WORDS):
+            there, needed = self._process_rewards, f"{RM}rm_coef above 0 and rm_type=prime"
+            if there and ".optim." in key:
+                there, needed = learns, f"{RM}prime_model.update=after or before"
+            if not there and self[key] != _default(key):
+                raise ConfigError(f"{key}={self[key]} would do nothing: it needs {needed}. Give that, or leave it out.")
+
+    @property
+    def _process_rewards(self) -> bool:
+        return bool(self[f"{RM}enable"] and self[f"{RM}rm_coef"] and self[f"{RM}rm_type"] == "prime")
 
     # --- to a run ---
 
@@ -287,9 +318,11 @@ class Told:
         made: dict[str, Any] = {"algorithm.recompute_log_prob": True}
         if self["algorithm.adv_estimator"] == "gae":
             made |= self._settings(CRITIC) | {"critic.kind": "separate"}
-        if self["reward_model.enable"] and self["reward_model.rm_coef"]:
+        if self._process_rewards:
+            made |= self._prime()
+        elif self["reward_model.enable"] and self["reward_model.rm_coef"]:
             made |= {"rewards.learned": self["reward_model.rm_coef"], "rewards.classifier": str(self["reward_model.model.path"])}
-        elif "reward_model.model.path" in self.given:
+        if "reward_model.model.path" in self.given and "rewards.classifier" not in made:
             raise ConfigError(
                 "reward_model.model.path would do nothing: it needs reward_model.rm_coef above 0 and rm_type=normal. Leave it out."
             )
@@ -307,6 +340,20 @@ class Told:
             raise ConfigError(
                 f"algorithm.kl_penalty and {control}type would do nothing: they need {control}kl_coef above 0. Leave them out."
             )
+        return made
+
+    def _prime(self) -> dict[str, Any]:
+        """PRIME's process reward. A folder that is the policy's own need not be opened once more."""
+        made = {"prime.coefficient": self[f"{RM}rm_coef"], **self._settings(PRIME)}
+        made |= {ours: words[self[key]] for key, (ours, words) in PRIME_WORDS.items()}
+        own = str(self[f"{MODEL}path"] or self._environment.get("SFT_MODEL_PATH", ""))
+        made = {name: value for name, value in made.items() if name not in ("prime.policy", "prime.reference_policy") or value != own}
+        if made["prime.granularity"] == "token" and self["algorithm.adv_estimator"] not in GROUPED:
+            made["prime.granularity"] = "chunk"  # what a chunk's numbers earn is added up, and its critic sees chunks
+        if made["prime.update"] == "none":
+            made = {name: value for name, value in made.items() if not name.startswith("prime.optimiser.")}
+        if made["prime.reference"] == "frozen":
+            made["reference.offload"] = self[f"{REF}fsdp_config.param_offload"]
         return made
 
     def _schedule(self) -> dict[str, Any]:
@@ -386,7 +433,7 @@ def _default(key: str) -> Any:
         return _default(AGREE[key])
     if key in PASSING:
         return next(iter(PASSING[key][0]), None)
-    return READ[key] if key in READ else {**SETTINGS, **CRITIC}[key][0]
+    return READ[key] if key in READ else {**SETTINGS, **CRITIC, **PRIME}[key][0]
 
 
 def _kind(default: Any) -> type | None:

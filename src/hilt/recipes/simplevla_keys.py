@@ -54,6 +54,27 @@ CRITIC: dict[str, tuple[Any, str]] = {
 }
 """The same, where there is a critic: with algorithm.adv_estimator=gae"""
 
+RM = "reward_model."
+PRIME: dict[str, tuple[Any, str]] = {
+    f"{RM}prime_model.path": (None, "prime.policy"),
+    f"{RM}prime_model.ref_path": (None, "prime.reference_policy"),
+    f"{RM}prime_model.update": ("none", "prime.update"),
+    f"{RM}prime_model.beta_train": (0.05, "prime.beta"),
+    f"{RM}prime_model.optim.lr": (1e-6, "prime.optimiser.learning_rate"),
+    f"{RM}prime_model.optim.lr_warmup_steps_ratio": (0.0, "prime.optimiser.warmup_ratio"),
+    f"{RM}prime_model.optim.warmup_style": ("constant", "prime.optimiser.schedule"),
+    f"{RM}prime_model.optim.min_lr_ratio": (None, "prime.optimiser.min_lr_ratio"),
+    f"{RM}prime_model.optim.weight_decay": (0.0, "prime.optimiser.weight_decay"),
+    f"{RM}prime_model.optim.grad_clip": (1.0, "prime.optimiser.gradient_clip"),
+}
+"""The same, with PRIME's process reward: reward_model.rm_type=prime and rm_coef above 0"""
+PRIME_WORDS: dict[str, tuple[str, dict[str, str]]] = {
+    f"{RM}prime_granularity": ("prime.granularity", {"token": "token", "whole": "whole"}),
+    f"{RM}prime_norm": ("prime.scale", {"batch_norm": "batch", "none": "none"}),
+    f"{RM}prime_model.ref_type": ("prime.reference", {"freeze": "frozen", "policy": "policy"}),
+}
+"""The same, of keys whose words are others here: the setting, and theirs to ours; the first is their default"""
+
 READ: dict[str, Any] = {
     "data.task_suite_name": "libero_10",
     "data.num_trials_per_task": 50,
@@ -91,6 +112,7 @@ READ: dict[str, Any] = {
     "reward_model.rm_coef": 0.0,
     "reward_model.rm_type": "prime",
     "reward_model.model.path": "",
+    **{key: next(iter(words)) for key, (_, words) in PRIME_WORDS.items()},
     "algorithm.kl_penalty": "kl",
     "algorithm.kl_ctrl.type": "fixed",
     "algorithm.kl_ctrl.kl_coef": 0.001,
@@ -149,6 +171,14 @@ AGREE: dict[str, str] = {
     **{f"reward_model.model.{name}": f"{MODEL}{name}" for name in ("action_token_len", "action_chunks_len", "use_remove_padding")},
     **{f"reward_model.{name}": f"{ACTOR}{name}" for name in ("use_dynamic_bsz", "ppo_max_token_len_per_gpu")},
     "reward_model.forward_max_token_len_per_gpu": f"{ACTOR}ppo_max_token_len_per_gpu",
+    "reward_model.mini_batch_size": f"{ACTOR}ppo_mini_batch_size",
+    "reward_model.micro_batch_size": f"{ACTOR}ppo_micro_batch_size",
+    "reward_model.prime_model.input_tokenizer": f"{MODEL}path",
+    **{f"reward_model.prime_model.{name}": f"{MODEL}{name}" for name in ("enable_gradient_checkpointing", "use_remove_padding")},
+    **{
+        f"reward_model.prime_model.fsdp_config.{name}": f"{ACTOR}fsdp_config.{name}"
+        for name in ("param_offload", "grad_offload", "optimizer_offload")
+    },
     "critic.forward_micro_batch_size": "critic.ppo_micro_batch_size",
     "critic.forward_max_token_len_per_gpu": "critic.ppo_max_token_len_per_gpu",
     "algorithm.adv_params.verifier_gamma": "algorithm.gamma",
@@ -162,7 +192,6 @@ _ULYSSES = (
 )
 _VLLM = "it is vllm's, and vllm cannot run a policy that answers with actions, there as well; rollout.name=hf is ours"
 _TEXT = "it is of language models' training, and nothing of a robot's reads it, there as well"
-PRIME = "the implicit reward of PRIME is not built; reward_model.rm_type=normal with the folder of `hilt train classifier` is"
 _WRAP = "layers are gathered one at a time, whatever their size"
 _STRATEGY = (
     "there is FSDP, and no Megatron: that has no OpenVLA, there as well; fsdp shards every weight over all ranks, and "
@@ -170,21 +199,6 @@ _STRATEGY = (
 )
 _OUTSIDE = "nothing is imported from outside"
 _BY_STEPS = "it follows from trainer.total_training_steps, or the number of epochs"
-
-_PRIME_DEFAULTS: dict[str, Any] = {
-    "prime_granularity": "token",
-    "prime_norm": "batch_norm",
-    **{f"prime_model.{name}": None for name in ("input_tokenizer", "path", "ref_path", "external_lib")},
-    "prime_model.ref_type": "freeze",
-    **dict.fromkeys(("prime_model.enable_gradient_checkpointing", "prime_model.use_remove_padding"), False),
-    "prime_model.fsdp_config.wrap_policy.min_num_params": 0,
-    **{f"prime_model.fsdp_config.{name}_offload": False for name in ("param", "grad", "optimizer")},
-    "prime_model.update": "none",
-    **{f"prime_model.optim.{name}": value for name, value in {"lr": 1e-6, "lr_warmup_steps_ratio": 0.0, "min_lr_ratio": None,
-       "warmup_style": "constant", "total_training_steps": -1, "weight_decay": 0.0, "grad_clip": 1.0}.items()},
-    "prime_model.beta_train": 0.05,
-    "prime_model.loss_type": "ce",
-}  # fmt: skip
 
 PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "data.tokenizer": ((None,), "the tokenizer is the checkpoint's own"),
@@ -228,18 +242,19 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     "critic.model.external_lib": ((None,), _OUTSIDE),
     "critic.model.fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
     "critic.model.fsdp_config.fsdp_size": ((-1,), "weights are sharded over all ranks"),
-    "critic.model.type": (("value",), PRIME),
+    "critic.model.type": (("value",), "a critic is a policy with a value head; PRIME's reward policy is reward_model.rm_type=prime"),
     "critic.ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     "verifier.type": (("prime",), "an episode is verified by the simulator's own success"),
     "reward_model.strategy": (("fsdp",), _STRATEGY),
-    "reward_model.mini_batch_size": ((256, 128), "a classifier judges all last frames of a rank together"),
-    "reward_model.micro_batch_size": ((64,), "a classifier judges all last frames of a rank together"),
     "reward_model.max_length": ((None,), _TEXT),
     "reward_model.ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     "reward_model.model.external_lib": ((None,), _OUTSIDE),
     "reward_model.model.fsdp_config.min_num_params": ((0,), _WRAP),
     "reward_model.model.fsdp_config.param_offload": ((False,), "a classifier is small, and stays where it is"),
-    **{f"reward_model.{name}": ((value,), PRIME) for name, value in _PRIME_DEFAULTS.items()},
+    "reward_model.prime_model.external_lib": ((None,), _OUTSIDE),
+    "reward_model.prime_model.fsdp_config.wrap_policy.min_num_params": ((0,), _WRAP),
+    "reward_model.prime_model.optim.total_training_steps": ((-1,), _BY_STEPS),
+    "reward_model.prime_model.loss_type": (("ce",), "the reward policy learns outcomes by cross-entropy, there as well"),
     "trainer.runtime_env": (
         ("none", None),
         "ranks have the environment of this shell: export what the file (align.json) sets",
@@ -250,4 +265,4 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
 
 def known() -> list[str]:
     """All keys."""
-    return [*SETTINGS, *CRITIC, *READ, *AGREE, *PASSING]
+    return [*SETTINGS, *CRITIC, *PRIME, *READ, *AGREE, *PASSING]

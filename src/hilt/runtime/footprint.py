@@ -32,9 +32,11 @@ def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
     batch = config.algorithm.batch
     rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
     needs = {"policy, in training": _needs(config, options, rows, training=True)}
-    if config.algorithm.kl.where != "none":
+    if config.has_reference:
         held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
         needs["reference" + ", on the host but for its passes" * config.reference.offload] = held
+    if config.prime.coefficient:
+        needs["reward policy, in training"] = _needs(config, options, rows, training=True)
     if config.critic.kind == "separate":
         needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
     share = (

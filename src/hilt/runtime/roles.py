@@ -3,6 +3,7 @@
     actor-rollout   the policy, the simulators it acts in, and the log of what came of it
     reference       the policy as it was at the start, which a divergence is measured from
     critic          what a state is worth: a head on the policy, or a policy of its own
+    process reward  what each chunk earns, by a policy that learns from outcomes (PRIME)
     reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
 
 The controller (`hilt.runtime.post_train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
@@ -17,6 +18,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +45,8 @@ from hilt.runtime.ranks import Ranks
 from hilt.runtime.sft import words
 from hilt.runtime.trainee import Trainee
 from hilt.runtime.trials import starts_of, tried
-from hilt.runtime.update import Updater
-from hilt.runtime.vla_config import Rewards, Vla
+from hilt.runtime.update import ProcessReward, Updater
+from hilt.runtime.vla_config import Critic, Rewards, Vla
 
 
 def make_worker(
@@ -103,22 +105,38 @@ class Worker:
     def _learn(self) -> None:
         """The side that trains."""
         config = self._config
-        reference = Reference(self.policy, config.reference.offload) if config.algorithm.kl.where != "none" else None
+        reference = Reference(self.policy, config.reference.offload) if config.has_reference else None
         critic = None
         if config.critic.kind == "separate":
             judge = first_policy(config, self._sizes, value="shared")
             attach_adapters(judge, config)  # its value head is trained in full
             critic = self._trainee(judge, config.critic.optimiser)
+        self.process = self._process_reward(reference)
         attach_adapters(self.policy, config)
         head = config.critic.optimiser if config.critic.kind in ("shared", "detached") else None
         self.trainee, self.critic = self._trainee(self.policy, config.optimiser, head), critic
         extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
         self._extra = extra
         self.updater = Updater(
-            config.algorithm, self.trainee, ranks=self._ranks, critic=critic, reference=reference, extra_loss=extra,
-            critic_warmup=config.critic.warmup_steps, seed=config.seed,
+            config.algorithm, self.trainee, ranks=self._ranks, critic=critic,
+            reference=reference if config.algorithm.kl.where != "none" else None, extra_loss=extra,
+            critic_warmup=config.critic.warmup_steps, process=self.process, seed=config.seed,
         )  # fmt: skip
         self.updater.report = self._tell
+
+    def _process_reward(self, reference: Any) -> ProcessReward | None:
+        """PRIME's reward policy, and what its log-ratio is to; `reference` is the policy as it was at the start."""
+        prime, config = self._config.prime, replace(self._config, critic=Critic())
+        if not prime.coefficient:
+            return None
+        judge = first_policy(replace(config, policy=prime.policy or config.policy), self._sizes)
+        attach_adapters(judge, config)
+        if prime.reference_policy:
+            other = first_policy(replace(config, policy=prime.reference_policy), self._sizes)
+            reference = Reference(other, config.reference.offload)
+        fixed = prime.update == "none"  # then no step is made, and no rate was chosen
+        optimiser = replace(prime.optimiser, learning_rate=0.0) if fixed else prime.optimiser
+        return ProcessReward(prime, self._trainee(judge, optimiser), reference if prime.reference == "frozen" else None)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
@@ -239,6 +257,8 @@ class Worker:
         tree = {"actor": self.trainee.state_dict(), "updater": self.updater.state_dict()}
         if self.critic is not None:
             tree["critic"] = self.critic.state_dict()
+        if self.process is not None:
+            tree["prime"] = self.process.trainee.state_dict()
         if self._extra is not None:
             tree["imitation"] = self._extra.state_dict()
         return tree if self._ranks.rank == 0 else {}
@@ -248,6 +268,8 @@ class Worker:
         self.updater.load_state_dict(tree["updater"])
         if self.critic is not None:
             self.critic.load_state_dict(tree["critic"])
+        if self.process is not None:
+            self.process.trainee.load_state_dict(tree["prime"])
         if self._extra is not None:
             self._extra.load_state_dict(tree["imitation"])
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hilt.algos import prime
 from hilt.algos.advantage import advantages
-from hilt.algos.config import PolicyGradient
+from hilt.algos.config import GROUPED, PolicyGradient, Prime
 from hilt.algos.kl import Controller, divergence
 from hilt.algos.surrogate import importance, surrogate, terms, value_loss, weights
 from hilt.core.errors import ConfigError, SchemaError
@@ -30,6 +31,17 @@ from hilt.runtime.trainee import Trainee
 
 Extra = Callable[[], tuple[Tensor, dict[str, float]]]
 """A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
+
+
+@dataclass(frozen=True)
+class ProcessReward:
+    """PRIME's reward for each term, and who learns it: see `hilt.algos.prime`."""
+
+    settings: Prime
+    trainee: Trainee
+    """The reward policy"""
+    reference: Any = None
+    """A policy that stays as it is; none: the one that is updated, as it was before the update"""
 
 
 class Updater:
@@ -45,14 +57,18 @@ class Updater:
         reference: Any = None,
         extra_loss: Extra | None = None,
         critic_warmup: int = 0,
+        process: ProcessReward | None = None,
         seed: int = 0,
     ):
         """`critic`: trained apart; without, gae takes the policy's own value head. `reference`: a policy that stays as it is.
 
         `extra_loss` is asked once in each step, at every rank; the mean over ranks counts. So many first updates move the critic alone:
-        of a policy with a value head, that head.
+        of a policy with a value head, that head. `process`: rewards for each term, beside those that an update is given.
         """
         settings.check()
+        if process is not None:
+            process.settings.check()
+            prime.check(settings, process.settings)
         if (settings.kl.where != "none") != (reference is not None):
             raise ConfigError(f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither.")
         if critic is not None and settings.estimator != "gae":
@@ -63,7 +79,7 @@ class Updater:
             )
         self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
         self.report: Report = silent
-        self._extra, self._warmup, self._seed = extra_loss, critic_warmup, seed
+        self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
         self._controller, self.updates = Controller(settings.kl), 0
         self._actor_figures = ["policy_loss", "clip_fraction", "ppo_kl", "entropy"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
         self._actor_figures += ["kl_loss"] * (settings.kl.where == "loss")
@@ -100,7 +116,7 @@ class Updater:
         figures = {"trajectories": all_episodes, "chunks": all_rows, "tokens": all_tokens}
         if all_tokens:
             blank = self._blank(rows) if self.actor.lockstep else None
-            figures |= self._score(rows, baselines, beside, blank)
+            figures |= self._score(rows, baselines, beside, blank, progress)
             figures |= self._learn(rows, progress, blank, expected)
         if math.isfinite(figures.get("kl", math.nan)):
             self._controller.follow(figures["kl"], int(figures["trajectories"]))
@@ -138,10 +154,16 @@ class Updater:
             rewards=torch.from_numpy(np.concatenate([np.zeros(0), *rewards])),
             penalty=torch.zeros(len(old), dtype=torch.float64),
             values=torch.zeros(len(old)),
+            success=torch.tensor([float(e.success) for e in episodes], dtype=torch.float64),
         )
 
     def _score(
-        self, rows: Rows, baselines: Mapping[int, float] | None, beside: Sequence[tuple[int, np.ndarray]], blank: Record | None
+        self,
+        rows: Rows,
+        baselines: Mapping[int, float] | None,
+        beside: Sequence[tuple[int, np.ndarray]],
+        blank: Record | None,
+        progress: float,
     ) -> dict[str, float]:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
@@ -172,9 +194,76 @@ class Updater:
         rewards, penalty, values = (rows.padded(each) for each in (rows.rewards, rows.penalty, rows.values))
         others = [float((each * settings.discount ** np.arange(len(each))).sum()) for _, each in beside]
         scored = torch.tensor(others, dtype=torch.float64), torch.tensor([number for number, _ in beside], dtype=torch.int64)
-        worth, returns = advantages(settings, rewards, there, group, values, baseline, self.ranks.sum_, penalty, scored if beside else None)
+        process = None
+        if self._process is not None:
+            earned, shown = self._process_rewards(rows, blank, progress)
+            figures |= shown
+            if settings.estimator in GROUPED:
+                process = prime.advantages(earned, group, settings.discount, settings.estimator == "rloo")
+            else:
+                rewards = rewards + earned.value.sum(2)
+        known = (values, baseline, self.ranks.sum_, penalty, scored if beside else None, process)
+        worth, returns = advantages(settings, rewards, there, group, *known)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
         return figures | self._told(rows)
+
+    # PRIME: what each term earns by a policy that learns from outcomes
+
+    def _process_rewards(self, rows: Rows, blank: Record | None, progress: float) -> tuple[prime.Process, dict[str, float]]:
+        """The coefficient times the reward of each term; the reward policy learns before or after."""
+        assert self._process is not None
+        settings, module = self._process.settings, self._process.trainee.module
+        reference = rows.old if self._process.reference is None else self._looked_at(self._process.reference, rows, blank)
+        figures, found = dict[str, float](), None
+        if settings.update == "before":
+            figures = self._learn_outcomes(rows, reference, blank, progress)
+        else:
+            found = self._looked_at(module, rows, blank)
+        log_ratio = (self._looked_at(module, rows, blank) if found is None else found) - reference
+        if settings.update == "after":
+            figures = self._learn_outcomes(rows, reference, blank, progress, found)
+        numbers = rows.mask[0].numel() if len(rows) else 1
+        apart, mask = (rows.padded(x.reshape(len(rows), numbers)) for x in (torch.where(rows.mask, log_ratio, 0.0), rows.mask))
+        sums = prime.rewards(apart, mask > 0, settings.granularity)
+        largest = max(self.ranks.gather(prime.largest_return(sums)))
+        earned = prime.scaled(sums, settings, largest)
+        earned = earned._replace(value=settings.coefficient * earned.value)
+        added, episodes = self._sum(earned.value.sum(), len(rows.episodes))
+        return earned, figures | {"prime_reward": added / episodes}
+
+    def _learn_outcomes(
+        self, rows: Rows, reference: Tensor, blank: Record | None, progress: float, found: Tensor | None = None
+    ) -> dict[str, float]:
+        """One epoch of the reward policy over the outcomes of these episodes, in the steps that the policy has, too. `found`: its
+        log-probabilities of now. The log-odds of an episode are computed first, so that its chunks may be in several passes."""
+        assert self._process is not None
+        trainee, beta = self._process.trainee, self._process.settings.beta
+        shown, sums = list[dict[str, float]](), torch.zeros(3, dtype=torch.float64)
+        for dealt in self._dealt(rows, 0):
+            (episodes,) = self._sum(len(dealt))
+            if not episodes:
+                continue
+            chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
+            if found is None:
+                found = self._looked_at(trainee.module, rows, blank, chosen=chosen)
+            apart = _per_row(torch.where(rows.mask, found - reference, 0.0).double())
+            logit = beta * torch.zeros(len(rows.episodes), dtype=torch.float64).index_add_(0, rows.of, apart)
+            weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(dealt)
+            right = ((logit > 0) == (rows.success > 0)).double()
+            sums += torch.stack([x[mine].sum() for x in (prime.outcome_loss(logit, rows.success), right, torch.ones_like(right))])
+            trainee.module.train()
+            for part in self._passes(rows, chosen):
+                seen = trainee.module.evaluate(rows.record(part, blank)).log_prob
+                own = weight[rows.of[part]].to(seen)
+                mask = rows.mask[part].to(seen.device)
+                trainee.backward((_per_row(torch.where(mask, seen, 0.0)) * own).sum() if len(part) else 0.0 * seen.sum())
+            shown.append({f"prime_{name}": value for name, value in trainee.step(progress).items()})
+            found = None  # of weights that are no more
+        trainee.module.eval()
+        loss, right_ones, counted = self._sum(*sums)
+        return {"prime_loss": loss / counted, "prime_accuracy": right_ones / counted} | {
+            name: _mean_of_finite([each[name] for each in shown]) for name in shown[0]
+        }
 
     def _weighed(self, rows: Rows) -> dict[str, float]:
         """Fills in what each term counts because another policy drew it than the one that is updated; and figures of that."""
@@ -197,27 +286,30 @@ class Updater:
     def _told(self, rows: Rows) -> dict[str, float]:
         score = (rows.rewards - rows.penalty).sum()
         returns, error = rows.returns.double(), (rows.returns - rows.values).double()
-        sums = (score, rows.advantage.abs().sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
-        scored, size, first, second, wrong, squares = self._sum(*sums)
+        size = rows.advantage.abs().reshape(len(rows), -1).mean(1).sum()
+        sums = (score, size, returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
+        scored, sized, first, second, wrong, squares = self._sum(*sums)
         episodes, chunks = self._sum(len(rows.episodes), len(rows))
-        figures = {"score": scored / episodes, "advantage_size": size / chunks}
+        figures = {"score": scored / episodes, "advantage_size": sized / chunks}
         if self.settings.estimator == "gae":
             left, spread = squares / chunks - (wrong / chunks) ** 2, second / chunks - (first / chunks) ** 2
             figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
         return figures
 
-    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False) -> Tensor:
-        """The log-probabilities that a module gives to all rows, or the values; without gradients."""
+    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False, chosen: Tensor | None = None) -> Tensor:
+        """The log-probabilities that a module gives to all rows, or the values; without gradients. `chosen`: of these rows alone, 0 of
+        the others."""
         found, done = torch.zeros_like(rows.values if values else rows.old), 0
         module.eval()
         with torch.no_grad():
-            for part in self._passes(rows, torch.arange(len(rows)), self.settings.batch.log_prob_chunks_per_pass):
+            rows_seen = torch.arange(len(rows)) if chosen is None else chosen
+            for part in self._passes(rows, rows_seen, self.settings.batch.log_prob_chunks_per_pass):
                 seen = module.evaluate(rows.record(part, blank))
                 if (given := seen.value if values else seen.log_prob) is None:
                     raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
                 found[part] = given[: len(part)].float().cpu()
                 done += len(part)
-                self.report("evaluating the chunks", done, len(rows))
+                self.report("evaluating the chunks", done, len(rows_seen))
         return found
 
     # The steps
@@ -327,7 +419,9 @@ class Updater:
         mask, old, term, token = (x[part].to(device) for x in (rows.mask, rows.old, share.term, share.token))
         log_prob, there = terms(seen.log_prob, mask, settings.ratio)
         change = log_prob - terms(old, mask, settings.ratio)[0]
-        advantage = rows.advantage[part].to(device).view(-1, *(1,) * (change.dim() - 1)).expand_as(change)
+        advantage = rows.advantage[part].to(device)  # of each chunk, or of each of its numbers
+        numbers = change.shape[1:] if advantage.dim() > 1 and advantage.shape[1] > 1 else (1,) * (change.dim() - 1)
+        advantage = advantage.view(-1, *numbers).expand_as(change)
         found = surrogate(change, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
         weight = rows.importance[part].to(device) if rows.importance is not None else 1.0
         loss = figures["policy_loss"] = _added(weight * found.loss, there, term)
@@ -403,8 +497,10 @@ class Rows:
     """float64 [R]: what each chunk pays for its divergence from the reference, with kl.where=reward"""
     values: Tensor
     """[R]: what was expected of each; 0 without a critic"""
+    success: Tensor
+    """float64 [episodes]: 1 where it succeeded"""
     advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
-    """[R]"""
+    """[R]; with a process reward [R, N], N: 1, or the numbers of a chunk"""
     returns: Tensor = field(default_factory=lambda: torch.zeros(0))
     """[R]: what the critic should have expected"""
     given: Tensor | None = None
@@ -418,8 +514,8 @@ class Rows:
         return len(self.of)
 
     def padded(self, x: Tensor) -> Tensor:
-        """[episodes, longest], zeros after the end of each, from [R]."""
-        whole = torch.zeros(len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, dtype=torch.float64)
+        """[episodes, longest, ...], zeros after the end of each, from [R, ...]."""
+        whole = torch.zeros(len(self.episodes), int(self.at.max()) + 1 if len(self) else 0, *x.shape[1:], dtype=torch.float64)
         whole[self.of, self.at] = x.double()
         return whole
 

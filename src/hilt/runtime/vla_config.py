@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hilt.algos.config import GROUPED, Optimiser, PolicyGradient
+from hilt.algos import prime
+from hilt.algos.config import GROUPED, Optimiser, PolicyGradient, Prime
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
@@ -75,7 +76,7 @@ class Critic:
 
 @dataclass
 class Reference:
-    """The policy as it was at the start: for algorithm.kl."""
+    """The policy as it was at the start: for algorithm.kl and prime."""
 
     offload: bool = False
     """Its weights lie in the host's memory, and go to the device only while they are needed"""
@@ -158,6 +159,7 @@ class Vla:
     algorithm: PolicyGradient = field(default_factory=PolicyGradient)
     optimiser: Optimiser = field(default_factory=Optimiser)
     critic: Critic = field(default_factory=Critic)
+    prime: Prime = field(default_factory=Prime)
     reference: Reference = field(default_factory=Reference)
     imitation: Imitation = field(default_factory=Imitation)
     validation: Validation = field(default_factory=Validation)
@@ -197,8 +199,9 @@ class Vla:
         left out."""
         problems = Problems()
         problems.check(self._check_ranges)
-        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.placement, self.sharding):
+        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.prime, self.placement, self.sharding):
             problems.check(section.check)
+        problems.check(prime.check, self.algorithm, self.prime)
         problems.check(self._check_tasks)
         if not problems.errors:  # without sound sizes there is nothing that could fit together
             problems.check(self._check_sizes)
@@ -282,9 +285,10 @@ class Vla:
         problems.check(self._check_entropy)
         problems.check(check_stop_on, self.stop_on, self.facts)
         problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
-        alone = "rewards.environment=0, rewards.learned=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
+        alone = "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
         problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
-        problems.check(check_effect, self.reference, {"offload": ("algorithm.kl.where=reward or loss", self.algorithm.kl.where != "none")})
+        held = ("a reference: algorithm.kl.where=reward or loss, or prime with reference=frozen", self.has_reference)
+        problems.check(check_effect, self.reference, {"offload": held})
         problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
         ill = ("collect.filter_format=false, without which every episode that is learned from earns it", not self.collect.filter_format)
@@ -323,7 +327,15 @@ class Vla:
         judged = max(rate, CRITIC_RATE) if critic.optimiser.learning_rate is None else critic.optimiser.learning_rate
         if critic.kind != "none":
             critic = replace(critic, optimiser=replace(critic.optimiser, learning_rate=judged))
-        return replace(self, optimiser=replace(policy, learning_rate=rate), critic=critic)
+        process = self.prime
+        if process.coefficient and process.update != "none" and process.optimiser.learning_rate is None:
+            process = replace(process, optimiser=replace(process.optimiser, learning_rate=rate))
+        return replace(self, optimiser=replace(policy, learning_rate=rate), critic=critic, prime=process)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a policy is kept as it was: to measure a divergence, or the log-ratio of a process reward."""
+        return self.algorithm.kl.where != "none" or bool(self.prime.coefficient and self.prime.reference == "frozen")
 
     @property
     def _trains(self) -> str:
@@ -343,7 +355,8 @@ class Vla:
             )
         if not self.max_steps and not validation.before:
             raise ConfigError("max_steps=0 and validation.before=false: there is nothing to do. Give one of them.")
-        if not any((self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned)):
+        rewards = (self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned, self.prime.coefficient)
+        if not any(rewards):
             raise ConfigError("all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1.")
         if not self.lora.rank and self.lora != Lora():
             raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
@@ -370,6 +383,9 @@ class Vla:
     def _check_folders(self) -> None:
         if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
+        for name, folder in (("prime.policy", self.prime.policy), ("prime.reference_policy", self.prime.reference_policy)):
+            if folder and not local(folder).is_dir():
+                raise ConfigError(f"{name}={folder}: expected the folder of a checkpoint. Give one on this machine, or leave it out.")
         for path in self.imitation.data:
             if not local(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
@@ -377,13 +393,14 @@ class Vla:
     @property
     def may_be_solved(self) -> bool:
         """Whether nothing more can be earned where every episode succeeds."""
-        return not self.rewards.environment and not self.rewards.learned and self.algorithm.discount == 1
+        others = self.rewards.environment or self.rewards.learned or self.prime.coefficient
+        return not others and self.algorithm.discount == 1
 
     @property
     def facts(self) -> Facts:
         """What alarms must know of these settings."""
         algorithm, compares = self.algorithm, self.algorithm.estimator in GROUPED
-        compares = compares and not self.rewards.environment and not self.rewards.learned
+        compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
         validates, gae = self.validation.period > 0, algorithm.estimator == "gae"
         return Facts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
 
