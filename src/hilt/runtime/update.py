@@ -286,8 +286,9 @@ class Updater:
     def _told(self, rows: Rows) -> dict[str, float]:
         score = (rows.rewards - rows.penalty).sum()
         returns, error = rows.returns.double(), (rows.returns - rows.values).double()
-        size = rows.advantage.abs().reshape(len(rows), -1).mean(1).sum()
-        sums = (score, size, returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
+        size = rows.advantage.abs()
+        size = size.mean(1) if size.dim() > 1 else size
+        sums = (score, size.sum(), returns.sum(), returns.square().sum(), error.sum(), error.square().sum())
         scored, sized, first, second, wrong, squares = self._sum(*sums)
         episodes, chunks = self._sum(len(rows.episodes), len(rows))
         figures = {"score": scored / episodes, "advantage_size": sized / chunks}

@@ -287,7 +287,7 @@ class Vla:
         problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
         alone = "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
         problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
-        held = ("a reference: algorithm.kl.where=reward or loss, or prime with reference=frozen", self.has_reference)
+        held = ("algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen", self.has_reference)
         problems.check(check_effect, self.reference, {"offload": held})
         problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
         problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
