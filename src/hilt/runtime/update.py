@@ -109,6 +109,8 @@ class Updater:
         if given is not None:
             if self.settings.estimator == "gae":
                 raise ConfigError("advantages were given, and estimator=gae computes its own: give another estimator, or no advantages.")
+            if self._process is not None:
+                raise ConfigError("advantages were given, and a process reward would not count: give prime.coefficient=0, or none of them.")
             if [len(each) for each in given] != [episode.rows for episode in episodes]:
                 raise SchemaError("the given advantages are not of these episodes: give one number for each chunk of each.")
             rows.given = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *given]))
