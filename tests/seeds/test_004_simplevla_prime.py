@@ -90,7 +90,7 @@ def test_what_would_do_nothing_is_refused_and_memory_is_counted():
     ):
         with pytest.raises(ConfigError, match=says):
             config(*changes).check()
-    lines = footprint(config(*ON))
+    lines = list(footprint(config(*ON)))
     assert [line.partition(" with ")[0] for line in lines[:3]] == [
         f"memory of the {role}" for role in ("policy, in training", "reference", "reward policy, in training")
     ]
