@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hilt.recipes import simplevla as recipe
 from hilt.recipes.simplevla import Run, Told, simplevla
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
 from hilt.recipes.simplevla_names import suites
+from hilt.runtime.trials import starts_of
 
 COMMAND = f"""
   data.task_suite_name=libero_10 data.n_samples=8 data.filter_accuracy=True data.accuracy_lower_bound=0.1 data.accuracy_upper_bound=0.9
@@ -361,3 +363,12 @@ def test_all_that_cannot_work_is_one_list():
     wanted = ["'data.n_sample'", "runtime_env=align.json has no meaning", "n_samples=many", "which checkpoint?", "val_batch_size=0"]
     wanted += ["'MOON'", "'paper'"]
     assert all(word in said for word in wanted), said
+
+
+@pytest.mark.parametrize(("most", "each", "at_most"), [(4, 1, 4), (10, 1, 0), (25, 3, 25), (496, 0, 0)])
+def test_a_validation_has_at_most_so_many_episodes(most: int, each: int, at_most: int):
+    validation = run(f"data.val_batch_size={most}").config.validation
+    assert (validation.episodes, validation.at_most) == (each, at_most)
+    pool = SimpleNamespace(describe=lambda task: {"initial_states": {"eval": 10}})
+    starts = starts_of(pool, [f"task {n}" for n in range(10)], "eval", validation.episodes, 0, validation.at_most)
+    assert len(starts) == min(most, 100)

@@ -379,6 +379,8 @@ class Told:
         tried = math.ceil(self.whole("data.val_batch_size") / len(self.tasks))
         made["collect.states_per_task"] = trials if trials < there["train"] else 0  # 0: all that there are
         made["validation.episodes"] = tried if tried < there["eval"] else 0
+        most = self.whole("data.val_batch_size")
+        made["validation.at_most"] = most if most < min(tried, there["eval"]) * len(self.tasks) else 0
         if self["trainer.val_only"]:
             made |= {"max_steps": 0, "checkpoint_period": 1, "export_period": 0}
             made |= {"validation.before": True, "validation.period": 0, "validation.after": False}

@@ -427,7 +427,8 @@ class Controller:
         outcomes = [card for part in parts for card in part["outcomes"]]
         seconds = time.monotonic() - began
         settings = (config.split, self.step, config.sample, self._config.seed)
-        made = evaluations_of(outcomes, self._config.tasks, *settings, seconds, self._run / "evaluations", again=True)
+        tasks = [task for task in self._config.tasks if any(card["task"] == task for card in outcomes)]  # with at_most, maybe not all
+        made = evaluations_of(outcomes, tasks, *settings, seconds, self._run / "evaluations", again=True)
         values: dict[str, float] = {f"validation_success/{one.task}": one.successes / len(one.outcomes) for one in made}
         good, lost = sum(bool(card["success"]) for card in outcomes), sum(bool(card["error"]) for card in outcomes)
         low, high, counted = over_tasks([(card["task"], card["state"], bool(card["success"])) for card in outcomes])

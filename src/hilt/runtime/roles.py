@@ -202,7 +202,8 @@ class Worker:
         """This rank's part of the validation: every so-manieth episode. A lost one is a failure, with its error."""
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
         self._collector.settle()
-        starts = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed)[rank :: self._ranks.size]
+        chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
+        starts = chosen[rank :: self._ranks.size]
         options: dict[str, Any] = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
         videos = self._run / "evaluations" / f"videos-{step:08d}"
         self.policy.eval()

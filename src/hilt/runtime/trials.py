@@ -27,10 +27,10 @@ VIDEO_HZ = 4.0
 """Chunks that a video shows in a second"""
 
 
-def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int) -> list[Start]:
+def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
     """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `split`: empty for the one to be
     reported, as `split_to_report` has it. `group` is a start's place, in which
-    the tasks take turns: videos of the first few show all of them."""
+    the tasks take turns: videos of the first few show all of them, and with `at_most` above 0 only so many first places are taken."""
     found: list[Start] = []
     for turn, task in enumerate(tasks):
         there = pool.describe(task)["initial_states"]
@@ -39,7 +39,7 @@ def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: 
             raise UnknownNameError(f"split of {task}", chosen, there)
         seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[chosen])
         found += [Start(task, chosen, n % there[chosen], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
-    return found
+    return [start for start in found if start.group < at_most] if at_most else found
 
 
 def tried(

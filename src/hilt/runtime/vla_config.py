@@ -106,6 +106,8 @@ class Validation:
     """Whose initial states: another than collect.split"""
     episodes: int = 0
     """Of each task, from the first state on; 0: every state once"""
+    at_most: int = 0
+    """Of all tasks together, which take turns, so that some may have none; 0: no limit"""
     before: bool = True
     """Before the first step"""
     period: int = 10
@@ -227,7 +229,7 @@ class Vla:
         least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
         least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
         least |= {"validation.goal": 0, "validation.hold": 1}
-        least |= {"validation.episodes": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
+        least |= {"validation.episodes": 0, "validation.at_most": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
         least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1, "solved_steps": 0}
         least |= {"export_period": 0, "export_keep": 0}
         for name, low in least.items():
@@ -298,7 +300,7 @@ class Vla:
         given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
         problems.check(check_effect, self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
         some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
-        problems.check(check_effect, validation, dict.fromkeys(("split", "episodes", "sample", "videos"), some))
+        problems.check(check_effect, validation, dict.fromkeys(("split", "episodes", "at_most", "sample", "videos"), some))
         problems.check(check_effect, validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
         problems.check(check_effect, validation, {"hold": ("validation.goal", validation.goal)})
         problems.report()
@@ -454,6 +456,7 @@ class Vla:
         times = self.validation.before + self.validation.after
         times += (self.max_steps - 1) // self.validation.period if self.validation.period else 0
         tried = f"{each * len(self.tasks)} episodes" if each else f"every {self.validation.split} state of every task"
+        tried += f", at most {self.validation.at_most} of all tasks" if self.validation.at_most else ""
         return [*lines, f"validation: {times} times {tried}" if times else "validation: none"]
 
 
