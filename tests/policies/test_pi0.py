@@ -481,7 +481,7 @@ def test_a_key_of_ours_that_is_unknown(tmp_path: Path) -> None:
         load_policy(tmp_path / "policy")
 
 
-# --- what 5e-6 notices ---
+# --- what the tolerance notices ---
 
 
 def causal(policy: FlowPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,6 +517,6 @@ def test_the_tolerance_is_narrow_enough(name: str, wrong: Callable[[Any, Any], N
         inputs = {key[3:]: torch.from_numpy(file[key]) for key in file.files if key.startswith("in.")}
         theirs = file["out.sample_actions"]
     policy = kind.made(config, keys, seed)
-    assert kind.near(kind.numbers(policy, inputs)["sample_actions"], theirs)[1] is None
+    assert kind.near(kind.in_float64(kind.numbers, policy, inputs)["sample_actions"], theirs)[1] is None
     wrong(policy, monkeypatch)
-    assert kind.near(kind.numbers(policy, inputs)["sample_actions"], theirs)[1] is not None
+    assert kind.near(kind.in_float64(kind.numbers, policy, inputs)["sample_actions"], theirs)[1] is not None
