@@ -63,7 +63,7 @@ def test_a_cpu_build_of_torch_brings_no_cuda():
 
 
 def test_every_extra_that_an_error_names_exists():
-    """``optional_module(name, purpose, extra)`` and ``MissingPackageError(package, purpose, extra)``; an empty one has a cure of its own."""
+    """``optional_module(name, purpose, extra)`` and ``MissingPackageError(package, purpose, extra)``; an empty one has its own cure."""
     section = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("\n[")[0]
     extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE))
     named = {

@@ -27,7 +27,7 @@ from tests.e2e.journaled import image_of
 from tests.effort import rounds
 
 ROOT = Path(__file__).parent.parent.parent
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 RECIPE = "tests.e2e.journaled:recipe"
 
 
@@ -87,7 +87,7 @@ class Train:
     def wait_gone(self) -> None:
         """None of the processes that were ever started is left."""
         pids = {int(pid) for pid in re.findall(r"process (\d+)", self.said())}
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + DEADLINE_S
         while left := [pid for pid in pids if _alive(pid)]:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)
@@ -174,7 +174,7 @@ def test_each_side_is_killed_and_the_whole_is_interrupted_and_nothing_is_lost(tr
     counted(f"SIGKILL: {dict(train.kills)}, Ctrl-C: 1; {found}; 0 lost, 0 doubled")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(train: Train):
     """Slurm and Kubernetes may send them to all; a second one comes while the learner saves. To one side alone they do nothing."""
     for number, times in ((signal.SIGTERM, 2), (signal.SIGHUP, 1)):
@@ -197,7 +197,7 @@ def test_signals_to_all_processes_are_answered_by_one_and_no_update_is_lost(trai
 
 
 @pytest.mark.peers
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_soak_of_kills(train: Train, counted: Callable[[str], None]):
     """Two actors; something is killed every few seconds, also while it starts, and once `hilt train` itself."""
     rng = random.Random(6)
