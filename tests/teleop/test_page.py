@@ -735,16 +735,19 @@ def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: 
     try:
         chromium.wait(page, "return document.querySelector('.hilt').classList.contains('nobody')")
         assert banner(page) == "Nobody is in control"
-        chromium.key(page, "t", True)
-        chromium.key(page, "t", False)
-        chromium.wait(page, "return document.querySelector('.hilt').cockpit.status.who === 'human'")
-        chromium.key(page, "s", True)
-        step = page.execute_script("return document.querySelector('.hilt').cockpit.status.step")
-        chromium.wait(page, f"return document.querySelector('.hilt').cockpit.status.step > {step + 5}")
-        chromium.key(page, "s", False)
-        chromium.key(page, "Enter", True)
-        chromium.key(page, "Enter", False)
-        thread.join(60)
+        for _ in range(5):  # contact is lost where the machine stalls for two seconds, and the episode begins anew
+            chromium.key(page, "t", True)
+            chromium.key(page, "t", False)
+            chromium.wait(page, "return document.querySelector('.hilt').cockpit.status.who === 'human'")
+            chromium.key(page, "s", True)
+            step = page.execute_script("return document.querySelector('.hilt').cockpit.status.step")
+            chromium.wait(page, f"return document.querySelector('.hilt').cockpit.status.step > {step + 5}")
+            chromium.key(page, "s", False)
+            chromium.key(page, "Enter", True)
+            chromium.key(page, "Enter", False)
+            thread.join(30)
+            if not thread.is_alive():
+                break
     finally:
         if thread.is_alive():
             click(page, ".stop")
