@@ -37,7 +37,7 @@ from hilt.core.errors import ConfigError
 
 
 class Process(NamedTuple):
-    """Of the terms of episodes: N numbers in each chunk, or 1."""
+    """The process rewards (or advantages) of episodes: one for each of the N numbers of a chunk, or one for the whole chunk (N = 1)."""
 
     value: Tensor
     """[B, T, N]: rewards, or advantages"""
@@ -86,7 +86,7 @@ def scaled(process: Process, settings: Prime, largest: float) -> Process:
 
 
 def advantages(process: Process, group: Tensor, discount: float, leave_one_out: bool) -> Process:
-    """What each term and those after it earned more than others of the group [B] did."""
+    """Returns the advantage of each term: the discounted sum of rewards from it on, compared with the mean of its group [B]."""
     value, mask = process.value, process.mask
     mean = torch.where(mask, value, 0.0).sum((1, 2)) / mask.sum((1, 2)).clamp(min=1)
     baseline = mean - compared(mean, group, leave_one_out)

@@ -67,7 +67,7 @@ class DistributedInitialStateDataset:
         return self._ring.cursor
 
     def sample_batch_circular(self, batch_size: int) -> np.ndarray:
-        """Of 10 states, 4 at a time: 0-3, 4-7, then 8, 9, 0, 1."""
+        """Returns the next states in ring order: of 10 states, 4 at a time, first 0-3, then 4-7, then 8, 9, 0, 1."""
         return np.asarray(self.states[self._ring.take(batch_size)])
 
     def get_states_for_envs(self, num_parallel_envs: int, rloo_batch_size: int) -> np.ndarray:
