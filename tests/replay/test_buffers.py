@@ -587,7 +587,7 @@ def test_spaces():
         ),
         (lambda: ReplayBufferDataStore(Dict({"x": "y"}), Box((2,)), 10), "observations/x: expected a space with a shape and a dtype"),
         (lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 10, Box((5,))), "next_observation_space: expected the observation space"),
-        (lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 0), "capacity_steps: expected a number above 0 or None, got 0"),
+        (lambda: ReplayBufferDataStore(Box((4,)), Box((2,)), 0), "capacity: expected a whole number from 1 on, .*; got 0"),
         (lambda: MemoryEfficientReplayBufferDataStore(space(), Box((2,)), 10), "no image key in the observation space named 'image'"),
         (
             lambda: MemoryEfficientReplayBufferDataStore(

@@ -391,7 +391,7 @@ def test_a_strange_source_is_named_and_leaves_nothing(tmp_path: Path):
 @pytest.mark.parametrize(
     ("capacity", "options", "said"),
     [
-        (0, {}, "capacity: expected at least 1 transition, got 0"),
+        (0, {}, "capacity: expected a whole number from 1 on, .*; got 0"),
         (1, {"full": "wait"}, "full='wait': expected one of spill, block, drop_oldest"),
         (1, {"durability": "every step"}, "durability='every step' is for transitions on disk; give a path= too"),
         (1, {"full": "block", "path": "x"}, "path= is where full='spill' keeps transitions; with full='block' nothing is written"),

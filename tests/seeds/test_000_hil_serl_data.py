@@ -162,9 +162,18 @@ def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pi
         ({"image_keys": [None]}, "no image key in the observation space named 'None'. Known: images/wrist_1"),
         ({"image_keys": ["wrist_3"]}, "no image key in the observation space named 'wrist_3'. Known: images/wrist_1, images/wrist_2"),
         ({"image_keys": ["tcp_pose"]}, r"expected an image \(H, W, C\) or a stack \(stack, H, W, C\), got float32 \(7,\) for 'tcp_pose'"),
-        ({"capacity": None}, "capacity: expected a whole number, .*; got None"),
-        ({"capacity": "200"}, "capacity: expected a whole number, .*; got '200'"),
-        ({"capacity": 2e5}, "capacity: expected a whole number, .*; got 200000.0"),
+        ({"capacity": None}, "capacity: expected a whole number from 1 on, .*; got None"),
+        ({"capacity": "200"}, "capacity: expected a whole number from 1 on, .*; got '200'"),
+        ({"capacity": 2e5}, "capacity: expected a whole number from 1 on, .*; got 200000.0"),
+        ({"capacity": 0}, "capacity: expected a whole number from 1 on, .*; got 0"),
+        ({"image_keys": [["wrist_1"]]}, "no image key in the observation space named .*wrist_1"),
+        ({"path": 3}, "path: expected the name of a folder, text or a pathlib.Path, got 3"),
+        ({"path": b"buffer"}, "path: expected the name of a folder, .* got b'buffer'"),
+        ({"seed": "x"}, "seed: expected a whole number from 0 on, or None .*; got 'x'"),
+        ({"seed": -1}, "seed: expected a whole number from 0 on, .*; got -1"),
+        ({"capacity_bytes": "1 GB"}, "capacity_bytes: expected a number above 0 or None, got '1 GB'"),
+        ({"segment_bytes": [1]}, r"segment_bytes: expected a number above 0 or None, got \[1\]"),
+        ({"compression": "zstd"}, "compression: expected a codec by column, .*; got 'zstd'"),
         ({"capactiy_bytes": 1}, "no argument of the buffer named 'capactiy_bytes'; did you mean 'capacity_bytes'"),
     ],
 )
@@ -189,11 +198,22 @@ def test_calls_with_wrong_arguments_are_explained(made: Any):
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: store.insert([transition]), "a transition: expected a mapping with .* got list. .* batch_insert"),
         (lambda: store.insert(None), "got NoneType"),
-        (lambda: store.sample(None), "batch_size: expected a whole number, .* got None"),
+        (lambda: store.sample(None), "batch_size: expected a whole number from 1 on, .* got None"),
         (lambda: store.sample(2, keys=[1]), r"keys: expected the names of columns, .* got \[1\]"),
         (lambda: store.get_iterator(sample_args=8), "sample_args: expected a mapping of sample.*got 8"),
         (lambda: store.get_iterator(sample_args={"batch_size": 2, "pack_obs": True}), "named 'pack_obs'; did you mean 'pack_obs_and"),
         (lambda: store.get_iterator(queue_size=None, sample_args={"batch_size": 2}), "queue_size: expected a whole number"),
+        (lambda: store.sample(0), "batch_size: expected a whole number from 1 on, .* got 0"),
+        (lambda: store.sample(2, keys="actions"), "keys: expected the names of columns, .* got 'actions'"),
+        (lambda: store.sample(2, indx=[[0], [0, 0]]), r"indx: expected whole numbers in \[0, 1\), got"),
+        (lambda: store.get_latest_data(None), "from_id: expected a whole number, .* got None"),
+        (lambda: store.get_latest_data(1.5), "from_id: expected a whole number, .* got 1.5"),
+        (lambda: store.batch_insert(None), "batch_insert: expected a list of transitions, got NoneType"),
+        (lambda: store.batch_insert(transition), "batch_insert: expected a list .* got dict. One transition is stored with insert"),
+        (lambda: store.seed("x"), "seed: expected a whole number from 0 on, .*; got 'x'"),
+        (lambda: concat_batches(None, {}), "the first batch: expected a mapping, as sample.. returns it, got NoneType"),
+        (lambda: concat_batches({}, [1]), "the second batch: expected a mapping, .* got list"),
+        (lambda: concat_batches({"a": np.zeros(1)}, {"a": np.zeros(1)}, axis=None), "axis: expected a whole number, .* got None"),
     ]
     for call, said in calls:
         with pytest.raises(HiltError, match=said):
@@ -201,8 +221,25 @@ def test_calls_with_wrong_arguments_are_explained(made: Any):
     plain = made(ReplayBufferDataStore(env.observation_space, env.action_space, 20))
     with pytest.raises(ConfigError, match=r"pack_obs_and_next_obs was given, .* use MemoryEfficientReplayBufferDataStore"):
         plain.get_iterator(sample_args={"batch_size": 2, "pack_obs_and_next_obs": True})
+    assert set(store.sample(2, keys=(key for key in ["actions"]))) == {"actions"}, "names may come from a generator"
     store.insert({**transition, 3: "a key that is no text"})
     assert len(store) == 2
+
+
+def test_a_queue_with_wrong_arguments_explains_them():
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: QueuedDataStore(None), "capacity: expected a whole number from 1 on, .* such as 50000; got None"),
+        (lambda: QueuedDataStore("50000"), "capacity: expected a whole number from 1 on, .* got '50000'"),
+        (lambda: QueuedDataStore(2.5), "capacity: expected a whole number from 1 on, .* got 2.5"),
+        (lambda: QueuedDataStore(10, path=3), "path: expected the name of a folder, .* got 3"),
+        (lambda: QueuedDataStore(10).get_latest_data(None), "from_id: expected a whole number, .* got None"),
+        (lambda: QueuedDataStore(10).acknowledge("1"), "up_to: expected a whole number, .* got '1'"),
+        (lambda: QueuedDataStore(10).batch_insert(None), "batch_insert: expected a list of transitions, got NoneType"),
+        (lambda: QueuedDataStore(10).batch_insert({"rewards": 0.0}), "got dict. One transition is stored with insert"),
+    ]
+    for call, said in calls:
+        with pytest.raises(ConfigError, match=said):
+            call()
 
 
 # 数据类型, 2 and 3, and 数据存储组件: online data and interventions, over the network, and in both buffers

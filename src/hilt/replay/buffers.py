@@ -26,6 +26,7 @@ from hilt.replay.log import Log
 from hilt.replay.packed import Block
 from hilt.replay.sample import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
+from hilt.replay.settings import as_folder, as_transitions, as_whole_number
 from hilt.replay.view import View
 
 logger = logging.getLogger("hilt.replay")
@@ -62,7 +63,7 @@ class ReplayBufferDataStore:
         seed: int | None = None,
         **settings: Any,
     ):
-        capacity = _whole_number("capacity", capacity, "the number of transitions that the buffer keeps, such as 200000")
+        capacity = as_whole_number("capacity", capacity, "the number of transitions that the buffer keeps, such as 200000", 1)
         _check_settings(settings)
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
@@ -127,7 +128,7 @@ class ReplayBufferDataStore:
 
     def batch_insert(self, transitions: Iterable[Tree], actor: str = "") -> None:
         """Stores transitions one after the other."""
-        for transition in transitions:
+        for transition in as_transitions(transitions):
             self.insert(transition, actor)
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, indx: Any = None) -> Batch:
@@ -140,7 +141,7 @@ class ReplayBufferDataStore:
         from hilt.replay.prefetch import Prefetch
 
         arguments = self._sample_arguments({} if sample_args is None else sample_args)
-        queue_size = _whole_number("queue_size", queue_size, "the number of batches that are made ahead, such as 2")
+        queue_size = as_whole_number("queue_size", queue_size, "the number of batches that are made ahead, such as 2", 1)
         return Prefetch(lambda: self.sample(**arguments), queue_size, device)
 
     def seed(self, seed: int | None = None) -> None:
@@ -153,6 +154,7 @@ class ReplayBufferDataStore:
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
         """The transitions inserted since `latest_data_id` was `from_id`, as far as they are still there."""
+        from_id = as_whole_number("from_id", from_id, "what latest_data_id() returned before, or 0 for everything")
         with self.lock:
             wanted = max(0, len(self._newest) - max(0, self._inserted - from_id))
             keys = np.array(list(itertools.islice(self._newest, wanted, None)), np.int64)
@@ -194,13 +196,17 @@ class ReplayBufferDataStore:
         return dict(given)
 
     def _batch(self, batch_size: int, keys: Sequence[str] | None, indx: Any, gather: Any) -> Batch:
-        batch_size = _whole_number("batch_size", batch_size, "the number of transitions of a batch")
-        if keys is not None and (not isinstance(keys, Iterable) or not all(isinstance(key, str) for key in keys)):
+        batch_size = as_whole_number("batch_size", batch_size, "the number of transitions of a batch", 1)
+        keys = list(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else keys
+        if keys is not None and (not isinstance(keys, list) or not all(isinstance(key, str) for key in keys)):
             raise ConfigError(f"keys: expected the names of columns, such as ['observations', 'actions'], got {keys!r}.")
-        paths = self.log.schema.select(self._upstream_keys if keys is None else list(keys))
+        paths = self.log.schema.select(self._upstream_keys if keys is None else keys)
         if indx is None:
             return self._sampler.sample_with(batch_size, lambda steps, drawn: gather(steps, drawn, paths))
-        places = np.asarray(indx)
+        try:
+            places = np.asarray(indx)
+        except ValueError:  # lists of different lengths
+            places = np.empty((0, 0))
         with self.log.lock:
             size = len(self)
             if places.ndim != 1 or places.dtype.kind not in "iu" or (places < 0).any() or (places >= size).any():
@@ -265,7 +271,7 @@ def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, Arr
     columns, found = Spec(observations), {}
     for key in image_keys:
         ending = [path for path in columns if f"/{path}".endswith(f"/{key}")]
-        paths = [key] if key in columns else ending
+        paths = [path for path in columns if path == key] or ending
         if not paths and (inside := [path for path in columns if path.startswith(f"{key}/")]):
             raise ConfigError(f"image_keys: {key!r} is not an image but a group of {', '.join(inside)}; give the images' names.")
         if not paths:
@@ -277,12 +283,6 @@ def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, Arr
             raise ConfigError(f"image_keys: expected an image (H, W, C) or a stack (stack, H, W, C), got {spec} for {key!r}.")
         found[key] = paths[0], spec
     return found
-
-
-def _whole_number(name: str, value: Any, meaning: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ConfigError(f"{name}: expected a whole number, {meaning}; got {value!r}.")
-    return int(value)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -346,5 +346,5 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
 def _open_or_create(path: str | os.PathLike[str] | None, schema: Schema, settings: dict[str, Any]) -> Log:
     if path is None:
         return Log.anonymous(schema, **settings)
-    exists = os.path.exists(os.path.join(path, "log.json"))
+    exists = (as_folder(path) / "log.json").exists()
     return Log.open(path, schema=schema, **settings) if exists else Log.create(path, schema, **settings)

@@ -34,12 +34,11 @@ from hilt.replay.records import FORMAT, read_settings
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
 from hilt.replay.segment import Segment
-from hilt.replay.settings import ReadOptions, check_new, check_settings
+from hilt.replay.settings import ReadOptions, as_compression, as_folder, check_new, check_settings, segment_bytes_for
 from hilt.replay.store import Lane, Store
 from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
 
-SEGMENT_BYTES = 256 << 20
 _OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
 
@@ -82,7 +81,7 @@ class Log(Store):
         full. `cache_bytes` bounds how much of the frames is memory-mapped; the rest is read from the files. `verify_reads` says which
         frames are compared with their checksums: ``"always"`` all, ``"sampled"`` of those in memory 1 in 16, ``"never"`` none.
         """
-        folder = Path(path)
+        folder = as_folder(path)
         check_new(folder)
         settings = {
             "format": FORMAT,
@@ -90,10 +89,11 @@ class Log(Store):
             "capacity_steps": capacity_steps,
             "capacity_bytes": capacity_bytes,
             "durability": durability,
-            "compression": dict(compression or {}),
-            "segment_bytes": segment_bytes if segment_bytes is not None else _segment_bytes(capacity_bytes),
+            "compression": as_compression(compression),
+            "segment_bytes": segment_bytes,
         }
         check_settings(settings, schema)
+        settings["segment_bytes"] = segment_bytes_for(capacity_bytes) if segment_bytes is None else segment_bytes
         options = ReadOptions(cache_bytes, verify_reads)
         files.make_folders(folder)
         with WriterLock(folder):
@@ -120,7 +120,7 @@ class Log(Store):
         `schema` may add columns that have a default. `changes` are settings that change from now on, such as
         ``capacity_steps=``. A reader may leave out columns with `without`: steps whose frames are damaged only there are shown.
         """
-        folder = Path(path)
+        folder = as_folder(path)
         if mode not in ("r", "a"):
             raise ConfigError(f"mode {mode!r}: expected 'r' to read or 'a' to append.")
         with storage_errors(folder):
@@ -593,8 +593,3 @@ class Log(Store):
 
 
 _NOTHING = contextlib.nullcontext()
-
-
-def _segment_bytes(capacity_bytes: int | None) -> int:
-    """So large that a log has few files, and so small that old ones are deleted in time."""
-    return SEGMENT_BYTES if capacity_bytes is None else min(SEGMENT_BYTES, max(1 << 16, capacity_bytes // 8))

@@ -28,6 +28,7 @@ from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.scan import scan_file
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.segment import Segment
+from hilt.replay.settings import as_generator
 
 Progress = Callable[[int, int], None]
 _OWN = ("#trajectory", "#origin", "#pad", "#count", "#crc")
@@ -95,7 +96,7 @@ def split(
         for target, count in zip(targets, counts, strict=True):
             if not count:
                 raise ConfigError(f"{target}: its share of {len(trajectories)} trajectories is none; give it a larger ratio.")
-        shuffled = np.random.default_rng(seed).permutation(trajectories)
+        shuffled = as_generator(seed).permutation(trajectories)
         parts = np.split(shuffled, np.cumsum(counts)[:-1])
         jobs = [(Path(target), [(log, sorted(part.tolist()))]) for target, part in zip(targets, parts, strict=True)]
         return _write(jobs, progress, files)

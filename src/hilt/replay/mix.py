@@ -15,6 +15,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay.sample import Batch, Sampler
+from hilt.replay.settings import as_whole_number
 from hilt.replay.view import View
 
 
@@ -93,7 +94,10 @@ class Mix:
 
 def concat_batches(a: Mapping[str, Any], b: Mapping[str, Any], axis: int = 0) -> dict[str, Any]:
     """Two nested batches, one behind the other. A key that only one of them has is an error that names it."""
-    return _joined([a, b], axis)
+    for where, batch in (("first", a), ("second", b)):
+        if not isinstance(batch, Mapping):
+            raise SchemaError(f"the {where} batch: expected a mapping, as sample() returns it, got {type(batch).__name__}.")
+    return _joined([a, b], as_whole_number("axis", axis, "the axis of the batch, nearly always 0"))
 
 
 def _joined(batches: Sequence[Mapping[str, Any]], axis: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hilt.replay.durability import Durability
 from hilt.replay.lock import after_fork
 from hilt.replay.packed import BLOCK_STEPS, PackedSteps
 from hilt.replay.pool import BufferPool
+from hilt.replay.settings import as_transitions, as_whole_number
 from hilt.replay.spool import Spool
 
 FULL = ("spill", "block", "drop_oldest")
@@ -59,8 +60,7 @@ class QueuedDataStore:
     """
 
     def __init__(self, capacity: int, *, full: str = "spill", path: str | os.PathLike[str] | None = None, durability: str = "never"):
-        if capacity < 1:
-            raise ConfigError(f"capacity: expected at least 1 transition, got {capacity}.")
+        capacity = as_whole_number("capacity", capacity, "the number of transitions that are kept in memory, such as 50000", 1)
         if full not in FULL:
             raise ConfigError(f"full={full!r}: expected one of {', '.join(FULL)}.")
         if path is not None and full != "spill":
@@ -110,7 +110,7 @@ class QueuedDataStore:
         return number
 
     def batch_insert(self, transitions: Iterable[Any]) -> None:
-        for transition in transitions:
+        for transition in as_transitions(transitions):
             self.insert(transition)
 
     def latest_data_id(self) -> int:
@@ -124,6 +124,7 @@ class QueuedDataStore:
 
     def get_since(self, from_id: int) -> list[tuple[int, Any]]:
         """The same with their numbers, so that nothing inserted meanwhile is counted among them."""
+        from_id = as_whole_number("from_id", from_id, "the number of a transition, or -1 for all that are kept")
         with self._changed:
             found: list[tuple[int, Any]] = []
             if self._first_in_memory > from_id + 1:
@@ -153,6 +154,7 @@ class QueuedDataStore:
 
     def acknowledge(self, up_to: int) -> None:
         """Lets go of the transitions up to this number: they are safe elsewhere."""
+        up_to = as_whole_number("up_to", up_to, "the number of a transition")
         with self._changed:
             self._acknowledged = max(self._acknowledged, min(up_to, self._latest))
             self._spool.acknowledge(up_to)

@@ -27,7 +27,7 @@ from hilt.core.tree import Array
 from hilt.replay.findings import Finding, Kind, Report, Span
 from hilt.replay.journal import format_line, parse_line
 from hilt.replay.lock import WriterLock, writer_of
-from hilt.replay.log import SEGMENT_BYTES, Log
+from hilt.replay.log import Log
 from hilt.replay.merge import merge, split
 from hilt.replay.quarantine import Quarantine
 from hilt.replay.records import FORMAT, ContentError, read_header, read_settings
@@ -36,6 +36,7 @@ from hilt.replay.scan import Damage
 from hilt.replay.schema import Schema
 from hilt.replay.seal import NAME as SEAL
 from hilt.replay.seal import LogSeal, Loss
+from hilt.replay.settings import SEGMENT_BYTES
 
 __all__ = ["Progress", "merge", "repair", "split", "verify"]
 

@@ -22,6 +22,7 @@ from hilt.replay.drawing import Drawing
 from hilt.replay.limiter import RateLimiter
 from hilt.replay.runs import OFFSET_BITS, Runs
 from hilt.replay.select import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
+from hilt.replay.settings import as_generator
 
 if TYPE_CHECKING:
     from hilt.replay.snapshot import Snapshot
@@ -95,7 +96,7 @@ class Sampler:
         for name in self._assembly.added:
             if name in view.log.schema.columns:
                 raise SchemaError(f"{name}: this sampler adds a column of this name, and the log has one already. Rename that one.")
-        self._rng = np.random.default_rng(seed)
+        self._rng = as_generator(seed)
         self._replace, self._max_times = replace, max_times_sampled
         self._selector = _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
         self._seen, self._seen_version = Runs(), -1

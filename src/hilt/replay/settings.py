@@ -1,11 +1,14 @@
-"""What the settings of a log may be, and where one may be made."""
+"""What the settings of a log and the arguments of its faces may be, and where one may be made."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import leftovers, storage_errors
@@ -13,6 +16,7 @@ from hilt.replay.durability import Durability
 from hilt.replay.records import CODECS
 from hilt.replay.schema import Schema
 
+SEGMENT_BYTES = 256 << 20
 VERIFY_READS = ("always", "sampled", "never")
 
 
@@ -34,14 +38,54 @@ def check_settings(settings: Mapping[str, Any], schema: Schema) -> None:
     """Refuses settings that cannot work, naming the one."""
     Durability.parse(settings["durability"])
     for name in ("capacity_steps", "capacity_bytes", "segment_bytes"):
-        if settings[name] is not None and settings[name] <= 0:
-            raise ConfigError(f"{name}: expected a number above 0 or None, got {settings[name]}.")
+        size = settings[name]
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int | float | np.number) or not size > 0):
+            raise ConfigError(f"{name}: expected a number above 0 or None, got {size!r}.")
     large = [column.name for column in schema.layout.frames]
     for column, codec in settings["compression"].items():
         if column not in large:
             raise UnknownNameError("large column to compress", column, large)
         if codec not in CODECS:
             raise UnknownNameError("codec", codec, CODECS)
+
+
+def segment_bytes_for(capacity_bytes: int | None) -> int:
+    """So large that a log has few files, and so small that old ones are deleted in time."""
+    return SEGMENT_BYTES if capacity_bytes is None else min(SEGMENT_BYTES, max(1 << 16, capacity_bytes // 8))
+
+
+def as_compression(given: Any) -> dict[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"compression: expected a codec by column, such as {{'observations/wrist': 'zstd'}}, or None; got {given!r}.")
+    return dict(given or {})
+
+
+def as_folder(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise ConfigError(f"path: expected the name of a folder, text or a pathlib.Path, got {path!r}.")
+    return Path(path)
+
+
+def as_whole_number(name: str, value: Any, meaning: str, least: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+        bound = "" if least is None else f" from {least} on"
+        raise ConfigError(f"{name}: expected a whole number{bound}, {meaning}; got {value!r}.")
+    return int(value)
+
+
+def as_transitions(given: Any) -> Iterable[Any]:
+    if isinstance(given, Mapping | str) or not isinstance(given, Iterable):
+        what = f"batch_insert: expected a list of transitions, got {type(given).__name__}"
+        raise ConfigError(f"{what}. One transition is stored with insert().")
+    return given
+
+
+def as_generator(seed: Any) -> np.random.Generator:
+    """A stream of random numbers of its own."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise ConfigError(f"seed: expected a whole number from 0 on, or None for a different stream each time; got {seed!r}.") from None
 
 
 def check_new(folder: Path) -> None:

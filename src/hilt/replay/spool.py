@@ -16,6 +16,7 @@ from hilt.core.tree import Array, Tree, flatten, unflatten
 from hilt.replay.log import Log
 from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import BUILT_IN, BUILT_IN_DEFAULTS, Schema
+from hilt.replay.settings import as_folder
 from hilt.replay.writer import Episode
 
 _TOGETHER = 64
@@ -29,7 +30,7 @@ class Spool:
     when another process sends it. Transitions of one layout share a log: nearly always there is one."""
 
     def __init__(self, path: str | os.PathLike[str] | None, boot: str, durability: str):
-        self._path, self._boot = None if path is None else Path(path), boot
+        self._path, self._boot = None if path is None else as_folder(path), boot
         self._settings: dict[str, Any] = {"durability": durability, "segment_bytes": _SEGMENT_BYTES}
         self._parts: list[_Part] = []
         self._places: deque[tuple[int, _Part, int]] = deque()  # (number, where, key)

@@ -20,7 +20,7 @@ from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.policies.base import widen
 from hilt.replay import Log, Schema
-from hilt.replay.log import SEGMENT_BYTES
+from hilt.replay.settings import segment_bytes_for
 from hilt.runtime.episode import Episode, Start
 from hilt.runtime.film import COLOURS, GREEN, RED, picture
 
@@ -57,7 +57,7 @@ class EpisodeLog:
         }  # fmt: skip
         trajectory = _wide(columns)
         if self._log is None:
-            most = min(SEGMENT_BYTES, max(1 << 16, self._capacity // 8)) if self._capacity else SEGMENT_BYTES  # they go one by one
+            most = segment_bytes_for(self._capacity or None)  # they go one by one
             self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", segment_bytes=most)
         facts = {name: getattr(episode.start, name) for name in STARTED} | {name: getattr(episode, name) for name in ENDED}
         facts |= {INSTRUCTION: episode.instruction, "first": episode.first.hex(), "prompt_width": width, "training_step": step}
