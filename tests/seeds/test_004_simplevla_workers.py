@@ -35,6 +35,7 @@ from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy
 from hilt.policies.checkpoints import load_policy
 from hilt.policies.suites import suite
+from hilt.policies.tokens import load_tokenizer
 from hilt.runtime.batch import Batch
 from hilt.runtime.episode import Episode, Start
 from hilt.runtime.roles import reward_of
@@ -215,6 +216,27 @@ def test_the_reward_manager_verifies_and_rewards_the_last_number():
     assert manager.verify(data)[2] == {"all": 0.5}
 
 
+def test_the_reward_manager_gives_what_a_run_gives():
+    """`reward_of`, with the coefficients of the tree, for each length of an episode and each outcome."""
+    policy = tiny()
+    config = OmegaConf.create({"verifier": {"reward_coef": 4}, "hilt": {"rewards": {"format": 0.5}}})
+    for steps in (0, 1, policy.chunk, policy.chunk + 1, 3 * policy.chunk):
+        for success, ill_formed in ((True, ""), (False, ""), (False, "an action is not finite")):
+            data = rolled(policy)
+            data.batch["finish_step"][0], data.batch["complete"][0] = steps, success
+            data.non_tensor_batch["ill_formed"][0] = ill_formed
+            rewards = RobRewardManager(0, config)(data)[0]["all"][0].view(-1, policy.chunk * policy.action_dim)
+            rows = -(-steps // policy.chunk)
+            expected = reward_of(
+                Episode(Start("", "train", 0, 0), {}, np.zeros(rows), np.zeros(rows), success, steps, False, 0, b"", ill_formed),
+                Rewards(success=4, format=0.5),
+            )
+            np.testing.assert_allclose(rewards.sum(1)[:rows], expected)
+            assert not rewards[rows:].any() and rewards.flatten().nonzero().tolist() == [[steps * 7 - 1]] * bool(expected.any())
+    with pytest.raises(ConfigError, match="environment=1, and this data has no rewards of the environment: leave it at 0"):
+        RobRewardManager(0, OmegaConf.create({"hilt": {"rewards": {"environment": 1}}}))(data)
+
+
 def test_compute_advantage_compares_the_members_of_a_group():
     policy = tiny()
     data = Batch.concat([rolled(policy), rolled(policy)])
@@ -248,7 +270,14 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     remote = SimpleNamespace(__ray_metadata__=SimpleNamespace(class_name="RobActorRolloutRefWorker"))  # what ray.remote(...) gives
     roles = {Role.ActorRollout: remote, Role.RefPolicy: RobActorRolloutRefWorker, Role.Critic: CriticWorker}
     pools = ResourcePoolManager(resource_pool_spec={"global_pool": [0]}, mapping=dict.fromkeys(roles, "global_pool"))
-    trainer = RayTrainer(config=tree, role_worker_mapping=roles, resource_pool_manager=pools, reward_fn=manager, val_reward_fn=manager)
+    trainer = RayTrainer(
+        config=tree,
+        tokenizer=load_tokenizer(checkpoint),
+        role_worker_mapping=roles,
+        resource_pool_manager=pools,
+        reward_fn=manager,
+        val_reward_fn=manager,
+    )
     assert len(trainer.train_dataloader) == 250 and trainer.total_training_steps == 25_000
     assert tree.actor_rollout_ref.actor.optim.total_training_steps == 25_000
     trainer.init_workers()
@@ -262,6 +291,12 @@ def test_ray_trainer_fits_with_a_tree_of_settings(checkpoint: Path, tmp_path: Pa
     ):
         with pytest.raises(ConfigError, match=expected):
             RayTrainer(tree, **wrong)
+    for tokenizer, expected in (
+        (SimpleNamespace(encode=lambda text: [1, 2, 3]), "writes a prompt in other ids than .* Give the tokenizer of .*sft0"),
+        ("llama", "tokenizer is 'llama': expected a tokenizer with encode"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            RayTrainer(tree, tokenizer=tokenizer).init_workers()
     with pytest.raises(ValueError, match="no task suite named 'meta_world'"):
         RayTrainer(OmegaConf.merge(tree, {"data": {"task_suite_name": "meta_world"}}))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
@@ -21,11 +22,18 @@ from hilt.compat.simplevla.rollout import get
 from hilt.compat.simplevla.settings import run_of
 from hilt.compat.simplevla.workers import CriticWorker, RobActorRolloutRefWorker
 from hilt.core.errors import ConfigError
+from hilt.policies.tokens import load_tokenizer, openvla_prompt
 from hilt.recipes.simplevla_names import UnknownSuiteError, suites
 from hilt.runtime.batch import Batch
+from hilt.runtime.episode import Episode, Start
 from hilt.runtime.post_train import Summary, begin_run, is_run, resume_run, train
+from hilt.runtime.roles import reward_of
+from hilt.runtime.vla_config import Rewards
 
 logger = logging.getLogger("hilt.compat")
+
+SENTENCE = "put the 2 jars, a quick brown fox and my vizier's black bowl on the glossy whiteboard"
+"""With every letter: two tokenizers that write it in the same ids are taken for the same"""
 
 
 class Role(Enum):
@@ -52,7 +60,8 @@ class ResourcePoolManager:
 
 
 class RobRewardManager:
-    """What an episode earns: ``verifier.reward_coef`` where it succeeded, at the last number that was carried out."""
+    """What an episode earns, as in our runs (`hilt.runtime.roles.reward_of`): ``verifier.reward_coef`` where it succeeded, and
+    ``hilt.rewards.format`` where no chunk was ill-formed, at the last number that was carried out."""
 
     def __init__(self, num_examine: int = 0, config: Any = None):
         """`num_examine`: that many outcomes of each batch are logged. `config` is the whole tree."""
@@ -77,20 +86,35 @@ class RobRewardManager:
         """Rewards [B, T] by source (``gt_scores``, and ``rm_scores`` of the data) and their sum, ``all``; and means over episodes."""
         if "acc" not in data.batch:
             self.verify(data)
-        chunks, slots = data.batch["responses"].shape[1:]
-        tokens = int(get(_at(self.config, "actor_rollout_ref", "model"), "action_token_len", 7))
-        verified = torch.zeros(len(data), chunks * slots, device=data.batch["acc"].device)
-        last = (data.batch["finish_step"] * tokens - 1).clamp(min=0)
-        verified[torch.arange(len(data)), last] = torch.where(data.batch["finish_step"] > 0, data.batch["acc"], 0.0)
-        sources, total, metrics = {"gt_scores": verified}, torch.zeros_like(verified), dict[str, float]()
-        weights = {"gt_scores": ("verifier", float(get(_at(self.config, "verifier"), "reward_coef", 5.0)))}
+        format_coef, environment = (float(get(_at(self.config, "hilt", "rewards"), name, 0.0)) for name in ("format", "environment"))
+        if environment:
+            raise ConfigError(
+                f"hilt.rewards.environment={environment:g}, and this data has no rewards of the environment: leave it at 0 here. "
+                "RayTrainer.fit() rewards episodes where they are made, and there it takes effect."
+            )
+        success_coef = float(get(_at(self.config, "verifier"), "reward_coef", 5.0))
+        verified = self._earned(data, Rewards(success=1.0))
+        total = self._earned(data, Rewards(success=success_coef, format=format_coef))
+        sources, metrics = {"gt_scores": verified}, {"verifier": float(verified.sum(1).mean())}
         if "rm_scores" in data.batch:
             sources["rm_scores"] = data.batch["rm_scores"]
-            weights["rm_scores"] = ("reward_model", float(get(_at(self.config, "reward_model"), "rm_coef", 0.0)))
-        for name, (source, weight) in weights.items():
-            total = total + weight * sources[name]
-            metrics[source] = float(sources[name].sum(1).mean())
+            total = total + float(get(_at(self.config, "reward_model"), "rm_coef", 0.0)) * sources["rm_scores"]
+            metrics["reward_model"] = float(sources["rm_scores"].sum(1).mean())
         return {**sources, "all": total}, metrics | {"reward_all": float(total.sum(1).mean())}
+
+    def _earned(self, data: Batch, rewards: Rewards) -> Tensor:
+        """`reward_of` each episode, float32 [B, T]: what a chunk earned, at the last number of it that was carried out."""
+        chunks, slots = data.batch["responses"].shape[1:]
+        tokens = int(get(_at(self.config, "actor_rollout_ref", "model"), "action_token_len", 7))
+        found = torch.zeros(len(data), chunks * slots)
+        for row, steps in enumerate(data.batch["finish_step"].tolist()):
+            ends = np.arange(slots // tokens, steps + slots // tokens, slots // tokens).clip(max=steps)  # actions up to each chunk's end
+            executed, success = np.diff(ends, prepend=0), bool(data.batch["acc"][row])
+            ill_formed = "" if data.batch["format_correctness"][row] else "an ill-formed chunk"
+            none = np.zeros(len(ends), np.float32)
+            episode = Episode(Start("", "train", 0, 0), {}, executed, none, success, steps, not success, 0, b"", ill_formed)
+            found[row, ends * tokens - 1] = torch.from_numpy(reward_of(episode, rewards))
+        return found.to(data.batch["acc"].device)
 
 
 def compute_advantage(data: Batch, gamma: float = 1.0, lam: float = 1.0, adv_estimator: str = "grpo", config: Any = None) -> Batch:
@@ -128,8 +152,8 @@ class RayTrainer:
         reward_fn: Callable[..., Any] | None = None,
         val_reward_fn: Callable[..., Any] | None = None,
     ):
-        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own, and the ranks and
-        their workers are ours: of what else is given only what says the same passes."""
+        """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own (`init_workers`
+        compares the given one with it), and the ranks and their workers are ours: of what else is given only what says the same passes."""
         for role, worker in (role_worker_mapping or {}).items():
             name, ray = getattr(role, "name", str(role)), getattr(worker, "__ray_metadata__", None)
             found = ray.class_name if ray is not None else getattr(worker, "__name__", repr(worker))
@@ -177,9 +201,11 @@ class RayTrainer:
                     self.config.critic.optim.total_training_steps = self.total_training_steps
 
     def init_workers(self) -> None:
-        """Looks whether the run can start: settings, checkpoint, simulator, device. `fit` starts the ranks."""
+        """Looks whether the run can start: settings, checkpoint and its tokenizer, simulator, device. `fit` starts the ranks."""
         self._run = run_of(self.config)
         self._run.config.check()
+        if self.tokenizer is not None:
+            _check_tokenizer(self.tokenizer, self._run.config.policy)
 
     def fit(self) -> Summary:
         """Collects, filters, updates, validates and saves, in ``trainer.default_local_dir``; a run that is there goes on."""
@@ -192,6 +218,20 @@ class RayTrainer:
             logger.info("%s", line)
         config = resume_run(run.folder, "simplevla", ()) if is_run(run.folder) else begin_run(run.folder, "simplevla", run.config)
         return train(config, run.folder, say=lambda text: logger.info("%s", text))
+
+
+def _check_tokenizer(given: Any, checkpoint: str) -> None:
+    """Whether it writes a prompt as the checkpoint's own does, which is the one that the ranks use."""
+    cure = f"Give the tokenizer of {checkpoint} (hf_tokenizer of that folder), or leave it out."
+    text, own = openvla_prompt(SENTENCE), load_tokenizer(checkpoint)
+    if isinstance(given, str) or not callable(getattr(given, "encode", None)):
+        raise ConfigError(f"tokenizer is {given!r}: expected a tokenizer with encode(text). {cure}")
+    encoded = given.encode(text)
+    ids = list(getattr(encoded, "ids", encoded))
+    if ids and ids[-1] == getattr(given, "eos_token_id", None):
+        ids.pop()
+    if ids != own.encode(text):
+        raise ConfigError(f"tokenizer={type(given).__name__} writes a prompt in other ids than the checkpoint's own would. {cure}")
 
 
 def _at(config: Any, *names: str) -> Any:
