@@ -30,7 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, metavar="M", help="learn: minutes of learning for each (5, a few seconds with --quick)")
     parser.add_argument("--cores", type=int, metavar="N", help="learn: each run on N cores of its own, side by side (all, one at a time)")
     parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="learn, tasks: keep the result of each run here, and do not repeat those that are"
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="learn: keep the result of each run of the groups pick, tasks and state here, and do not repeat those that are",
     )
     parser.add_argument("--list", action="store_true", help="list the groups and rows")
     given = parser.parse_args(arguments)
@@ -44,8 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no row or group is called {unknown[0]!r}; choose from {', '.join(sorted(known))}")
     if given.suite != "learn" and (given.seeds, given.minutes, given.cores, given.keep) != (None, None, None, None):
         parser.error("--seeds, --minutes, --cores and --keep are for the suite learn")
-    if given.keep is not None and given.quick:
-        parser.error("--keep is for results of the full size; leave out --quick")
     most = len(os.sched_getaffinity(0))
     if given.cores is not None and not 1 <= given.cores <= most:
         parser.error(f"--cores {given.cores}, but there are {most} to choose from; give 1 to {most}")
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     one_torch_thread()
     lab = Lab(Path(tempfile.mkdtemp(prefix="hilt-bench-", dir=given.dir)), given.quick)
     lab.seeds, lab.minutes = given.seeds or lab.pick(5, 1), given.minutes or (0.1 if given.quick else 5.0)
-    lab.cores, lab.keep, lab.only = given.cores or 0, given.keep, frozenset(given.only)
+    lab.cores, lab.keep, lab.only = given.cores or 0, given.keep and given.keep.absolute(), frozenset(given.only)
     report = Report(shlex.join(["python", "-m", "bench", *(arguments if arguments is not None else sys.argv[1:])]), [], lab.limits)
     try:
         report.rows = measure(lab, groups)

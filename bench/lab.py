@@ -35,10 +35,10 @@ class Lab:
     """Where results of single runs are kept, so that a bench of hours can be interrupted, or measured on several machines"""
 
     def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns the kept result of this name, or measures it and keeps it."""
+        """Returns the kept result of this name, or measures it and keeps it. Results of --quick have names of their own."""
         if self.keep is None:
             return measure()
-        file = self.keep / f"{name}.json"
+        file = self.kept(f"{name}.json")
         if file.exists():
             self.progress(f"{name}: kept in {file}")
             return json.loads(file.read_text())  # type: ignore[no-any-return]
@@ -48,6 +48,10 @@ class Lab:
         beside.write_text(json.dumps(result) + "\n")
         beside.replace(file)
         return result
+
+    def kept(self, name: str) -> Path:
+        """Where a result, or a folder that later runs need, stays: in the folder of kept results, or in ours until the end."""
+        return (self.keep or self.folder) / (f"quick-{name}" if self.quick else name)
 
     def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Calls `work` with each item and returns the results in order. The processes that it starts inherit the cores of its thread."""

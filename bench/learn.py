@@ -5,6 +5,7 @@ everything, and learning without demonstrations; and how its processes spend the
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -55,74 +56,100 @@ OTHERS = {
 
 
 def pick(lab: Lab) -> list[Row]:
-    """Our runs first, then Stable-Baselines3, which needs the demonstrations, the time and the updates of ours."""
-    states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
-    seeds = range(lab.seeds)
+    """Our runs first, then Stable-Baselines3, which needs the demonstrations, the time and the updates of ours. The result of each run is
+    a JSON object, so that it can be kept."""
+    seeds, minutes = range(lab.seeds), f"{lab.minutes:g}min"
+    named = {"bare": WITHOUT, **{name: words for name, (words, _) in OTHERS.items()}}
     absent: dict[str, str] = {}
 
-    def ours(seed: int) -> dict[str, Any]:
-        lab.progress(f"pick: seed {seed} of {lab.seeds}, ours for {seconds:g} s")
-        run = lab.new(f"ours-{seed}")
-        took = train(run, [f"seed={seed}", *lab.pick_words(QUICK)], seconds)
-        trials = {"ours": evaluated(run, states), "bc": evaluated(run, states, checkpoint=0)}
-        with Side("bench.learn_sides", "operator") as side:
-            trials["operator"] = Trial(side.ask("alone", timeout=1200, run=str(run), states=states))
-        return {"run": run, "took": min(took, seconds) if lab.quick else took, "trials": trials, "made": made_by(run)}
+    def ours(name: str, seed: int) -> dict[str, Any]:
+        """One of ours; of the first kind, what it is compared with besides."""
+        kept = f"pick_{name}-{minutes}-{seed}"
+        return lab.once(kept, lambda: our_run(lab, kept, seed) if name == "ours" else other_run(lab, name, named[name], seed))
 
-    def another(name: str, words: list[str], seed: int) -> tuple[Trial, Made]:
-        lab.progress(f"pick: seed {seed} of {lab.seeds}, {name} for {seconds:g} s")
-        run = lab.new(f"{name}-{seed}")
-        smaller = [word for word in lab.pick_words(QUICK) if name != "hg_dagger" or not word.startswith("training_starts")]
-        train(run, [f"seed={seed}", *smaller, *words], seconds)
-        trial = evaluated(run, states), made_by(run)
-        remove(run)
-        return trial
-
-    def peer(job: tuple[int, str, bool]) -> tuple[Trial, dict[str, Any]] | None:
-        """For as long as ours took; or until it has made as many updates."""
-        seed, variant, equal = job
-        run, took = made[seed]["run"], made[seed]["took"]
-        ratio, steps = updates_per_step(run)
-        limit = {"seconds": MOST_TIME * took, "updates": round(ratio * steps)} if equal else {"seconds": took}
-        lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {limit}")
+    def peer(variant: str, equal: bool, seed: int) -> dict[str, Any] | None:
+        """For as long as ours took; or until it has made as many updates. One that could not be made is not kept."""
+        name = f"pick_sb3-{list(VARIANTS).index(variant)}{'-equal' * equal}-{minutes}-{seed}"
         try:
-            return sb3(run, VARIANTS[variant], ratio, seed, states, **limit)
+            return lab.once(name, lambda: peer_run(lab, variant, equal, lab.kept(f"pick_ours-{minutes}-{seed}"), made[seed], seed))
         except (OSError, RuntimeError) as error:
             absent["Stable-Baselines3"] = f"{str(error).strip().splitlines()[-1]}; make bench ARGS=learn installs it"
             return None
 
-    jobs = [partial(ours, seed) for seed in seeds]
-    named = {"bare": WITHOUT, **{name: words for name, (words, _) in OTHERS.items()}}
-    jobs += [partial(another, name, words, seed) for name, words in named.items() for seed in seeds]
+    jobs = [partial(ours, name, seed) for name in ("ours", *named) for seed in seeds]
     done = lab.side_by_side(lambda job: job(), jobs)
     made = done[: lab.seeds]
-    found = {name: [one["trials"][name] for one in made] for name in ("ours", "bc", "operator")}
-    facts = {"ours": [one["made"] for one in made]}
+    found = {name: [Trial(one[name]) for one in made] for name in ("ours", "bc", "operator")}
+    facts: dict[str, list[Any]] = {"ours": [Made(*one["made"]) for one in made]}
     for number, name in enumerate(named, start=1):
-        found[name], facts[name] = (list(part) for part in zip(*done[number * lab.seeds : (number + 1) * lab.seeds], strict=True))
-    pairs = [(seed, variant, False) for variant in VARIANTS for seed in seeds]
+        runs = done[number * lab.seeds : (number + 1) * lab.seeds]
+        found[name], facts[name] = [Trial(one["trial"]) for one in runs], [Made(*one["made"]) for one in runs]
+    pairs = [(variant, False, seed) for variant in VARIANTS for seed in seeds]
     told: dict[str, list[Made]] = {}
-    for (_, variant, _), tried in zip(pairs, lab.side_by_side(peer, pairs), strict=True):
+    for (variant, _, _), tried in zip(pairs, lab.side_by_side(lambda job: peer(*job), pairs), strict=True):
         if tried:
-            name = f"SB3 {tried[1]['version']} SAC, {variant}"
-            found.setdefault(name, []).append(tried[0])
-            told.setdefault(name, []).append(Made(tried[1]["steps"], tried[1]["updates"], 0))
+            name = f"SB3 {tried['version']} SAC, {variant}"
+            found.setdefault(name, []).append(Trial(tried["trial"]))
+            told.setdefault(name, []).append(Made(*tried["made"]))
     if told:
         best = max(told, key=lambda name: float(np.mean([trial.percent for trial in found[name]])))
         variant = best.partition("SAC, ")[2]
-        again = [tried for tried in lab.side_by_side(peer, [(seed, variant, True) for seed in seeds]) if tried]
-        found[EQUAL] = [trial for trial, _ in again]
-        told[EQUAL] = [Made(made["steps"], made["updates"], 0) for _, made in again]
-        facts["equal"] = [f"{best}, {made['seconds']:.0f} s" for _, made in again]
+        again = [tried for tried in lab.side_by_side(lambda seed: peer(variant, True, seed), seeds) if tried]
+        found[EQUAL] = [Trial(one["trial"]) for one in again]
+        told[EQUAL] = [Made(*one["made"]) for one in again]
+        facts["equal"] = [f"{best}, {one['seconds']:.0f} s" for one in again]
     lanes = [f"each run on {lab.cores} cores of its own, others beside it"] if lab.cores else []
     person = [
-        f"seed {seed}: person {100 * interventions(one['run']):.1f}% of the last steps, {one['took']:.0f} s in all"
-        for seed, one in enumerate(made)
+        f"seed {seed}: person {100 * one['person']:.1f}% of the last steps, {one['took']:.0f} s in all" for seed, one in enumerate(made)
     ]
-    demos = float(np.mean([demonstrated_steps(one["run"]) for one in made]))
-    for one in made:
-        remove(one["run"])
+    demos = float(np.mean([one["demonstrated"] for one in made]))
     return pick_rows(lab, found, absent, "; ".join([*lanes, *person]), demos, {**facts, **told})
+
+
+def our_run(lab: Lab, kept: str, seed: int) -> dict[str, Any]:
+    """The recipe, imitation alone, and the operator alone. The settings and demonstrations stay, which Stable-Baselines3 needs."""
+    states, seconds = lab.pick(STATES, 2), 60 * lab.minutes
+    lab.progress(f"pick: seed {seed} of {lab.seeds}, ours for {seconds:g} s")
+    run, place = lab.new(f"ours-{seed}"), lab.kept(kept)
+    took = train(run, [f"seed={seed}", *lab.pick_words(QUICK)], seconds)
+    with Side("bench.learn_sides", "operator") as side:
+        operator = side.ask("alone", timeout=1200, run=str(run), states=states)
+    ratio, steps = updates_per_step(run)
+    result = {
+        "ours": evaluated(run, states).steps,
+        "bc": evaluated(run, states, checkpoint=0).steps,
+        "operator": operator,
+        "took": min(took, seconds) if lab.quick else took,
+        "made": made_by(run),
+        "updates_per_step": ratio,
+        "steps": steps,
+        "person": interventions(run),
+        "demonstrated": demonstrated_steps(run),
+    }
+    remove(place)
+    shutil.copytree(run / "demos", place / "demos")
+    shutil.copy(run / "config.yaml", place)
+    remove(run)
+    return result
+
+
+def other_run(lab: Lab, name: str, words: list[str], seed: int) -> dict[str, Any]:
+    seconds = 60 * lab.minutes
+    lab.progress(f"pick: seed {seed} of {lab.seeds}, {name} for {seconds:g} s")
+    run = lab.new(f"{name}-{seed}")
+    smaller = [word for word in lab.pick_words(QUICK) if name != "hg_dagger" or not word.startswith("training_starts")]
+    train(run, [f"seed={seed}", *smaller, *words], seconds)
+    result = {"trial": evaluated(run, lab.pick(STATES, 2)).steps, "made": made_by(run)}
+    remove(run)
+    return result
+
+
+def peer_run(lab: Lab, variant: str, equal: bool, run: Path, made: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Stable-Baselines3 with the settings and demonstrations of a run of ours."""
+    ratio, took = made["updates_per_step"], made["took"]
+    limit = {"seconds": MOST_TIME * took, "updates": round(ratio * made["steps"])} if equal else {"seconds": took}
+    lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {limit}")
+    return sb3(run, VARIANTS[variant], ratio, seed, lab.pick(STATES, 2), **limit)
 
 
 EQUAL = "as many updates"
@@ -399,14 +426,13 @@ def evaluated(run: Path, states: int, checkpoint: int | None = None) -> Trial:
     return Trial([one["steps"] if one["success"] else 0 for one in outcomes])
 
 
-def sb3(
-    run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0
-) -> tuple[Trial, dict[str, Any]]:
-    """How it did, and its version, steps, updates and seconds."""
+def sb3(run: Path, variant: dict[str, Any], ratio: float, seed: int, states: int, seconds: float, updates: int = 0) -> dict[str, Any]:
+    """Its version, how it did in each state, steps and updates (as of `Made`), and seconds."""
     with Side("bench.learn_sides", "sb3", SB3) as side:
         about = side.ask("start", run=str(run), updates_per_step=ratio, seed=seed, **variant)
         made = side.ask("train", timeout=seconds + 300, seconds=seconds, updates=updates)
-        return Trial(side.ask("evaluate", timeout=1200, states=states)), {**about, **made}
+        trial = side.ask("evaluate", timeout=1200, states=states)
+    return {"version": about["version"], "trial": trial, "made": Made(made["steps"], made["updates"], 0), "seconds": made["seconds"]}
 
 
 # What a run tells

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench import learn_tasks
-from bench.lab import Lab
+from bench import learn, learn_state, learn_tasks
+from bench.lab import Lab, remove
+from bench.report import Row
 
 from hilt.recipes import RECIPES
 
@@ -63,3 +64,73 @@ def test_a_row_of_a_task_counts_seeds_and_scenes_as_samples(tmp_path: Path) -> N
     assert found and int(found[1]) < 90 and int(found[2]) == 100, "one seed of five is worse, so others may be"
     assert "the operator made 40 steps" in row.note
     assert learn_tasks.row(Lab(tmp_path, quick=True), "push", runs[:1]).size == "1 seeds instead of 5"
+
+
+def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second invocation goes on where the first ended: here after our runs, as Stable-Baselines3 was not installed."""
+    made, asked = [], []
+
+    def train(run: Path, options: list[str], seconds: float) -> float:
+        (run / "demos").mkdir(parents=True)
+        (run / "config.yaml").write_text("seed: 0\n")
+        made.append(run.name)
+        return seconds + 1
+
+    def sb3(run: Path, variant: object, ratio: float, seed: int, states: int, **limit: float) -> dict[str, object]:
+        assert (run / "demos").is_dir() and (run / "config.yaml").is_file() and ratio == 2.0
+        if not installed:
+            raise RuntimeError("No module named 'stable_baselines3'")
+        asked.append(limit)
+        return {"version": "2", "trial": [0] * states, "made": learn.Made(50, 100, 0), "seconds": 3.0}
+
+    class Alone:
+        __enter__ = __exit__ = lambda self, *_: self
+
+        def ask(self, call: str, **given: object) -> list[int]:
+            return [9, 0]
+
+    monkeypatch.setattr(learn, "train", train)
+    monkeypatch.setattr(learn, "sb3", sb3)
+    monkeypatch.setattr(learn, "Side", lambda *_: Alone())
+    monkeypatch.setattr(learn, "evaluated", lambda run, states, checkpoint=None: learn.Trial([12, 0 if checkpoint == 0 else 15]))
+    monkeypatch.setattr(learn, "made_by", lambda run: learn.Made(500, 1000, 30))
+    monkeypatch.setattr(learn, "updates_per_step", lambda run: (2.0, 500))
+    monkeypatch.setattr(learn, "interventions", lambda run: 0.25)
+    monkeypatch.setattr(learn, "demonstrated_steps", lambda run: 40.0)
+
+    def rows(number: int, minutes: float = 5.0) -> dict[str, Row]:
+        folder = tmp_path / f"lab-{number}"
+        lab = Lab(folder, quick=True, seeds=2, minutes=minutes, keep=tmp_path / "kept")
+        found = {row.name: row for row in learn.pick(lab)}
+        remove(folder)  # as the bench does at its end
+        return found
+
+    installed = False
+    first = rows(1)
+    assert len(made) == 2 * (2 + len(learn.OTHERS)) and first["pick_sb3"].absent and not first["pick_sb3"].peers
+    installed = True
+    second = rows(2)
+    assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * (len(learn.VARIANTS) + 1), "only what was missing"
+    assert asked[-1] == {"seconds": learn.MOST_TIME * 300, "updates": 1000} and second["pick_margin"].ours == 100
+    third = rows(3)
+    assert len(asked) == 2 * (len(learn.VARIANTS) + 1) and third == second, "all of it was kept"
+    assert {name: first[name] for name in ("pick_success", "pick_bc", "pick_hg_dagger")} == {
+        name: third[name] for name in ("pick_success", "pick_bc", "pick_hg_dagger")
+    }
+    rows(4, minutes=1.0)
+    assert len(made) == 4 * (2 + len(learn.OTHERS)), "results of other minutes are others"
+
+
+def test_runs_by_state_are_kept_where_meta_world_is_absent_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab(tmp_path / "lab", quick=False, keep=tmp_path / "kept")
+    monkeypatch.setattr(learn_state, "PYTHON", "")
+    assert "HILT_METAWORLD" in learn_state.success(lab, "button").absent["Meta-World"]
+    lab.once("state_button", lambda: {"successes": 45, "before": 5, "updates": 1000, "steps": 900})
+    lab.once("state_button-sb3", lambda: {"successes": 10, "updates": 800, "steps": 800, "version": "2"})
+    row = learn_state.success(lab, "button")
+    assert row.ours == 90 and row.peers == {"SB3 2 SAC": 20} and "1,000 updates, 900 steps, 10% before" in row.note
+
+
+def test_results_of_quick_runs_are_never_those_of_full_ones(tmp_path: Path) -> None:
+    quick, full = (Lab(tmp_path, quick=quick, keep=tmp_path / "kept") for quick in (True, False))
+    assert quick.once("a", lambda: {"size": 1}) == {"size": 1} and full.once("a", lambda: {"size": 100}) == {"size": 100}
