@@ -60,7 +60,8 @@ def test_a_run_that_is_stopped_goes_on_and_is_tried_and_drawn(tmp_path: Path, mo
 
     monkeypatch.setattr(roles.Worker, "collect", interrupted)
     said = run("train", RECIPE, "max_steps=2", "validation.period=0", "--run", folder, code=130)
-    assert "it was stopped: 1 training steps" in said and f"hilt train --run {folder} --resume" in said and not (folder / "policy").exists()
+    assert "it was stopped: 1 training steps" in said and f"{folder / 'policy'}\nhilt train --run {folder} --resume" in said
+    assert read_json(folder / "result.json")["reason"] == "stopped" and load_policy(folder / "policy").chunk == 2
     monkeypatch.undo()
     with monkeypatch.context() as lines:
         all_lines(lines)

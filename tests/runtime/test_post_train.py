@@ -219,6 +219,35 @@ def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: p
     assert [record["update"] for record in read_metrics(run, ["update"]) if "validation_success" in record] == [0, 1]
 
 
+def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, never = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false")
+    settings = config(*never, "max_steps=9", "checkpoint_period=9")
+    begin_run(run, "toy", settings)
+
+    def stopped_after(step: int, **more: Any) -> Summary:
+        now = resume_run(run, "", ())
+        return train(now, run, stop=lambda: any(record["update"] >= step for record in read_metrics(run, ["update"])), **more)
+
+    done = stopped_after(1)
+    assert done.reason == "stopped" and done.best_step == done.step >= 1 and done.success == -1, "without a validation the last is kept"
+    assert read_json(run / "result.json") == {**read_json(run / "result.json"), "reason": "stopped", "best_step": done.step}
+    last = post_train.policy_of(run, "last").state_dict()
+    kept = load_policy(run / "policy").state_dict()
+    assert all(np.array_equal(kept[name], last[name]) for name in last)
+
+    def killed(*given: Any) -> None:
+        raise RuntimeError("the grace period is over")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the grace period is over"):
+        patch.setattr(post_train.exports, "export", killed)
+        stopped_after(done.step + 1)
+    ended = read_json(run / "run.json")["ended"]
+    assert ended["reason"] == "stopped" and ended["step"] == max(checkpoint.numbers(run)) > done.step
+    assert read_json(run / "result.json")["step"] == done.step, "of the policy that is there"
+    assert [card.update for card in post_train.evaluate(run, "last", episodes=1)] == [ended["step"]] * 2
+    assert resumed(run, "max_steps=4" if ended["step"] < 4 else f"max_steps={ended['step']}").reason == "max_steps"
+
+
 def test_time_that_was_lost_with_a_worker_was_spent(tmp_path: Path):
     class Nobody:
         def call(self, *given: Any) -> list[Any]:

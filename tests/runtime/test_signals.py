@@ -171,6 +171,7 @@ def lives(fork: Any, folder: Path, words: tuple[str, ...], cases: list[Case]) ->
         steps = check(life, run, case, life.end())
         assert steps >= before + (case.phase != "start"), f"{case}: {steps} after {before}"
         assert read_json(run / "run.json")["ended"]["step"] == steps
+        assert (run / "policy" / "config.json").is_file() == bool(steps), "of the first training step on"
         before = steps
     return run
 

@@ -60,7 +60,7 @@ def run(
     why = in_words(config, done)
     kept = "" if done.best_step < 0 else f"; the policy of step {done.best_step} is kept" + _share(done.success)
     typer.echo(f"{why}: {done.step} training steps, {done.seconds:.0f} s{kept}")
-    end = f"\n{folder / 'policy'}" if done.reason != "stopped" else f"\nhilt train --run {folder} --resume"
+    end = f"\n{folder / 'policy'}" * (done.best_step >= 0) + f"\nhilt train --run {folder} --resume" * (done.reason == "stopped")
     typer.echo(f"{end}\nhilt eval {folder}\nhilt plot {folder}")
     leave(stopped)
 

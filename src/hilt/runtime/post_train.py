@@ -6,7 +6,7 @@
     RUN/best/STEP/              what was trained, as it was at the best validation so far
     RUN/checkpoints/            where --resume goes on, bit for bit
     RUN/actor/global_step_N/    with export_period: a complete checkpoint of the policy after N steps; copy_to has all but rollouts at a URL
-    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged; these alone: RUN/adapter/
+    RUN/policy/                 at its end or stop: a complete checkpoint of the policy at its best, adapters merged; alone: RUN/adapter/
 
 This is the controller: one process that tells the workers (`hilt.runtime.roles`) what to do and writes down what they answer. It holds no
 policy and sees no frame: a worker answers with figures and with cards of its episodes, which stay in its log.
@@ -119,7 +119,7 @@ class Summary:
     "max_seconds", or "stopped" from outside"""
     step: int
     best_step: int
-    """Of the policy that is kept"""
+    """Of the policy that is kept: the best so far, or without a validation the last; -1 when it was stopped before the first step"""
     success: float
     """Of that one on the validation states; -1 when it was never validated"""
     seconds: float
@@ -133,7 +133,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> Summary:
-    """Runs to the end, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    """Runs to the end, or until `stop` says so, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
     with contextlib.ExitStack() as stack:
@@ -153,14 +153,19 @@ def train(
             say(disk(config, sizes_of_run(run), run))
         metrics = stack.enter_context(Metrics(run, config.sinks))
         done = Controller(config, run, group, metrics, say, report, copy).run()
-    if done.reason != "stopped":  # a large policy takes minutes to write, and whoever pressed Ctrl-C has seconds
+    if done.reason == "stopped":  # what --resume needs comes first: a large policy may take longer to write than a grace period
+        note_end(run, done.reason, done.step, in_words(config, done))
+        if copy is not None:
+            copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
+    if done.best_step >= 0:
         report("writing the policy")
-        exports.export(policy_of(run, "best"), run)
+        exports.export(policy_of(run, "last" if done.reason == "stopped" and done.success < 0 else "best"), run)
         write_json(run / RESULT, asdict(done))
     if copy is not None:  # after what is here is complete: if this fails, --resume copies again
         copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
         copy.finish(report)
-    note_end(run, done.reason, done.step, in_words(config, done))
+    if done.reason != "stopped":
+        note_end(run, done.reason, done.step, in_words(config, done))
     return done
 
 
@@ -310,7 +315,8 @@ class Controller:
         if self._best < 0 and reason != "stopped":  # never validated: what is last is kept, also when it goes on
             self._keep(-1.0)
         self._save()
-        return Summary(reason, self.step, self._best_step, self._best, self._seconds())
+        kept = self._best_step if self._best >= 0 or reason != "stopped" else self.step or -1
+        return Summary(reason, self.step, kept, self._best, self._seconds())
 
     def _go_on(self) -> str:
         """Until it is over; why it is."""

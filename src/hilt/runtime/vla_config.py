@@ -183,7 +183,7 @@ class Vla:
     """The newest so many stay"""
     export_period: int = 0
     """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
-    lora_adapter, alone; 0: none but RUN/policy at the end"""
+    lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
     export_keep: int = 0
     """The newest so many of these folders stay; 0: all"""
     copy_to: str = ""
