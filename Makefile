@@ -31,7 +31,7 @@ test-long: $(VENV)/.installed  ## before a release: what `make test` shortens at
 	$(BIN)/python -m pytest -n 3 --dist worksteal --long $(ARGS)
 
 test-portable: $(VENV)/.installed  ## the tests of replay, wire, runtime and robot in the forms that macOS runs; ARGS="tests/wire -x" for a part
-	HILT_PORTABLE=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(or $(ARGS),tests/replay tests/wire tests/runtime tests/envs)
+	HILT_PORTABLE=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(or $(ARGS),tests/replay tests/wire tests/hil tests/vla tests/runs tests/distributed tests/recording tests/envs tests/robot)
 
 # dm-reverb has wheels for Linux on x86-64 and Python up to 3.11, and for nothing else: elsewhere what needs it is skipped.
 REVERB := $(shell $(PYTHON) -c 'import platform, sys; print("here" * (sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 12)))')

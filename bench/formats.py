@@ -14,9 +14,9 @@ from bench.limits import PlainAppend
 from bench.report import ROOT, Row, Target, at_least
 from bench.sides import Side
 from bench.timing import Rates, seconds_each
-from hilt.formats.example import encode
 from hilt.formats.images import encode as encode_image
-from hilt.formats.tfrecord import RecordWriter
+from hilt.formats.tensorflow_files.example import encode
+from hilt.formats.tensorflow_files.tfrecord import RecordWriter
 
 TFDS = ROOT / ".venv-reverb/bin/python"
 LENGTH = 50

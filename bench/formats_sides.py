@@ -17,10 +17,10 @@ from bench.lab import remove, resident
 from bench.sides import serve
 from hilt.core.tree import flatten
 from hilt.formats.convert import convert
-from hilt.formats.example import decode
 from hilt.formats.rlds import push_rlds_to_reverb
-from hilt.formats.tfds import open_dataset
-from hilt.formats.tfrecord import RecordFile
+from hilt.formats.tensorflow_files.example import decode
+from hilt.formats.tensorflow_files.tfds import open_dataset
+from hilt.formats.tensorflow_files.tfrecord import RecordFile
 from hilt.replay.log import Log
 from hilt.replay.schema import Schema
 

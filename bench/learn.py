@@ -168,8 +168,8 @@ class Made(NamedTuple):
 
 def made_by(run: Path) -> Made:
     from hilt.core.config import thaw
+    from hilt.hil.config import Hil
     from hilt.observe.metrics import read_metrics
-    from hilt.runtime.config import Hil
 
     config, last = thaw(Hil, run / "config.yaml"), read_metrics(run)[-1]
     updates = last["update"] * (config.cta_ratio if config.algorithm == "rlpd" else 1)
@@ -193,7 +193,7 @@ class Trial:
         return 100 * float(np.mean(np.array(self.steps) > 0))
 
     def __str__(self) -> str:
-        from hilt.runtime.evaluate import wilson
+        from hilt.observe.statistics import wilson
 
         low, high = wilson(sum(s > 0 for s in self.steps), len(self.steps))
         return f"{self.percent:.0f}% ({100 * low:.0f}-{100 * high:.0f})"
@@ -447,8 +447,8 @@ def metrics(run: Path, kind: str) -> list[dict[str, Any]]:
 def updates_per_step(run: Path) -> tuple[float, int]:
     """(critic updates for each step of the environment, steps)"""
     from hilt.core.config import thaw
+    from hilt.hil.config import Hil
     from hilt.observe.metrics import read_metrics
-    from hilt.runtime.config import Hil
 
     last = read_metrics(run)[-1]
     return max(0.1, last["update"] * thaw(Hil, run / "config.yaml").cta_ratio / max(1, last["step"])), last["step"]

@@ -31,8 +31,8 @@ class Sb3:
         import torch
 
         from hilt.core.config import thaw
-        from hilt.runtime.config import Hil
-        from hilt.runtime.workplace import make_env
+        from hilt.hil.config import Hil
+        from hilt.hil.environment import make_env
 
         config = thaw(Hil, f"{run}/config.yaml")
         self.env = flat_env(make_env(config, operator=False), config, f"{run}/demos")
@@ -128,7 +128,7 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
     import torch
 
     from hilt.core.tree import flatten
-    from hilt.policies.agent import rotation_columns
+    from hilt.policies.agent.agent import rotation_columns
     from hilt.replay import Log
 
     def leaves(space: Any) -> Any:
@@ -183,8 +183,8 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
 
 
 def encoder_class() -> Any:
-    """Per camera the convolutions of our small encoder (`hilt.policies.encoders`), and the proprioception beside. In training, images are
-    moved at random by up to `shift` pixels, as ours are."""
+    """Per camera the convolutions of our small encoder (`hilt.policies.agent.encoders`), and the proprioception beside. In training, images
+    are moved at random by up to `shift` pixels, as ours are."""
     import torch
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
@@ -236,8 +236,8 @@ class Operator:
         """The steps to success of each test state, 0 where there was none. It watches a policy that stands still, and takes over by its
         rule, with the options of the run."""
         from hilt.core.config import thaw
-        from hilt.runtime.config import Hil
-        from hilt.runtime.workplace import make_env
+        from hilt.hil.config import Hil
+        from hilt.hil.environment import make_env
 
         env = make_env(thaw(Hil, f"{run}/config.yaml"), operator=True)
         still, found = np.zeros(env.action_space.shape, np.float32), []

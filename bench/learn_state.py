@@ -77,7 +77,7 @@ def make(env_name: str, step_limit: int = STEP_LIMIT) -> Any:
 
 def recipe(name: str) -> Any:
     from hilt.core.config import build
-    from hilt.runtime.config import Hil
+    from hilt.hil.config import Hil
 
     return build(Hil(), {"task": "bench.learn_state:make", "task_options": {"env_name": TASKS[name]}, "demonstrations": DEMONSTRATIONS})
 
@@ -102,8 +102,8 @@ class Updates:
         import torch
         from gymnasium.spaces import Box, Dict
 
-        from hilt.policies.agent import Agent
-        from hilt.policies.config import AgentConfig, EncoderConfig
+        from hilt.policies.agent.agent import Agent
+        from hilt.policies.agent.config import AgentConfig, EncoderConfig
 
         torch.set_num_threads(1)
         draw = np.random.default_rng(0)

@@ -50,7 +50,7 @@ class Tabletop(Simulation):
     """Episodes of pick, as its expert demonstrates them; the actions are known before a clock starts."""
 
     def start(self, states: int) -> dict[str, Any]:
-        from hilt.envs.tabletop import TabletopEnv
+        from hilt.envs.tabletop.suite_env import TabletopEnv
 
         env, blind = TabletopEnv("pick", image_size=SIZE, control_hz=HZ), TabletopEnv("pick", image_size=None, control_hz=HZ)
         plans = [self._demonstrate(blind, state) for state in range(states)]

@@ -18,10 +18,10 @@ STEPS = 12
 def driver(lab: Lab) -> list[Row]:
     """A training step of two ranks in processes of their own, each with its simulators, as `hilt train` has it. The kernel counts."""
     from hilt.algos.config import Batching, PolicyGradient
-    from hilt.runtime.collect import Collecting
-    from hilt.runtime.group import Placement, open_group
-    from hilt.runtime.post_train import WORKER
-    from hilt.runtime.vla_config import Simulators, Validation, Vla
+    from hilt.distributed.group import Placement, open_group
+    from hilt.vla.collect import Collecting
+    from hilt.vla.config import Simulators, Validation, Vla
+    from hilt.vla.train import WORKER
 
     chunks = lab.pick(CHUNKS, 2)
     config = Vla(
@@ -76,7 +76,7 @@ def share(lab: Lab) -> list[Row]:
     from hilt.core.config import build
     from hilt.observe.metrics import read_metrics
     from hilt.recipes import vla_recipe
-    from hilt.runtime.post_train import DRAWN, begin_run, train
+    from hilt.vla.train import DRAWN, begin_run, train
 
     steps, run = lab.pick(STEPS, 2), lab.new("share")
     chosen = ["policy_options.action_dim=3", "collect.dynamic_sampling=false", "collect.when_exhausted=error"]

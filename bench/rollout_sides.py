@@ -186,7 +186,7 @@ def imported(suite: str) -> Any:
     import importlib
 
     if suite == "tabletop":
-        return importlib.import_module("hilt.envs.tabletop").TabletopEnv
+        return importlib.import_module("hilt.envs.tabletop.suite_env").TabletopEnv
     from hilt.envs import libero
 
     libero._libero()

@@ -20,7 +20,7 @@ from bench.sides import Side
 from bench.timing import Rates
 from bench.vla_sizes import PROMPT, MasterAdam, bare, lora_policy, record_of
 from hilt.policies.base import select
-from hilt.policies.openvla import OpenVLAOptions
+from hilt.policies.vla.openvla import OpenVLAOptions
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # the card is nearly full in update_full
 PEER = "transformers eager, trunk alone"

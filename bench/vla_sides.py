@@ -10,8 +10,8 @@ import torch
 
 from bench.sides import serve
 from bench.vla_sizes import bare, lora_policy, record_of
-from hilt.policies.memory import estimate
-from hilt.policies.openvla import OpenVLAOFT, OpenVLAOptions
+from hilt.policies.io.memory import estimate
+from hilt.policies.vla.openvla import OpenVLAOFT, OpenVLAOptions
 
 
 class Load:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hilt.policies import lora
 from hilt.policies.base import Record
-from hilt.policies.openvla import OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
-from hilt.policies.tokens import ByteTokenizer
+from hilt.policies.io import lora
+from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
+from hilt.policies.vla.tokens import ByteTokenizer
 
 PROMPT = 33
 """Tokens: with BOS, 256 patches, 56 slots and a stop, 346 in all"""

@@ -22,13 +22,13 @@ from typing import Any
 from hilt import cli
 from hilt.cli.show import PROGRESS
 from hilt.core.children import run_module
-from hilt.runtime import train
+from hilt.hil import launch as train
 
-SLOW_IMPORTS = ["torch", "gymnasium", "hilt.cli.train", "hilt.runtime.learner", "hilt.runtime.actor", "hilt.policies.agent"]
+SLOW_IMPORTS = ["torch", "gymnasium", "hilt.cli.train_hil", "hilt.hil.learner", "hilt.hil.actor", "hilt.policies.agent.agent"]
 
 
 class Forked:
-    """What `hilt.runtime.train` uses of `subprocess.Popen`."""
+    """What `hilt.hil.launch` uses of `subprocess.Popen`."""
 
     def __init__(self, command: list[str], *, stdin: int, stdout: Any, stderr: Any, env: dict[str, str], start_new_session: bool) -> None:
         assert command[: len(HILT)] == HILT and stdin == subprocess.DEVNULL and stderr is stdout and start_new_session

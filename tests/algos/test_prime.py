@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hilt.algos import prime
 from hilt.algos.config import GROUPED, Batching, Optimiser, PolicyGradient, Prime
 from hilt.core.errors import ConfigError
-from hilt.runtime.update import ProcessReward, Updater
+from hilt.vla.update import ProcessReward, Updater
 from tests.algos import pg_reference as slow
-from tests.runtime.toy_policy import CHUNK, DIM, Plain, Toy, collected, episodes, others
+from tests.vla.toy_policy import CHUNK, DIM, Plain, Toy, collected, episodes, others
 
 MADE = [{**e, "success": i % 3 == 1} for i, e in enumerate(episodes([3, 1, 2, 2, 3, 1]))]
 GROUPS = [e["group"] for e in MADE]

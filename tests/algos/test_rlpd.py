@@ -14,8 +14,8 @@ from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd, check
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Temperature
-from hilt.replay.torch import generator
+from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Temperature
+from hilt.replay.tensors import generator
 from tests.algos.reference import Reference
 
 torch.set_num_threads(1)

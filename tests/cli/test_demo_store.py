@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.cli import demo_store, recorder
+from hilt.cli import recorder
+from hilt.cli.demos import demo_store
 from hilt.core.errors import DeadlineError, HiltError
 from hilt.replay import Log
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demo_vla import Phase, Story, _gain, verdict
+from hilt.cli.demos.demo_vla import Phase, Story, _gain, verdict
 from hilt.core.files import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):

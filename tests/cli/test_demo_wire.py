@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hilt import cli
-from hilt.cli import demo_wire
+from hilt.cli.demos import demo_wire
 from hilt.replay import Log, Schema
 from tests.lines import all_lines, no_line_twice
 

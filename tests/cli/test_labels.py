@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.replay import Log
-from hilt.replay.repair import verify
+from hilt.replay.maintenance.repair import verify
 from tests.replay.toy_steps import new_log, numbers, step, write
 
 

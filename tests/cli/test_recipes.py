@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core.config import build, describe, freeze
+from hilt.hil.config import Hil
 from hilt.recipes import RECIPES, SFT_RECIPES, VLA_RECIPES, recipe
-from hilt.runtime.config import Hil
 
 
 def run(*words: str, code: int = 0, columns: int = 80) -> str:

@@ -11,7 +11,7 @@ from hilt.compat import ript
 from hilt.compat.ript import DistributedInitialStateDataset, LIBEROEnvRunner, SmartSampler, get_distributed_tasks
 from hilt.core.errors import ConfigError, EmptyError, HiltError, SchemaError, UnknownNameError
 from hilt.envs.pool import Pool
-from tests.runtime.toy_pool import GAME, Dice, ToyPool
+from tests.vla.toy_pool import GAME, Dice, ToyPool
 
 SIZES = {"num_parallel_envs": 2, "rloo_batch_size": 2, "data_batch_size": 4, "max_sampling_attempts": 3}
 

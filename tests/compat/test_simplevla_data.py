@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from hilt.compat.simplevla import Batch, BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
 from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies.base import join
-from hilt.runtime.episode import Episode, Start
+from hilt.vla.episode import Episode, Start
 from tests.policies.tiny_openvla import observations, tiny
 
 

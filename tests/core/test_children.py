@@ -54,7 +54,7 @@ def test_modules_and_code_are_run_without_the_current_folder(downloaded: Path):
 
     assert said(children.run_module("hilt", "--version")) == f"hilt {hilt.__version__}\n"
     assert said(children.run_code("import json, random, sys; print(json.dumps(sys.argv[1:]))", "a", "b")) == '["a", "b"]\n'
-    usage = subprocess.run(children.run_module("hilt.runtime.film"), cwd=downloaded, capture_output=True, text=True, timeout=120)
+    usage = subprocess.run(children.run_module("hilt.recording.film"), cwd=downloaded, capture_output=True, text=True, timeout=120)
     assert "main() missing 3 required positional arguments" in usage.stderr  # it got as far as its own arguments
 
 

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hilt import cli
 from hilt.core import hub, transfer
 from hilt.core.errors import ConfigError
 from hilt.replay import Log, Schema
@@ -35,15 +38,30 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, made.endpoint)
+    read = {"ENDPOINT": made.endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": True}
+    for name, constant in read.items():  # what the library took from the environment when it was imported
+        monkeypatch.setattr(constants, name, constant)
     yield made
     made.close()
 
 
-def hilt(*words: str) -> subprocess.CompletedProcess[str]:
-    """The Hub's library reads its settings when it is imported, so each command is a process of its own, as it is for a user."""
-    return subprocess.run(
-        [sys.executable, "-m", "hilt", *words], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, timeout=300
-    )
+class Done(NamedTuple):
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def hilt(*words: str, as_a_process: bool = False) -> Done:
+    """As a process where asked, which is how a user runs it: then the Hub's library reads its settings from the environment."""
+    if as_a_process:
+        command, environment = [sys.executable, "-m", "hilt", *words], os.environ | {"COLUMNS": "300"}
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+        return Done(ended.returncode, ended.stdout, ended.stderr)
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, words)
+    return Done(result.exit_code, result.stdout, result.stderr)
 
 
 def name_in(said: str) -> str:
@@ -53,8 +71,8 @@ def name_in(said: str) -> str:
 def test_what_is_fetched_is_data_under_a_name_with_its_commit(server: HubServer):
     first = server.commit("model", "org/arm", {**FILES, **CODE})
     server.commit("model", "org/arm", {**FILES, "README.md": b"# newer\n"})
-    done = hilt("fetch", f"hf:org/arm@{first}")
-    assert done.returncode == 0, done.stderr
+    done = hilt("fetch", f"hf:org/arm@{first}", as_a_process=True)
+    assert done.exit_code == 0, done.stderr
     folder = hub.local(f"hf:org/arm@{first}")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != transfer.MANIFEST} == FILES
     assert "left on the Hub, for they are not data that Hilt reads: modeling.py, pytorch_model.bin" in done.stdout
@@ -70,7 +88,7 @@ def test_what_is_fetched_is_data_under_a_name_with_its_commit(server: HubServer)
 def test_datasets_keep_their_folders(server: HubServer):
     files = {"meta/info.json": b"{}", "data/chunk-000/file-000.parquet": b"PAR1" * 500, "videos/front/file-000.mp4": b"film" * 400}
     commit = server.commit("dataset", "org/picks", {**files, "picks.py": b"raise SystemExit"})
-    assert hilt("fetch", "hf:datasets/org/picks").returncode == 0
+    assert hilt("fetch", "hf:datasets/org/picks").exit_code == 0
     folder = hub.local(f"hf:datasets/org/picks@{commit}")
     assert {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -84,7 +102,7 @@ def test_nothing_but_fetch_uses_the_network(server: HubServer):
     commit = server.commit("model", "org/arm", FILES)
     done = hilt("train", "vla_tabletop", f"policy=hf:org/arm@{commit}", "--dry-run")
     assert (
-        done.returncode == 1
+        done.exit_code == 1
         and f"hf:org/arm@{commit} is not on this machine" in done.stderr
         and f"hilt fetch hf:org/arm@{commit}" in done.stderr
     )
@@ -95,22 +113,22 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused_and_another_try_go
     commit = server.commit("model", "org/arm", FILES)
     server.lies["model.safetensors"] = FILES["model.safetensors"][::-1]
     done = hilt("fetch", "hf:org/arm")
-    assert done.returncode == 1 and re.search(r"model.safetensors of hf:org/arm@\w+: its checksum is", done.stderr), done.stderr
+    assert done.exit_code == 1 and re.search(r"model.safetensors of hf:org/arm@\w+: its checksum is", done.stderr), done.stderr
     with pytest.raises(ConfigError, match="is not on this machine"):
         hub.local(f"hf:org/arm@{commit}")
     server.lies.clear()
-    assert hilt("fetch", "hf:org/arm").returncode == 0
+    assert hilt("fetch", "hf:org/arm").exit_code == 0
     assert (hub.local(f"hf:org/arm@{commit}") / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
 def test_what_was_fetched_is_checked_again_without_the_network(server: HubServer):
     commit = server.commit("model", "org/arm", FILES)
-    assert hilt("fetch", "hf:org/arm").returncode == 0
+    assert hilt("fetch", "hf:org/arm").exit_code == 0
     server.requests.clear()
-    assert hilt("fetch", f"hf:org/arm@{commit}").returncode == 0 and not server.requests
+    assert hilt("fetch", f"hf:org/arm@{commit}").exit_code == 0 and not server.requests
     (hub.local(f"hf:org/arm@{commit}") / "config.json").write_text("{}")
     done = hilt("fetch", f"hf:org/arm@{commit}")
-    assert done.returncode == 1 and "config.json has changed since it was fetched" in done.stderr
+    assert done.exit_code == 1 and "config.json has changed since it was fetched" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,7 @@ def test_what_was_fetched_is_checked_again_without_the_network(server: HubServer
 def test_repositories_that_are_refused(server: HubServer, files: dict[str, bytes], said: str, tmp_path: Path):
     server.commit("model", "org/arm", files)
     done = hilt("fetch", "hf:org/arm")
-    assert done.returncode == 1 and said in done.stderr
+    assert done.exit_code == 1 and said in done.stderr
     assert not list(tmp_path.rglob("evil.json"))
 
 
@@ -137,7 +155,7 @@ def test_names_that_are_none(name: str):
 def test_a_repository_that_is_not_there(server: HubServer):
     done = hilt("fetch", "hf:org/none")
     assert (
-        done.returncode == 1 and done.stderr.count("\n") == 1 and "hf:org/none was not fetched" in done.stderr and "HF_TOKEN" in done.stderr
+        done.exit_code == 1 and done.stderr.count("\n") == 1 and "hf:org/none was not fetched" in done.stderr and "HF_TOKEN" in done.stderr
     )
 
 
@@ -147,13 +165,13 @@ def test_what_is_pushed_can_be_fetched(server: HubServer, kind: str, tmp_path: P
     for path, data in {**FILES, **CODE, "meta/tasks.jsonl": b"{}\n"}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-    done = hilt("push", str(folder), name)
-    assert done.returncode == 0, done.stderr
+    done = hilt("push", str(folder), name, as_a_process=kind == "model")
+    assert done.exit_code == 0, done.stderr
     assert "not pushed, for they are not data that hilt fetch takes: modeling.py, pytorch_model.bin" in done.stdout
     pushed = name_in(done.stdout)
     assert server.repositories[kind, "org/mine"][pushed.rpartition("@")[2]] == {**FILES, "meta/tasks.jsonl": b"{}\n"}, "no code, no pickles"
     assert server.private["org/mine"]
-    assert hilt("fetch", pushed).returncode == 0
+    assert hilt("fetch", pushed).exit_code == 0
     assert (hub.local(pushed) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
@@ -161,10 +179,10 @@ def test_a_log_is_not_pushed_without_its_steps(server: HubServer, tmp_path: Path
     with Log.create(tmp_path / "run" / "log", Schema.of({"rewards": np.float32(0)})) as log, log.episode() as episode:
         episode.append({"rewards": np.float32(1), "terminated": True})
     done = hilt("push", str(tmp_path / "run" / "log"), "hf:datasets/org/mine")
-    assert done.returncode == 1 and f"hilt data convert {tmp_path / 'run' / 'log'} NEW --to lerobot" in done.stderr
+    assert done.exit_code == 1 and f"hilt data convert {tmp_path / 'run' / 'log'} NEW --to lerobot" in done.stderr
     (tmp_path / "run" / "policy").mkdir()
     done = hilt("push", str(tmp_path / "run"), "hf:org/mine")
-    assert done.returncode == 1 and f"for the policy, push {tmp_path / 'run' / 'policy'}" in done.stderr
+    assert done.exit_code == 1 and f"for the policy, push {tmp_path / 'run' / 'policy'}" in done.stderr
     assert not server.repositories
 
 
@@ -172,10 +190,10 @@ def test_a_dataset_is_not_pushed_as_a_model(server: HubServer, tmp_path: Path):
     (tmp_path / "data" / "meta").mkdir(parents=True)
     (tmp_path / "data" / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
     done = hilt("push", str(tmp_path / "data"), "hf:org/mine")
-    assert done.returncode == 1 and "push it to hf:datasets/org/mine" in done.stderr
+    assert done.exit_code == 1 and "push it to hf:datasets/org/mine" in done.stderr
     assert not server.repositories
 
 
 def test_what_is_not_on_the_hub_is_said_to_be_absent(server: HubServer):
     done = hilt("fetch", "hf:org/absent")
-    assert done.returncode == 1 and "no such repository or revision, or it is private" in done.stderr
+    assert done.exit_code == 1 and "no such repository or revision, or it is private" in done.stderr

@@ -28,7 +28,7 @@ from hilt.cli import doctor
 from hilt.core import files, platform
 from hilt.core.errors import StorageError
 from hilt.replay import Log
-from hilt.replay.arena import Arena, SeparateMaps, side_by_side
+from hilt.replay.storage.arena import Arena, SeparateMaps, side_by_side
 from hilt.wire.sockets import DRAIN_BYTES, Bell
 from tests.effort import need_rendering
 from tests.replay.toy_steps import SCHEMA, step
@@ -382,8 +382,8 @@ REPRESENTATIVE = (
     "tests/replay/test_log.py::test_a_bounded_map_gives_the_same_batches",
     "tests/core/test_files.py",
     "tests/wire/test_client.py::test_all_is_well",
-    "tests/wire/test_door.py::test_it_closes_and_opens_and_says_so_once",
-    "tests/envs/test_control.py::test_who_reads_while_the_other_writes_reads_again",
+    "tests/wire/test_flood_guard.py::test_it_closes_and_opens_and_says_so_once",
+    "tests/robot/test_control.py::test_who_reads_while_the_other_writes_reads_again",
     "tests/envs/test_pool.py::test_what_is_shown_cannot_be_written_and_stays_until_the_slot_is_asked_again",
 )
 

@@ -18,8 +18,8 @@ from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnsafeError
 from hilt.core.files import write_json
 from hilt.core.names import load
+from hilt.hil.config import Hil
 from hilt.recipes import recipe
-from hilt.runtime.config import Hil
 
 pytest.importorskip("gymnasium")
 MODULE = """
@@ -85,7 +85,7 @@ def test_names_in_a_file_are_refused_before_anything_is_imported(words: str, val
 
 def test_so_are_those_of_a_run_that_is_evaluated(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
-    from hilt.runtime import evaluate
+    from hilt.hil import evaluate
 
     run_of_somebody(**POPEN)
     monkeypatch.setattr(evaluate, "find_checkpoint", lambda run, which: None)

@@ -14,8 +14,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from hilt.core.tree import Array
-from hilt.policies.config import AgentConfig, EncoderConfig
-from hilt.runtime.config import Hil, Wire
+from hilt.hil.config import Hil, Wire
+from hilt.policies.agent.config import AgentConfig, EncoderConfig
 
 LIMIT = 12
 

@@ -18,8 +18,8 @@ from hilt import cli
 from hilt.core.trajectory import Source
 from hilt.envs.task import make
 from hilt.recipes import recipe
+from hilt.recording.buffered_device import as_hil_serl
 from hilt.replay import Log
-from hilt.runtime.seat import as_hil_serl
 from hilt.teleop.devices import open_device
 from hilt.teleop.intervene import TakeOver
 from tests.wire.processes import free_port

@@ -22,7 +22,7 @@ from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore
-from hilt.runtime.checkpoint import numbers
+from hilt.runs.checkpoint import numbers
 from tests.e2e.journaled import image_of
 from tests.effort import rounds
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.envs.experts import CLOSE, SCRIPTS, Hand, expert, yaw_of
-from hilt.envs.suite import BATON, POST, SPLITS, SUITE, post
-from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.tabletop.experts import CLOSE, SCRIPTS, Hand, expert, yaw_of
+from hilt.envs.tabletop.suite import BATON, POST, SPLITS, SUITE, post
+from hilt.envs.tabletop.suite_env import TabletopEnv
 from tests.effort import rounds
 
 Array = np.ndarray[Any, Any]

@@ -17,7 +17,7 @@ from hilt.core.errors import ConfigError, MissingPackageError, StorageError, Unk
 from hilt.envs import libero
 from hilt.envs.libero import SPLITS, STEP_LIMITS, STORED, SUITES, LiberoEnv
 from hilt.envs.task import check_task, make, ready, split_to_report
-from hilt.policies.suites import suite
+from hilt.policies.vla.observation_adapters import suite
 
 BOWL = "pick_up_the_black_bowl_next_to_the_plate"
 SCENE = "KITCHEN_SCENE10_close_the_top_drawer"

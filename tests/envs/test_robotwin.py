@@ -16,7 +16,7 @@ from hilt.core.errors import ConfigError, DeadlineError, StorageError, UnknownNa
 from hilt.envs import robotwin
 from hilt.envs.robotwin import FIRST_SEED, TASKS, RobotwinEnv, seeds
 from hilt.envs.task import check_task, make, ready
-from hilt.policies.suites import suite
+from hilt.policies.vla.observation_adapters import suite
 
 # What the scenes of RoboTwin do as far as we see it: joints follow actions, the task succeeds when the first joint is past 0.9.
 SCENE = '''

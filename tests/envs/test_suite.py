@@ -11,8 +11,8 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.envs.rotations import from_euler, to_matrix
-from hilt.envs.suite import BATON, CUBE, HUES, POST, SPLITS, SUITE, TabletopTask, pose
-from hilt.envs.world import World
+from hilt.envs.tabletop.suite import BATON, CUBE, HUES, POST, SPLITS, SUITE, TabletopTask, pose
+from hilt.envs.tabletop.world import World
 from tests.effort import rounds
 
 Array = np.ndarray[Any, Any]

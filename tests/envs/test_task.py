@@ -18,13 +18,13 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.names import load
 from hilt.envs import adapters, rewards, wrappers
-from hilt.envs.backends import backend_class
-from hilt.envs.robot_server import RobotServer
-from hilt.envs.suite import SUITE
+from hilt.envs.tabletop.suite import SUITE
 from hilt.envs.task import as_task, check_task, make, register, success_of
 from hilt.formats.episodes import INSTRUCTION
+from hilt.recording.record import Settings, record
 from hilt.replay import Log
-from hilt.runtime.record import Settings, record
+from hilt.robot.backends import backend_class
+from hilt.robot.robot_server import RobotServer
 from hilt.teleop.operator import Script
 
 

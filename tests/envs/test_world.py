@@ -13,7 +13,7 @@ import pytest
 
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.envs.rotations import from_euler, from_rotation_vector, inverse, multiply, to_matrix, to_rotation_vector
-from hilt.envs.world import DOWN, HIGHEST, HOME_JOINTS, PARAMETERS, TIMESTEP, World
+from hilt.envs.tabletop.world import DOWN, HIGHEST, HOME_JOINTS, PARAMETERS, TIMESTEP, World
 
 BOX = 'type="box" size=".025 .025 .025"'
 
@@ -336,7 +336,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_another_process_sees_the_same_and_ends_quietly():
-    ended = python("import tests.envs.test_world as t; import hilt.envs.world as w; v = w.World(); v.render(); print(t.story())")
+    ended = python("import tests.envs.test_world as t; import hilt.envs.tabletop.world as w; v = w.World(); v.render(); print(t.story())")
     assert ended.stderr == ""
     assert ended.stdout.strip() == story()
 
@@ -370,7 +370,7 @@ def test_each_thread_renders():
 
 
 def test_without_a_renderer_the_cure_is_told():
-    code = "from hilt.envs.world import World; w = World(); w.advance(0.1); print(w.arm().gripper); w.render()"
+    code = "from hilt.envs.tabletop.world import World; w = World(); w.advance(0.1); print(w.arm().gripper); w.render()"
     ended = python(code, MUJOCO_GL="disable")
     assert ended.stdout == "1.0\n"
     for words in (

@@ -17,9 +17,9 @@ from gymnasium import spaces
 from scipy.spatial.transform import Rotation
 
 from hilt.core.errors import ConfigError, DeadlineError, UnknownNameError
-from hilt.envs.rate import Rate
+from hilt.core.rate import Rate
 from hilt.envs.rewards import HumanClassifierWrapper, MultiCameraBinaryRewardClassifierWrapper, MultiStageBinaryRewardClassifierWrapper
-from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.envs.task import as_task
 from hilt.envs.wrappers import (
     ChunkingWrapper,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
-from hilt.envs.backends import Backend, Box, RobotState
+from hilt.robot.backends import Backend, Box, RobotState
 
 Array = np.ndarray[Any, Any]
 HOME = np.array([0.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.formats.tfrecord import footer, header
+from hilt.formats.tensorflow_files.tfrecord import footer, header
 
 
 def spoil(rng: random.Random, root: Path) -> str:

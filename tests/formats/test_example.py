@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from hilt.core.errors import CorruptError
-from hilt.formats.example import decode, decode_varints, encode, encode_varints
+from hilt.formats.tensorflow_files.example import decode, decode_varints, encode, encode_varints
 
 LISTS = st.one_of(
     st.lists(st.binary(max_size=300), max_size=5),

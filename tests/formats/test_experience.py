@@ -14,8 +14,8 @@ from hilt.formats import create, open_dataset
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode, gaps, text_fact, texts_of
 from hilt.replay import Log
-from hilt.replay.merge import merge
-from hilt.replay.repair import verify
+from hilt.replay.maintenance.merge import merge
+from hilt.replay.maintenance.repair import verify
 from tests.replay.toy_steps import new_log, numbers, step, trajectory, write
 
 

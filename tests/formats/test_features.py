@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import CorruptError, FormatError
-from hilt.formats import example, images
+from hilt.formats import images
 from hilt.formats.episodes import Steps
-from hilt.formats.features import TEXT, Features, Leaf
+from hilt.formats.tensorflow_files import example
+from hilt.formats.tensorflow_files.features import TEXT, Features, Leaf
 
 PREFIX = "tensorflow_datasets.core.features."
 

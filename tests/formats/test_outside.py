@@ -15,9 +15,9 @@ import pytest
 
 from hilt.core.errors import CorruptError, FormatError, HiltError, UnsafeError
 from hilt.core.paths import inside
-from hilt.formats import lerobot, open_dataset, tfds
+from hilt.formats import lerobot, open_dataset, rlinf_folder
 from hilt.formats.hdf5 import attributes, opened
-from hilt.replay import rlinf_folder
+from hilt.formats.tensorflow_files import tfds
 from tests.effort import need
 
 need("av")

@@ -17,11 +17,11 @@ from hilt.formats.convert import convert
 from hilt.formats.episodes import Episode
 from hilt.formats.experience import open_dataset as open_log
 from hilt.formats.rlinf import open_dataset
+from hilt.formats.rlinf_trajectory import step_rows
 from hilt.replay import Trajectory, TrajectoryReplayBuffer
-from hilt.replay.rollout import step_rows
+from tests.compat.test_buffer import golden_trajectories
 from tests.formats.toy_episodes import assert_all_same, made, write, write_stopped_at_every_call
 from tests.replay.rlinf_golden import FOLDER, packed, under
-from tests.replay.test_rlinf import golden_trajectories
 
 torch = pytest.importorskip("torch")
 SHAPES = [(3, 2), (4, 3), (2, 2), (6, 1)]
@@ -128,7 +128,7 @@ def test_damage_costs_one_trajectory(tmp_path: Path) -> None:
 def test_trajectories_of_another_kind(change: dict[str, Any], text: str, kind: str, tmp_path: Path) -> None:
     with_buffer(tmp_path, golden_trajectories()[:1], kind)
     (path,) = tmp_path.glob(f"trajectory_*.{kind}")
-    from hilt.replay import rlinf_folder as folders
+    from hilt.formats import rlinf_folder as folders
 
     values = folders.read_trajectory(path)
     fills = {"long": torch.zeros(50, 2, 1), "wide": torch.zeros(3, 5, 1)}
@@ -219,7 +219,7 @@ def test_writing_refuses_and_a_spoiled_companion_is_found(tmp_path: Path) -> Non
     with pytest.raises(UnknownNameError, match="no trajectory format named 'npz'"):
         create(tmp_path / "a", "rlinf", trajectory_format="npz")
     write(create(tmp_path / "b", "rlinf"), episodes()[:1])
-    from hilt.replay import torch as bridge
+    from hilt.replay import tensors as bridge
 
     path = tmp_path / "b" / "hilt_0.pt"
     kept = bridge.load_pt(path)

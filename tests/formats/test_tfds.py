@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, MissingPackageError, StorageError, UnknownNameError
-from hilt.formats.tfds import RldsDataset, Shard, matches, open_dataset, select
-from hilt.formats.tfrecord import OVERHEAD, RecordFile, RecordWriter, header
+from hilt.formats.tensorflow_files.tfds import RldsDataset, Shard, matches, open_dataset, select
+from hilt.formats.tensorflow_files.tfrecord import OVERHEAD, RecordFile, RecordWriter, header
 from tests.formats.values import differences, values
 from tests.golden import FOLDER
 

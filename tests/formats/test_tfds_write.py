@@ -17,7 +17,7 @@ from hilt.formats import open_dataset as open_any
 from hilt.formats.convert import convert
 from hilt.formats.episodes import Dataset, Episode
 from hilt.formats.rlds import convert_rlds_to_trajectories, create_log_schema, create_trajectory_data_spec, push_rlds_to_reverb
-from hilt.formats.tfds_write import create
+from hilt.formats.tensorflow_files.tfds_write import create
 from hilt.replay import Log
 from tests.effort import rounds
 from tests.formats.test_steps import random_episode

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import CorruptError, StorageError
-from hilt.formats.tfrecord import OVERHEAD, RecordFile, RecordWriter, footer, header, masked
+from hilt.formats.tensorflow_files.tfrecord import OVERHEAD, RecordFile, RecordWriter, footer, header, masked
 
 RECORDS = [b"first", b"", b"x" * 1000, bytes(range(256))]
 

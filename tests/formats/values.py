@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.formats.tfds import open_dataset
+from hilt.formats.tensorflow_files.tfds import open_dataset
 
 
 def values(folder: Path, splits: tuple[str, ...] = ("train", "val"), whole: bool = True) -> dict[str, Any]:

@@ -53,6 +53,20 @@ def test_a_validation_counts_as_many_episodes_as_are_independent():
     assert raised(VLA, *[record | {"validation_effective_episodes": 400.0} for record in records]) == ["validation"]
 
 
+def test_validations_of_the_same_states_are_compared_in_pairs():
+    """As if independent, 90 and 80 of 100 are 2 standard errors apart; but all that failed before fails again, and ten more."""
+
+    def validated(failed: int, states: int = 100) -> dict[str, Any]:
+        tried = " ".join("0" if state < failed else "1" for state in range(states))
+        return {"validation_success": 1 - failed / states, "validation_episodes": float(states), "validation_outcomes": tried}
+
+    assert raised(VLA, validated(10), validated(20)) == raised(HIL, validated(10), validated(20)) == ["validation"]
+    assert not raised(VLA, validated(10), validated(18)), "8 of them are 2.8 standard errors"
+    other = {**validated(20), "validation_outcomes": validated(20)["validation_outcomes"][::-1]}
+    assert not raised(VLA, validated(10), other), "others fail now: 10 of 30 that changed"
+    assert not raised(VLA, validated(10), validated(10, states=50)), "of other states: as if independent"
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_each_alarm_of_post_training_is_raised_alone(name: str):
     assert raised(*(WRONG[name][0], *WRONG[name][1])) == [name]

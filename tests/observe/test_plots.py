@@ -19,7 +19,7 @@ from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import DASHES, WIDTH, Chart, Line, Svg, axes, dash_of, short, ticks
 from hilt.observe.metrics import GOES_ON
-from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot
+from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot, pooled
 from hilt.observe.statistics import wilson
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
@@ -198,6 +198,18 @@ def test_dots_of_many_tasks_are_pooled(tmp_path: Path):
     dots = lines["all tasks, eval"]
     assert dots.x.tolist() == [0, 100] and dots.y.tolist() == [0, 8 / 40] and (dots.low[1], dots.high[1]) == wilson(8, 40)
     assert "<title>10 tasks: run" in page(grouped([Run.load(run)]), {"step": [], "minutes": []}, 1)
+
+
+def test_pooled_tasks_that_share_their_scenes_are_clusters():
+    """400 episodes in 100 scenes whose four tasks end alike say as much as 100."""
+    alike = [{"state": state, "success": state < 80} for state in range(100)]
+    common = {"split": "eval", "update": 7, "episodes": 100, "success": 0.8, "low": 0.71, "high": 0.87, "outcomes": alike}
+    cards = [{**common, "task": f"tabletop/press_{name}", "scene": "tabletop/press"} for name in ("red", "green", "blue", "grey")]
+    (one,) = pooled(cards)
+    low, high = wilson(80, 100)
+    assert one["success"] == 0.8 and (one["low"], one["high"]) == pytest.approx((low, high), abs=2e-3)
+    (apart,) = pooled([{**card, "scene": card["task"]} for card in cards])
+    assert (apart["low"], apart["high"]) == wilson(320, 400), "tasks with scenes of their own are independent"
 
 
 @pytest.mark.skipif(bool(chromium.absent()), reason=chromium.absent())

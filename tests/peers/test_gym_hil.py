@@ -18,8 +18,8 @@ import pytest
 
 from hilt.core.trajectory import Source
 from hilt.envs.task import check_task, make, success_of
+from hilt.recording.record import Settings, record
 from hilt.replay import Log
-from hilt.runtime.record import Settings, record
 from hilt.teleop.operator import Script
 
 pytestmark = [

@@ -24,16 +24,16 @@ from hilt.envs import libero
 from hilt.envs.libero import LiberoEnv
 from hilt.envs.task import check_task, make, ready
 from hilt.observe.metrics import read_metrics
-from hilt.policies.checkpoints import load_policy
-from hilt.policies.flow import Flow
-from hilt.policies.gemma import StackConfig, VisionConfig
-from hilt.policies.normalize import statistics
-from hilt.policies.pi0 import Pi0, Pi0Config
-from hilt.policies.tokens import ByteTokenizer
+from hilt.policies.io.folders import load_policy
+from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.gemma import StackConfig, VisionConfig
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.pi0 import Pi0, Pi0Config
+from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.recipes import vla_recipe
-from hilt.recipes.ript import rloo
+from hilt.recipes.ript_run import rloo
 from hilt.replay import Log
-from hilt.runtime.post_train import begin_run, resume_run, train
+from hilt.vla.train import begin_run, resume_run, train
 
 ASSETS = os.environ.get("HILT_LIBERO_ASSETS", "")
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hilt.replay import limiter, select
+from hilt.replay.sampling import limiters as limiter
+from hilt.replay.sampling import selectors as select
 from tests.replay.toy_table import chi_square_is_plausible, replay_remover, replay_table, same
 
 reverb = pytest.importorskip("reverb", reason="no dm-reverb (Linux on x86-64, Python up to 3.11): see tests/golden/reverb/README.md")

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt.cli import app
-from hilt.policies.flow import Flow
-from hilt.policies.gemma import StackConfig, VisionConfig
-from hilt.policies.normalize import statistics
-from hilt.policies.pi0 import Pi0, Pi0Config
-from hilt.policies.tokens import ByteTokenizer
-from hilt.runtime.episode_log import EpisodeLog
-from tests.recipes.test_ript import PLAN
+from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.gemma import StackConfig, VisionConfig
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.pi0 import Pi0, Pi0Config
+from hilt.policies.vla.tokens import ByteTokenizer
+from hilt.vla.episode_log import EpisodeLog
+from tests.recipes.test_ript_run import PLAN
 
 pytestmark = [
     pytest.mark.peers,

@@ -31,7 +31,7 @@ from hilt.core.tree import flatten  # noqa: E402
 from hilt.formats import rlds  # noqa: E402
 from hilt.formats.episodes import Episode, Notes  # noqa: E402
 from hilt.formats.steps import to_steps  # noqa: E402
-from hilt.formats.tfds_write import create  # noqa: E402
+from hilt.formats.tensorflow_files.tfds_write import create  # noqa: E402
 from hilt.replay import Log  # noqa: E402
 from tests.formats.rlds_steps import LAST, MID, TERMINAL, as_numbers, episode, expected, random_episodes, step  # noqa: E402
 from tests.formats.test_steps import random_episode  # noqa: E402

@@ -18,7 +18,7 @@ import pytest
 
 from hilt.core.tree import flatten
 from hilt.replay import TrajectoryReplayBuffer
-from tests.replay.test_rlinf import golden_trajectories
+from tests.compat.test_buffer import golden_trajectories
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

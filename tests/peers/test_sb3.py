@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from bench.sides import Side
 
+from hilt.hil.evaluate import load_agent
 from hilt.replay import Log
-from hilt.runtime.evaluate import load_agent
 from tests.wire.processes import free_port
 
 pytestmark = pytest.mark.peers

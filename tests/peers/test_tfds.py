@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import ConfigError
-from hilt.formats.tfds import Shard, open_dataset, select
+from hilt.formats.tensorflow_files.tfds import Shard, open_dataset, select
 from tests.formats.values import differences, values
 
 pytestmark = pytest.mark.peers

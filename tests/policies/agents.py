@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent import Agent
-from hilt.policies.config import AgentConfig, EncoderConfig, Rlpd
+from hilt.policies.agent.agent import Agent
+from hilt.policies.agent.config import AgentConfig, EncoderConfig, Rlpd
 
 torch.set_num_threads(1)
 PIXELS = 32

@@ -16,10 +16,10 @@ from scipy.spatial.transform import Rotation
 from hilt.algos import rlpd
 from hilt.core.errors import ConfigError, MissingFieldError, NotFiniteError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent import Agent, AgentConfig, one_cycle, rotation_columns
-from hilt.policies.config import EncoderConfig
-from hilt.policies.layout import ActionLayout
-from hilt.replay.torch import load_pt, save_pt
+from hilt.policies.agent.agent import Agent, AgentConfig, one_cycle, rotation_columns
+from hilt.policies.agent.config import EncoderConfig
+from hilt.policies.agent.layout import ActionLayout
+from hilt.replay.tensors import load_pt, save_pt
 from tests.policies.agents import MODES, batch, config, make, moved, numbers, spaces
 
 FROZEN = EncoderConfig(features=8, training="frozen")

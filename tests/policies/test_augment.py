@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError
-from hilt.policies import augment
-from hilt.policies.images import center_crop
+from hilt.policies.io.preprocess import center_crop
+from hilt.policies.vla import augment
 from tests.effort import devices
 
 SIDE = math.sqrt(augment.OPENVLA_AREA)

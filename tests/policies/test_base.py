@@ -10,7 +10,7 @@ import torch
 
 from hilt.core.errors import SchemaError
 from hilt.policies.base import join, select, widen
-from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay import Log, Schema
 
 

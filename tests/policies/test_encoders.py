@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.policies.config import EncoderConfig
-from hilt.policies.encoders import Encoder, as_image, dropout, random_crop
-from hilt.replay.torch import generator
+from hilt.policies.agent.config import EncoderConfig
+from hilt.policies.agent.encoders import Encoder, as_image, dropout, random_crop
+from hilt.replay.tensors import generator
 from tests.policies.flax_weights import arrays, image, write
 
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.policies import flow
-from hilt.policies.flow import Flow, Step
+from hilt.policies.vla import flow
+from hilt.policies.vla.flow import Flow, Step
 
 ROWS, SHAPE = 64, (64, 3, 2)
 FLOWS = [Flow(kind, steps=5, joint=joint) for kind in flow.KINDS for joint in (False, True)]

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from hilt.core.errors import ConfigError
-from hilt.policies.flow import Flow
-from hilt.policies.heads import FlowHead, GaussianHead, TokensHead
+from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.heads import FlowHead, GaussianHead, TokensHead
 from tests.policies.differences import assert_gradients
 
 ROWS, WIDTH, CHUNK, DIM = 5, 6, 3, 2

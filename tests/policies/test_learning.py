@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hilt.core.tree import ArraySpec
-from hilt.policies.agent import Agent
-from hilt.policies.config import AgentConfig, EncoderConfig, Rlpd
+from hilt.policies.agent.agent import Agent
+from hilt.policies.agent.config import AgentConfig, EncoderConfig, Rlpd
 from tests.golden.kinds.openvla import weight
 from tests.policies.agents import batch, make, numbers
 

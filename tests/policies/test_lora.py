@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
-from hilt.policies.lora import adapted, attach, load_adapter, merge, merged, save_adapter
-from hilt.policies.weights import Tensors, write_tensors
+from hilt.policies.io.lora import adapted, attach, load_adapter, merge, merged, save_adapter
+from hilt.policies.io.tensor_files import Tensors, write_tensors
 from tests.effort import need
 
 need("peft")

@@ -12,9 +12,9 @@ import torch
 
 from hilt.core import platform
 from hilt.core.errors import ConfigError
-from hilt.policies import lora, memory
-from hilt.policies.memory import Estimate, estimate
-from hilt.policies.openvla import OpenVLAOptions
+from hilt.policies.io import lora, memory
+from hilt.policies.io.memory import Estimate, estimate
+from hilt.policies.vla.openvla import OpenVLAOptions
 from tests.policies.tiny_openvla import TEXT, VIT, bare
 
 WIDE = {

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hilt.policies.actor_critic import Actor, Body, Critics, GraspCritic, Temperature, Trained
-from hilt.replay.torch import generator
+from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Temperature, Trained
+from hilt.replay.tensors import generator
 
 torch.set_num_threads(1)
 A, FEATURES = 2, 3

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
-from hilt.policies.normalize import Normalizer, gripper_inverted, gripper_signs, read_statistics, resolve_key, statistics
+from hilt.policies.vla.normalize import Normalizer, gripper_inverted, gripper_signs, read_statistics, resolve_key, statistics
 
 STATS = {"q01": [-2.0, 0.0], "q99": [2.0, 10.0], "min": [-4.0, 0.0], "max": [4.0, 20.0], "mean": [1.0, 2.0], "std": [0.5, 4.0]}
 

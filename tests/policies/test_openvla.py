@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
-from hilt.policies import base, llama, openvla, precision, vit
-from hilt.policies.heads import pick
-from hilt.policies.images import openvla_view
-from hilt.policies.openvla import OpenVLAConfig, OpenVLAOptions
+from hilt.policies import base, precision
+from hilt.policies.io.preprocess import openvla_view
+from hilt.policies.vla import llama, openvla, vit
+from hilt.policies.vla.heads import pick
+from hilt.policies.vla.openvla import OpenVLAConfig, OpenVLAOptions
 from tests import golden
 from tests.effort import sampled
 from tests.golden.kinds import openvla as kind

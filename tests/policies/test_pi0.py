@@ -14,17 +14,17 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
-from hilt.policies import gemma
 from hilt.policies.base import join, select
-from hilt.policies.checkpoints import load_policy
-from hilt.policies.flow import Flow
-from hilt.policies.flow_policy import FlowPolicy
-from hilt.policies.gemma import StackConfig, VisionConfig
-from hilt.policies.normalize import statistics
-from hilt.policies.pi0 import Pi0, Pi0Config
-from hilt.policies.smolvla import SmolVLA, SmolVLAConfig
-from hilt.policies.tokens import ByteTokenizer, FolderTokenizer
-from hilt.policies.weights import Tensors, write_tensors
+from hilt.policies.io.folders import load_policy
+from hilt.policies.io.tensor_files import Tensors, write_tensors
+from hilt.policies.vla import gemma
+from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.flow_policy import FlowPolicy
+from hilt.policies.vla.gemma import StackConfig, VisionConfig
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.pi0 import Pi0, Pi0Config
+from hilt.policies.vla.smolvla import SmolVLA, SmolVLAConfig
+from hilt.policies.vla.tokens import ByteTokenizer, FolderTokenizer
 from tests import golden
 from tests.golden.kinds import pi0 as kind
 from tests.policies.differences import assert_gradients

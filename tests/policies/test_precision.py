@@ -15,11 +15,11 @@ from hilt.core import platform as system
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies import precision
-from hilt.policies.config import AgentConfig
-from hilt.policies.encoders import Encoder, EncoderConfig
+from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.encoders import Encoder, EncoderConfig
 from hilt.policies.precision import Choice, Trial, choose, measures, slowness
-from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
-from hilt.replay.torch import generator
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.replay.tensors import generator
 
 NONE, AMX, AVX512 = "fpu sse2 avx2 avx512f", "fpu sse2 avx512f avx512_bf16 amx_tile amx_bf16", "fpu sse2 avx512f avx512_bf16"
 DECIDES = precision._automatic  # as it is outside tests

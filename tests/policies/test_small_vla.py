@@ -16,10 +16,10 @@ import torch
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, StorageError, UnknownNameError
 from hilt.policies.base import join, select
-from hilt.policies.checkpoints import load_policy
-from hilt.policies.flow import Flow
-from hilt.policies.lora import attach
-from hilt.policies.small_vla import SmallVLA, SmallVLAConfig
+from hilt.policies.io.folders import load_policy
+from hilt.policies.io.lora import attach
+from hilt.policies.vla.flow import Flow
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from tests.effort import sampled
 from tests.policies.differences import assert_gradients
 
@@ -349,7 +349,7 @@ def test_sizes_are_as_documented() -> None:
 
 
 def test_no_policy_needs_what_a_gpu_machine_lacks() -> None:
-    parts = ("small_vla", "openvla", "pi0", "smolvla", "checkpoints", "lora", "memory", "suites")
+    parts = ["vla.small_vla", "vla.openvla", "vla.pi0", "vla.smolvla", "vla.observation_adapters", "io.folders", "io.lora", "io.memory"]
     names = ", ".join(f"hilt.policies.{name}" for name in parts)
     code = f"import {names}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600).stdout.split())

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, FormatError
-from hilt.policies.tokens import EMPTY, ActionTokenizer, ByteTokenizer, load_tokenizer, openvla_ids, openvla_prompt, padded, save_tokenizer
+from hilt.policies.vla.tokens import (
+    EMPTY,
+    ActionTokenizer,
+    ByteTokenizer,
+    load_tokenizer,
+    openvla_ids,
+    openvla_prompt,
+    padded,
+    save_tokenizer,
+)
 
 
 def test_openvlas_bins():

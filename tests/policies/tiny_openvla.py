@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
-from hilt.policies.tokens import ByteTokenizer
+from hilt.policies.vla.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
+from hilt.policies.vla.tokens import ByteTokenizer
 
 VIT = {"patch_size": 14, "embed_dim": 24, "depth": 3, "num_heads": 2}
 UPSTREAM = {"model_type": "openvla", "vision_backbone_id": "dinosiglip-vit-so-224px", "llm_backbone_id": "llama2-7b-pure"}

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hilt import cli
 from hilt.core.config import build
 from hilt.envs import task
-from hilt.policies.tokens import ByteTokenizer
+from hilt.hil.config import Hil
+from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.recipes import PUBLISHED, file_of, recipe, sft_recipe
-from hilt.runtime.config import Hil
-from tests.cli.test_simplevla import GOLDEN, StandIn
+from tests.cli.test_train_simplevla import GOLDEN, StandIn
 from tests.golden.kinds.openvla import made as openvla
 from tests.policies.test_pi0 import made as pi0
 

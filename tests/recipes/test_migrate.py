@@ -14,8 +14,8 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.task import make
+from hilt.hil.config import Hil
 from hilt.recipes.migrate import SAME, from_hil_serl
-from hilt.runtime.config import Hil
 
 
 class Arm(gymnasium.Env[Any, Any]):

@@ -9,9 +9,9 @@ import pytest
 
 from hilt.core.config import build, freeze
 from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.hil.config import Hil
+from hilt.hil.environment import spaces
 from hilt.recipes import RECIPES, VLA_RECIPES, recipe, vla_recipe
-from hilt.runtime.config import Hil
-from hilt.runtime.workplace import spaces
 
 
 def mine() -> Hil:
@@ -42,7 +42,7 @@ def test_every_recipe_ends_by_updates_and_the_clock_is_a_cap(name: str):
 def test_functions_of_ones_own_and_files():
     assert recipe(f"{__name__}:mine").batch_size == 7
     assert build(recipe(f"{__name__}:mine"), "agent.rlpd.discount=0.9").agent.rlpd.discount == 0.9
-    with pytest.raises(ConfigError, match=r"gave 7: expected a hilt\.runtime.config.Hil"):
+    with pytest.raises(ConfigError, match=r"gave 7: expected a hilt\.hil.config.Hil"):
         recipe(f"{__name__}:wrong")
     with pytest.raises(UnknownNameError, match="no recipe named 'tabletop_pik'; did you mean 'tabletop_pick'"):
         recipe("tabletop_pik")

@@ -16,7 +16,7 @@ import numpy as np
 from hilt.core.files import DISK, Files
 from hilt.core.tree import Array
 from hilt.replay import Log, Schema
-from hilt.replay.runs import OFFSET_BITS
+from hilt.replay.key_ranges import OFFSET_BITS
 
 SIDE = 32
 IMAGE = "observations/image"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.replay.rollout import ChunkStepResult, EmbodiedRolloutResult, Trajectory
-from hilt.replay.torch import to_torch
+from hilt.compat.rlinf.rollout_result import ChunkStepResult, EmbodiedRolloutResult, Trajectory
+from hilt.replay.tensors import to_torch
 
 FOLDER = Path(__file__).parent.parent / "golden" / "rlinf"
 EPOCHS = (1, 1, 1, 2)

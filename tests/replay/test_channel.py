@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError
-from hilt.replay import channel as module
-from hilt.replay.channel import Channel
+from hilt.replay.transfer import channel as module
+from hilt.replay.transfer.channel import Channel
 
 
 def test_items_come_out_in_the_order_they_went_in() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from hilt.core.errors import FormatError, StorageError
 from hilt.replay import Log
-from hilt.replay.runs import key_of
+from hilt.replay.key_ranges import key_of
 from tests.effort import rounds, some_of
 from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, all_keys, check_contents, columns, describe, make_log, trajectory
 from tests.replay.writers import DEADLINE_S, NEVER, PLACES, Writer, add_forever, write_forever, write_once

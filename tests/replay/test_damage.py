@@ -20,10 +20,10 @@ import pytest
 from hilt.core.errors import CorruptError, FormatError, HiltError, StorageError, UnknownNameError, VersionError
 from hilt.core.files import read_json, write_json
 from hilt.replay import Log
-from hilt.replay.records import FORMAT
-from hilt.replay.repair import repair, verify
-from hilt.replay.runs import OFFSET_BITS
-from hilt.replay.segment import Segment
+from hilt.replay.key_ranges import OFFSET_BITS
+from hilt.replay.maintenance.repair import repair, verify
+from hilt.replay.storage.records import FORMAT
+from hilt.replay.storage.segment import Segment
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, length, make_log, trajectory
 from tests.replay.writers import DEADLINE_S, Writer

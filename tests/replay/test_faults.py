@@ -35,8 +35,8 @@ from hilt.core.errors import (
 from hilt.core.files import Files
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
-from hilt.replay.repair import verify
-from hilt.replay.runs import key_of
+from hilt.replay.key_ranges import key_of
+from hilt.replay.maintenance.repair import verify
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SCHEMA, SPACING, all_keys, check_contents, columns, length, make_log, same, trajectory
 from tests.replay.writers import DEADLINE_S, Writer

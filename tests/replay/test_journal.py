@@ -11,7 +11,7 @@ from hilt.core.errors import DiskFullError, SchemaError
 from hilt.core.files import DISK, Files
 from hilt.replay import Log
 from hilt.replay.facts import Facts
-from hilt.replay.journal import Journal, format_line, parse_line
+from hilt.replay.storage.journal import Journal, format_line, parse_line
 from tests.replay.known_steps import SPACING, make_log, trajectory
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from hilt.core.errors import ConfigError, FormatError, LockedError, ReadOnlyError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec
-from hilt.replay import Log, Schema, scan
-from hilt.replay.repair import verify
-from hilt.replay.scan import scan_file
-from hilt.replay.segment import Segment
+from hilt.replay import Log, Schema
+from hilt.replay.maintenance.repair import verify
+from hilt.replay.storage import scan
+from hilt.replay.storage.scan import scan_file
+from hilt.replay.storage.segment import Segment
 from tests.effort import rounds
 from tests.replay.toy_steps import IMAGE, SCHEMA, check, new_log, numbers, observation, step, trajectory, write
 

@@ -19,8 +19,8 @@ import pytest
 from hilt.core.errors import FormatError, StorageError
 from hilt.core.files import Files
 from hilt.replay import Log
-from hilt.replay.runs import key_of
-from hilt.replay.segment import ROWS
+from hilt.replay.key_ranges import key_of
+from hilt.replay.storage.segment import ROWS
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SPACING, all_keys, check_contents, columns, describe, length, make_log, trajectory
 from tests.replay.power import Disk, Event, Recorder
@@ -150,7 +150,7 @@ def test_power_cuts(durability: str, compression: str, memory_path: Path, counte
     root = memory_path / "disk"
     root.mkdir()
     events = write(Workload(root / "log", durability, 0.0005, **settings))
-    monkeypatch.setattr("hilt.replay.segment.boot_id", lambda: "after the power cut")
+    monkeypatch.setattr("hilt.replay.storage.segment.boot_id", lambda: "after the power cut")
     rng, promised, shown = np.random.default_rng(len(durability) + len(compression)), 0, 0
     for number, moment in enumerate(moments(events, rng, CUTS)):
         disk = Disk(root)

@@ -14,8 +14,9 @@ import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError
 from hilt.core.tree import flatten
-from hilt.replay import Log, MinSize, prefetch
-from hilt.replay.prefetch import Prefetch
+from hilt.replay import Log, MinSize
+from hilt.replay.sampling import prefetch
+from hilt.replay.sampling.prefetch import Prefetch
 from tests.replay.toy_steps import check, new_log, numbers, step, write
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

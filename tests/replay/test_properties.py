@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hilt.core.tree import flatten
 from hilt.replay import Log, Schema
-from hilt.replay.runs import key_of
+from hilt.replay.key_ranges import key_of
 from tests.effort import rounds
 
 IMAGE = (20, 20, 3)  # 1,200 bytes: stored as frames

@@ -20,8 +20,8 @@ from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, 
 from hilt.core.files import Files, read_json, write_json
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
-from hilt.replay.findings import Report, Span
-from hilt.replay.repair import merge, repair, split, verify
+from hilt.replay.maintenance.findings import Report, Span
+from hilt.replay.maintenance.repair import merge, repair, split, verify
 from tests.effort import rounds, sampled, some_of
 from tests.replay import vandal
 

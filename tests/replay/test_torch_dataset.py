@@ -19,7 +19,7 @@ from tests.replay.toy_steps import new_log, numbers, step, write
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
-from hilt.replay.torch_dataset import StepBatches, StepDataset, StepLoader  # noqa: E402
+from hilt.replay.sampling.torch_dataset import StepBatches, StepDataset, StepLoader  # noqa: E402
 
 STEPS = 53
 

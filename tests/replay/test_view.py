@@ -12,7 +12,7 @@ import pytest
 from hilt.core.errors import ClosedError, ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import ArraySpec, Spec
 from hilt.replay import Log, Schema
-from hilt.replay.runs import key_of
+from hilt.replay.key_ranges import key_of
 from tests.replay.toy_steps import SCHEMA, check, new_log, numbers, step, trajectory, write
 
 

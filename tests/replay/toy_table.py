@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.replay import limiter, select
+from hilt.replay.sampling import limiters as limiter
+from hilt.replay.sampling import selectors as select
 
 AHEAD = 4
 """As in tests/peers/make_reverb_golden.py."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from hilt.core.errors import HiltError
 from hilt.core.files import checksum, read_json, write_json
-from hilt.replay.journal import format_line
-from hilt.replay.segment import EXTENT, Segment
+from hilt.replay.storage.journal import format_line
+from hilt.replay.storage.segment import EXTENT, Segment
 
 _WAYS = ["flip"] * 5 + ["cut", "grow", "zero", "delete", "swap", "empty", "garbage", "copy"]
 _VALUES = [None, -1, 0, 1, 7, 2**31, 2**40, 2**63, -(2**63), 1.5, "x", "", [], {}, [[1]], True, "<f8", "|O", 10**30, ["a"], {"a": 1}]

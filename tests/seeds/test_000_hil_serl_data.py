@@ -328,7 +328,7 @@ def test_an_episode_of_a_run_has_its_intervention_count_beside_its_steps():
     """In metrics.jsonl, counted as HIL-SERL counts: take-overs that began in the episode."""
     from hilt.algos.rlpd import Rlpd
     from hilt.core.trajectory import Source
-    from hilt.runtime.experience import told
+    from hilt.hil.data import told
 
     source = np.array([Source.POLICY, Source.HUMAN, Source.HUMAN, Source.POLICY, Source.HUMAN])
     columns = {name: np.zeros(5) for name in ("rewards", "terminated", "lost", "succeed", "times/observed", "times/applied")}
@@ -345,7 +345,7 @@ def test_spacemouse_intervention_is_the_take_over_with_a_spacemouse(monkeypatch:
     assert steps[-1]["intervene_action"].tolist() == [0.25, 0, 0, 0, 0, 0, 0]
     env.close()
     opened: list[str] = []
-    monkeypatch.setattr("hilt.compat.spacemouse.open_device", lambda name: opened.append(name) or Person())
+    monkeypatch.setattr("hilt.compat.serl.intervention.open_device", lambda name: opened.append(name) or Person())
     SpacemouseIntervention(FrankaEnv()).close()
     assert opened == ["spacemouse"]
 

@@ -25,13 +25,13 @@ from hilt.compat.ript import (
     smart_sample_init_state,
 )
 from hilt.core.errors import EmptyError
-from hilt.recipes.ript import rloo
-from hilt.runtime.collect import Collecting, Collector
-from hilt.runtime.ranks import Alone
-from hilt.runtime.roles import Worker
-from tests.runtime.test_collect import stored
-from tests.runtime.toy_pool import GAME, Dice, ToyPool
-from tests.runtime.toy_vla import config as toy_config
+from hilt.distributed.ranks import Alone
+from hilt.recipes.ript_run import rloo
+from hilt.vla.collect import Collecting, Collector
+from hilt.vla.worker import Worker
+from tests.vla.test_collect import stored
+from tests.vla.toy_pool import GAME, Dice, ToyPool
+from tests.vla.toy_vla import config as toy_config
 
 PLAN = """
 task:

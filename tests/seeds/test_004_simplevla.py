@@ -27,18 +27,18 @@ from hilt.compat.simplevla import (
     rollout_batch,
 )
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
+from hilt.distributed.batch import Batch
 from hilt.envs import task
 from hilt.envs.adapters import from_custom
 from hilt.policies.base import join
-from hilt.policies.images import center_crop
-from hilt.policies.openvla import OpenVLAOptions
-from hilt.policies.prismatic import L1Head
-from hilt.policies.suites import suite
-from hilt.recipes.simplevla import simplevla
+from hilt.policies.io.preprocess import center_crop
+from hilt.policies.vla.observation_adapters import suite
+from hilt.policies.vla.openvla import OpenVLAOptions
+from hilt.policies.vla.prismatic import L1Head
 from hilt.recipes.simplevla_names import suites
-from hilt.runtime.batch import Batch
-from hilt.runtime.episode import Episode, Start
-from tests.cli.test_simplevla import StandIn
+from hilt.recipes.simplevla_run import simplevla
+from hilt.vla.episode import Episode, Start
+from tests.cli.test_train_simplevla import StandIn
 from tests.envs.test_robotwin import root  # noqa: F401 - a fixture
 from tests.policies.tiny_openvla import observations, statistics, tiny
 

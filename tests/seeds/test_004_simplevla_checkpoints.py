@@ -19,15 +19,15 @@ from hilt.core.config import build
 from hilt.core.errors import ConfigError, CorruptError, StorageError
 from hilt.core.url_folder import MANIFEST, UrlFolder, files_of
 from hilt.observe.metrics import read_metrics
-from hilt.policies import lora
-from hilt.policies.checkpoints import load_policy
-from hilt.policies.weights import Tensors
-from hilt.runtime import exports
-from hilt.runtime.post_train import begin_run, resume_run, train
-from tests.cli.test_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture
+from hilt.policies.io import lora
+from hilt.policies.io.folders import load_policy
+from hilt.policies.io.tensor_files import Tensors
+from hilt.vla import exports
+from hilt.vla.train import begin_run, resume_run, train
+from tests.cli.test_train_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture
 from tests.effort import need
 from tests.policies.tiny_openvla import tiny
-from tests.runtime.toy_vla import config
+from tests.vla.toy_vla import config
 
 need("fsspec")
 QUIET = ("validation.before=false", "validation.period=0", "validation.after=false")

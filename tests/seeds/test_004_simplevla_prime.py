@@ -11,15 +11,15 @@ import pytest
 
 from hilt.core.errors import ConfigError, SeveralErrors
 from hilt.observe.metrics import read_metrics
-from hilt.policies.weights import Tensors
-from hilt.recipes.simplevla import simplevla
-from hilt.runtime import checkpoint
-from hilt.runtime.footprint import footprint
-from hilt.runtime.post_train import begin_run, resume_run, train
-from hilt.runtime.vla_config import Vla
-from tests.cli.test_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture
-from tests.recipes.test_simplevla import COMMAND as DOCUMENT
-from tests.runtime.toy_vla import config
+from hilt.policies.io.tensor_files import Tensors
+from hilt.recipes.simplevla_run import simplevla
+from hilt.runs import checkpoint
+from hilt.vla.config import Vla
+from hilt.vla.footprint import footprint
+from hilt.vla.train import begin_run, resume_run, train
+from tests.cli.test_train_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture
+from tests.recipes.test_simplevla_run import COMMAND as DOCUMENT
+from tests.vla.toy_vla import config
 
 QUIET = ("validation.before=false", "validation.period=0", "validation.after=false")
 RM = "reward_model."

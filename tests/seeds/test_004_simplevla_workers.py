@@ -30,19 +30,19 @@ from hilt.compat.simplevla import (
     rollout_batch,
 )
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
+from hilt.distributed.batch import Batch
+from hilt.distributed.optimizer import Trainee
 from hilt.envs import task
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy
-from hilt.policies.checkpoints import load_policy
-from hilt.policies.suites import suite
-from hilt.policies.tokens import load_tokenizer
-from hilt.runtime.batch import Batch
-from hilt.runtime.episode import Episode, Start
-from hilt.runtime.roles import reward_of
-from hilt.runtime.rollout import roll_out
-from hilt.runtime.trainee import Trainee
-from hilt.runtime.update import Updater
-from hilt.runtime.vla_config import Rewards
+from hilt.policies.io.folders import load_policy
+from hilt.policies.vla.observation_adapters import suite
+from hilt.policies.vla.tokens import load_tokenizer
+from hilt.vla.config import Rewards
+from hilt.vla.episode import Episode, Start
+from hilt.vla.rollout import roll_out
+from hilt.vla.update import Updater
+from hilt.vla.worker import reward_of
 from tests.policies.tiny_openvla import same_weights, tiny
 from tests.seeds.test_004_simplevla import LiberoStandIn, episode_of
 

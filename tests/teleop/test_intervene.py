@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Source
-from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.teleop.devices import Reading, open_device
 from hilt.teleop.intervene import BRIEF_SECONDS, LET_GO, LET_GO_ARM, LET_GO_CONTACT, TakeOver, images_of
 from tests.teleop.played import Noting, Played, push

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
-from hilt.envs.tabletop import TabletopEnv
+from hilt.envs.tabletop.suite_env import TabletopEnv
 from hilt.envs.wrappers import GripperCloseEnv
 from hilt.teleop.devices import open_device
 from hilt.teleop.intervene import TakeOver

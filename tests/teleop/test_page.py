@@ -614,7 +614,7 @@ class Driven(threading.Thread):
             raise
 
     def control(self) -> None:
-        from hilt.envs.tabletop import TabletopEnv
+        from hilt.envs.tabletop.suite_env import TabletopEnv
         from hilt.replay import Schema
         from hilt.teleop.intervene import TakeOver
 
@@ -720,8 +720,8 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
 @needs_chromium
 def test_an_episode_is_recorded_from_the_page(page: Any, device: Any, tmp_path: Path):
     """`hilt record` with this device, to its end: every step is the person's, whether a key is held or not."""
-    from hilt.envs.tabletop import TabletopEnv
-    from hilt.runtime.record import Settings, record
+    from hilt.envs.tabletop.suite_env import TabletopEnv
+    from hilt.recording.record import Settings, record
 
     results: list[Any] = []
 

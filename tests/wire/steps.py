@@ -17,7 +17,7 @@ import numpy as np
 
 from hilt.core.tree import Array, unflatten
 from hilt.replay import Log, ReplayBufferDataStore
-from hilt.replay.repair import verify
+from hilt.replay.maintenance.repair import verify
 
 ENV, INTERVENTION = "actor_env", "actor_env_intvn"
 STORES = (ENV, INTERVENTION)

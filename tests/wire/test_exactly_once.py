@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from hilt.core.errors import DeadlineError
-from hilt.replay import Log, Queue, QueuedDataStore, chains
+from hilt.replay import Log, Queue, QueuedDataStore
+from hilt.replay.transfer import assembler as chains
 from hilt.wire import TrainerClient, TrainerServer, link, make_trainer_config
 from tests.effort import rounds
 from tests.wire.journal import wait_for

@@ -18,7 +18,7 @@ import pytest
 
 from hilt.core.files import DISK
 from hilt.replay import Log, QueuedDataStore
-from hilt.replay.received import Received
+from hilt.replay.transfer.delivered import Received
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from hilt.wire.ingest import Stream
 from tests.effort import rounds

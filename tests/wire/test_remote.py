@@ -12,7 +12,7 @@ import pytest
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError, RequestError, SchemaError
 from hilt.core.tree import flatten
 from hilt.replay import Channel
-from hilt.replay.limiter import MinSize
+from hilt.replay.sampling.limiters import MinSize
 from tests.wire.pair import Pair, eventually
 from tests.wire.proxy import DOWN, UP, Proxy
 from tests.wire.steps import ENV, transition

@@ -18,7 +18,7 @@ import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, DiskFullError, RefusedError
 from hilt.replay import Log, ReplayBufferDataStore
-from hilt.replay.limiter import Queue
+from hilt.replay.sampling.limiters import Queue
 from hilt.wire import TrainerServer, make_trainer_config
 from hilt.wire.codec import encode
 from tests.wire.pair import FLUSH_MS, Pair, eventually, packed, said_in, scrape
@@ -366,7 +366,7 @@ def test_a_full_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     client = pair.client(stores={ENV: spool})
     spool.insert(transition(1, 0, 0))
     assert client.update(FLUSH_MS)
-    from hilt.replay.segment import Segment
+    from hilt.replay.storage.segment import Segment
 
     def full(*_: Any, **__: Any) -> Any:
         raise DiskFullError("the disk is full. Make room.")

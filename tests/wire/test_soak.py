@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from hilt.replay import Log
-from hilt.replay.repair import verify
+from hilt.replay.maintenance.repair import verify
 from tests.wire.actor_main import told_by
 from tests.wire.journal import said, wait_for
 from tests.wire.processes import DEADLINE_S, Actor, Learner, end_all, kill_all

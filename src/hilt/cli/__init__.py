@@ -26,23 +26,38 @@ from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": ("hilt.cli.demo", "See an arm learn a task from images in minutes; vla: one that hears words; store, wire: what lies below."),
-    "eval": ("hilt.cli.evaluate", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
+    "demo": (
+        "hilt.cli.demos.demo",
+        "See an arm learn a task from images in minutes; vla: one that hears words; store, wire: the parts below.",
+    ),
+    "eval": ("hilt.cli.eval_command", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
     "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
     "recipes": ("hilt.cli.recipes:recipes", "List the recipes that ship with Hilt."),
     "settings": ("hilt.cli.recipes:settings", "Show every setting of a recipe: its value, its default, its unit and what it means."),
-    "train": ("hilt.cli.train:train", "Train from a recipe: with a person in the loop, or a vision-language-action policy on rollouts."),
-    "train classifier": ("hilt.cli.classifier", "Train a reward classifier from frames of success and failure."),
-    "train sft": ("hilt.cli.sft", "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA."),
+    "train": (
+        "hilt.cli.train_hil:train",
+        "Train from a recipe: with a person in the loop, or a vision-language-action policy on rollouts.",
+    ),
+    "train classifier": ("hilt.cli.train_classifier", "Train a reward classifier from frames of success and failure."),
+    "train sft": (
+        "hilt.cli.train_sft",
+        "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA.",
+    ),
     "train rloo": ("hilt.cli.rloo", "Post-train a vision-language-action policy by RLOO, from the YAML of a trainer of RIPT's kind."),
-    "train simplevla": ("hilt.cli.simplevla", "Post-train a vision-language-action policy with the command line of SimpleVLA-RL."),
-    "learner": ("hilt.cli.train:learner", "The learner alone; actors on this or other machines join it."),
-    "actor": ("hilt.cli.train:actor", "An actor alone: drives a task for a learner that is elsewhere."),
-    "record": ("hilt.cli.record", "Record episodes that a person or a script drives, in a simulator or on an arm."),
-    "data": ("hilt.cli.data", "Look into logs and datasets of other systems, convert them; check, mend, merge, split and relabel logs."),
-    "fetch": ("hilt.cli.hub:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name: data only, each file checked."),
-    "push": ("hilt.cli.hub:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
-    "keys": ("hilt.cli.keys", "Make the keys by which a learner and its actors know each other."),
+    "train simplevla": ("hilt.cli.train_simplevla", "Post-train a vision-language-action policy with the command line of SimpleVLA-RL."),
+    "learner": ("hilt.cli.train_hil:learner", "The learner alone; actors on this or other machines join it."),
+    "actor": ("hilt.cli.train_hil:actor", "An actor alone: drives a task for a learner that is elsewhere."),
+    "record": ("hilt.cli.record_command", "Record episodes that a person or a script drives, in a simulator or on an arm."),
+    "data": (
+        "hilt.cli.data.data_commands",
+        "Look into logs and datasets of other systems, convert them; check, mend, merge, split and relabel logs.",
+    ),
+    "fetch": (
+        "hilt.cli.fetch:fetching",
+        "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name: data only, each file checked.",
+    ),
+    "push": ("hilt.cli.fetch:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
+    "keys": ("hilt.cli.new_keys", "Make the keys by which a learner and its actors know each other."),
     "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, as HIL-SERL's robot server does."),
     "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
 }

@@ -266,7 +266,7 @@ def check_rendering(folder: Path) -> Iterator[Finding]:
 def _try_picture() -> Finding:
     if importlib.util.find_spec("mujoco") is None:
         return Finding("simulation", "missing", "no mujoco", "pip install 'hilt[sim]' (for the tabletop tasks)")
-    program = run_code("from hilt.envs.world import World; World().render()")
+    program = run_code("from hilt.envs.tabletop.world import World; World().render()")
     tried = subprocess.run(program, capture_output=True, text=True, timeout=120)
     if tried.returncode == 0:
         return Finding("simulation", "ok", f"renders with MUJOCO_GL={platform.renderer_name()}")

@@ -96,8 +96,8 @@ def named(recipe: str) -> Any:
     from hilt.recipes import recipe as hil_recipe
 
     if recipe == CLASSIFIER:
-        heavy_module("torch", "hilt settings classifier", "torch", then="hilt.runtime.reward")
-        from hilt.runtime.reward import ClassifierConfig
+        heavy_module("torch", "hilt settings classifier", "torch", then="hilt.classifier.reward")
+        from hilt.classifier.reward import ClassifierConfig
 
         return ClassifierConfig()
     known = {**RECIPES, **VLA_RECIPES, **SFT_RECIPES}
@@ -105,7 +105,7 @@ def named(recipe: str) -> Any:
         raise UnknownNameError("recipe", recipe, [*known, CLASSIFIER])
     post_training = is_vla(recipe)
     if post_training or recipe in SFT_RECIPES:
-        heavy_module("torch", "hilt settings", "torch", then="hilt.runtime.sft")
+        heavy_module("torch", "hilt settings", "torch", then="hilt.vla.sft")
     if is_sft(recipe):
         return sft_recipe(recipe)
     return vla_recipe(recipe) if post_training else hil_recipe(recipe)

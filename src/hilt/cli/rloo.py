@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hilt.cli.show import heavy_module
-from hilt.cli.train import Overrides, Resume, Run, Trust, plain
+from hilt.cli.train_hil import Overrides, Resume, Run, Trust, plain
 from hilt.core.errors import ConfigError, optional_module
 
 app = typer.Typer(add_completion=False)
@@ -27,9 +27,9 @@ def rloo_command(
     placement.kind=processes placement.ranks=2. Stopped in any way, --resume goes on, bit for bit."""
     heavy_module("torch", "hilt train rloo", "torch")
     optional_module("gymnasium", "hilt train rloo", "sim")
-    from hilt.cli.post_train import run as run_all
+    from hilt.cli.train_vla import run as run_all
     from hilt.core.config import build
-    from hilt.recipes.ript import rloo
+    from hilt.recipes.ript_run import rloo
 
     words = list(overrides or [])
     if config is None and not resume:

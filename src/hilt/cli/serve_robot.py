@@ -34,8 +34,8 @@ def serve_robot(
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
 ) -> None:
     """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed, a heartbeat, and one controller at a time."""
-    from hilt.envs.control import Limits
-    from hilt.envs.robot_server import RobotServer
+    from hilt.robot.control import Limits
+    from hilt.robot.robot_server import RobotServer
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     options = {"task": task} if task is not None else {}

@@ -22,12 +22,12 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, HiltError, MissingPackageError, SchemaError, StorageError, UnknownNameError
 from hilt.envs.pool import Pool
-from hilt.policies.suites import suite
-from hilt.replay.torch import generator
-from hilt.runtime.collect import check_alike
-from hilt.runtime.episode import Episode, Lost, Start
-from hilt.runtime.rollout import roll_out
-from hilt.runtime.tasks import MODES, Ring, shards
+from hilt.policies.vla.observation_adapters import suite
+from hilt.replay.tensors import generator
+from hilt.vla.collect import check_alike
+from hilt.vla.episode import Episode, Lost, Start
+from hilt.vla.rollout import roll_out
+from hilt.vla.tasks import MODES, Ring, shards
 
 T = TypeVar("T")
 Rollout = tuple[bool, float, dict[str, Any]]

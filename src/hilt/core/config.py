@@ -122,8 +122,9 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
         else:
             _check_type(hints[name], value)
             fields[name] = copy.deepcopy(value)
-    if leaves := sorted(named.keys() - below):
-        part: Any = _structured(_part(kind, tuple(leaves))(**{name: fields[name] for name in leaves}))
+    leaves = {name for name in named.keys() - below if not _is_taken(fields, name, named[name], hints[name])}
+    if leaves:
+        part: Any = _structured(_part(kind, tuple(sorted(leaves)))(**{name: fields[name] for name in sorted(leaves)}))
         for layer in layers:
             values = OmegaConf.masked_copy(layer, [name for name in layer if name in leaves])
             part.merge_with(values)
@@ -131,6 +132,21 @@ def _changed(base: Any, layers: list[DictConfig]) -> Any:
         built: Any = OmegaConf.to_object(part)
         fields |= {name: getattr(built, name) for name in leaves}
     return kind(**fields)
+
+
+def _is_taken(fields: dict[str, Any], name: str, nodes: Sequence[Any], hint: Any) -> bool:
+    """Sets a field to the last of its values, where no layer needs more than that: plain values of exactly its type, which nothing is
+    merged with. Returns whether it did."""
+    if typing.get_origin(hint) is dict or hint in (dict, Any):
+        return False
+    values = [OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node._value() for node in nodes]
+    try:
+        for value in values:
+            _check_type(hint, value)
+    except _NotSimpleError:
+        return False
+    fields[name] = values[-1]
+    return True
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """LIBERO's suites as tasks, in LIBERO's own simulator: ``libero_spatial/3``, ``libero_10/0``.
 
-Observations have LIBERO's names, and its pictures are upside down as there; `hilt.policies.suites` turns them and maps the gripper. An
-action is ``[dx dy dz drx dry drz grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
+Observations have LIBERO's names, and its pictures are upside down as there; `hilt.policies.vla.observation_adapters` turns them
+and maps the gripper. An action is ``[dx dy dz drx dry drz grip]`` in [-1, 1], the gripper opens at -1 and closes at +1.
 
 An episode begins in one of the 50 states that LIBERO stores for a task, after `wait_steps` steps in which things fall to rest. The states
 are shared out: no one of training is one of evaluation. Two further splits are for `hilt eval`: "published" has all 50, which are the 500

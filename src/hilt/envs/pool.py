@@ -54,7 +54,7 @@ ASKED_WRONGLY = ("ConfigError", "UnknownNameError", "MissingPackageError", "Stor
 
 
 class Beginning(Protocol):
-    """Where an episode begins: `hilt.runtime.episode.Start` is one."""
+    """Where an episode begins: `hilt.vla.episode.Start` is one."""
 
     @property
     def task(self) -> str: ...

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError
-from hilt.envs.rate import Rate
+from hilt.core.rate import Rate
 from hilt.envs.task import TASK_SUCCESS, success_of
 
 Classifier = Callable[[Any], Any]

@@ -1,8 +1,8 @@
 """RoboTwin's tasks of two arms: ``robotwin2/lift_pot`` (version 2.0) and ``robotwin/shoe_place`` (version 1.0).
 
 RoboTwin is no package: clone it, install what it asks for, and give its folder as ``root`` or in $HILT_ROBOTWIN. Observations are as it
-gives them, copied; `hilt.policies.suites` takes the head and wrist cameras and the joints from them, and divides the grippers of 1.0 by
-0.045. An action is the joints to go to, seven of each arm with its gripper.
+gives them, copied; `hilt.policies.vla.observation_adapters` takes the head and wrist cameras and the joints from them, and divides the
+grippers of 1.0 by 0.045. An action is the joints to go to, seven of each arm with its gripper.
 
 A numbered state is a seed. Those of training and of evaluation are apart (``iid`` and ``ood`` upstream): for 1.0 they begin at 100,000
 and at 100,000,000; for 2.0 they are in two files of seeds for which a scene is known to be stable. A seed whose scene falls over gives

@@ -41,8 +41,8 @@ Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
 
 _SEEDS_PER_SPLIT = 1_000_000
 _FACTORIES: dict[str, Callable[..., Any] | str] = {
-    "tabletop": "hilt.envs.tabletop:TabletopEnv",
-    "robot": "hilt.envs.robot:robot_task",
+    "tabletop": "hilt.envs.tabletop.suite_env:TabletopEnv",
+    "robot": "hilt.robot.env:robot_task",
     **{suite: f"hilt.envs.libero:{suite}" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")},
     "robotwin": "hilt.envs.robotwin:robotwin",
     "robotwin2": "hilt.envs.robotwin:robotwin2",
@@ -235,7 +235,7 @@ def scene_of(name: str) -> str:
     prefix, _, task = name.partition("/")
     if prefix != "tabletop":
         return name
-    from hilt.envs.suite import SUITE
+    from hilt.envs.tabletop.suite import SUITE
 
     return f"tabletop/{SUITE[task].scene or task}" if task in SUITE else name
 
@@ -267,7 +267,7 @@ def _known_names() -> list[str]:
     ours = [f"{prefix}/..." for prefix in _FACTORIES if prefix not in ("tabletop", "robot")]
     ours += ["robot/127.0.0.1:5000", "robot/my_arm.yaml"]
     try:
-        ours += [f"tabletop/{task}" for task in importlib.import_module("hilt.envs.suite").SUITE]
+        ours += [f"tabletop/{task}" for task in importlib.import_module("hilt.envs.tabletop.suite").SUITE]
     except ImportError:  # without mujoco
         ours.append("tabletop/...")
     return [*ours, *newest.values(), "package.module:factory"]

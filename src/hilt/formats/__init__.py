@@ -24,7 +24,7 @@ from hilt.formats.episodes import Dataset, Episode, Writer
 
 FORMATS = {
     "log": "hilt.formats.experience",
-    "rlds": "hilt.formats.tfds",
+    "rlds": "hilt.formats.tensorflow_files.tfds",
     "lerobot": "hilt.formats.lerobot",
     "hil-serl": "hilt.formats.hilserl",
     "rlinf": "hilt.formats.rlinf",

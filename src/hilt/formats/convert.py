@@ -38,9 +38,9 @@ from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import check_options, create, detect, located, open_dataset, options_of
 from hilt.formats.episodes import Dataset, Episode, Job, Writer
-from hilt.replay.journal import Journal
-from hilt.replay.lock import WriterLock
 from hilt.replay.schema import mate
+from hilt.replay.storage.journal import Journal
+from hilt.replay.storage.lock import WriterLock
 
 Progress = Callable[[int, int], None]
 

@@ -12,10 +12,10 @@ import numpy as np
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, Writer, map_leaves, plain
+from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
-from hilt.replay.runs import OFFSET_BITS
 from hilt.replay.schema import INLINE_BYTES, Schema
-from hilt.replay.segment import check_codec
+from hilt.replay.storage.segment import check_codec
 
 VIEWS = ("all", "demo", "human", "policy", "random", "successes")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, optional_module
 from hilt.core.tree import Array
-from hilt.replay.pool import RecentMemory
+from hilt.replay.sampling.batch_memory import RecentMemory
 
 PIXEL_LIMIT = 1 << 26
 """Pixels of one image whose size was not declared beforehand; more are refused."""

@@ -24,8 +24,8 @@ from hilt.formats import images as pictures
 from hilt.formats.episodes import INSTRUCTION, Episode, cut, gaps, plain, texts_of
 from hilt.formats.units import PROGRESS, FolderWriter, sync_file
 from hilt.formats.video import CODECS, VideoWriter
-from hilt.replay.journal import Journal
 from hilt.replay.schema import mate
+from hilt.replay.storage.journal import Journal
 
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"

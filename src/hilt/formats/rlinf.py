@@ -1,4 +1,4 @@
-"""RLinf's buffer folders (see `hilt.replay.rlinf_folder`), and folders of these, one for each rank.
+"""RLinf's buffer folders (see `hilt.formats.rlinf_folder`), and folders of these, one for each rank.
 
 A trajectory has steps ``[T, B, ...]`` of B environments over many episodes; here each environment's episodes stand alone. A step of
 several chunks is one transition whose reward is the sum of theirs; what RLinf stored is kept beside it, under its own names.
@@ -25,12 +25,11 @@ from hilt.core.errors import CorruptError, FormatError, SchemaError
 from hilt.core.files import DISK
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
+from hilt.formats import rlinf_folder as folders
 from hilt.formats.episodes import Episode, ListedDataset, natural, plain
+from hilt.formats.rlinf_trajectory import Trajectory, ends_and_source, get_model_weights_id, step_rows
 from hilt.formats.units import FolderWriter
-from hilt.replay import rlinf_folder as folders
-from hilt.replay import torch as bridge
-from hilt.replay.rlinf import ends_and_source
-from hilt.replay.rollout import Trajectory, get_model_weights_id, step_rows
+from hilt.replay import tensors as bridge
 
 FIELDS = ("actions", "intervene_flags", "terminations", "truncations", "dones", "prev_logprobs", "prev_values", "versions")
 NAMES = {"curr_obs": "observations", "next_obs": "next_observations", "rewards": "extra/rewards"}

@@ -12,7 +12,7 @@ from typing import Any
 from hilt.core.errors import ConfigError, StorageError
 from hilt.core.files import DISK, leftovers, read, storage_errors
 from hilt.formats.episodes import Episode, Writer
-from hilt.replay.journal import Journal
+from hilt.replay.storage.journal import Journal
 
 PROGRESS = ".progress"
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from hilt.core.errors import AlarmError, ConfigError, Problems, UnknownNameError
 from hilt.core.files import read_json, write_json
 from hilt.observe.metrics import Metrics, Value, read_metrics
+from hilt.observe.statistics import paired_loss
 
 KEPT = 20
 """Values of each figure that are remembered"""
@@ -79,11 +80,15 @@ class History:
         self.count: dict[str, int] = {}
         self.low: dict[str, float] = {}
         self.high: dict[str, float] = {}
+        self.last: dict[str, str] = {}
+        """The last of each text"""
         self.best: Record = {}
         """The validation with the highest success"""
 
     def add(self, record: Record) -> None:
         for name, value in record.items():
+            if isinstance(value, str):
+                self.last[name] = value
             if isinstance(value, (int, float)) and math.isfinite(value):
                 self._last.setdefault(name, deque(maxlen=KEPT)).append(float(value))
                 first = self._first.setdefault(name, [])
@@ -164,14 +169,26 @@ def _overestimates(h: History, facts: Facts) -> str:
 
 
 def _got_worse(h: History, facts: Facts) -> str:
+    """In pairs, where both validations tried the same states; else as if they were independent."""
+    last, best = h.last.get("validation_outcomes", ""), h.best.get("validation_outcomes", "")
+    if (pair := paired_loss(best, last)) is not None:
+        lost, error = pair
+        if not lost > ERRORS * error or not error:
+            return ""
+        shares = h.mean("validation_success", 1), h.best["validation_success"]
+        return _worse(*shares, lost / error, ", state by state")
     counts = "validation_effective_episodes" if "validation_effective_episodes" in h.best else "validation_episodes"  # in older runs
     n, m = h.mean(counts, 1), h.best.get(counts, math.nan)
-    now, best = h.mean("validation_success", 1), h.best.get("validation_success", math.nan)
-    share = (n * now + m * best) / (n + m)
+    now, most = h.mean("validation_success", 1), h.best.get("validation_success", math.nan)
+    share = (n * now + m * most) / (n + m)
     error = math.sqrt(share * (1 - share) * (1 / n + 1 / m)) if 0 < share < 1 else math.nan
-    if not best - now > ERRORS * error:
+    if not most - now > ERRORS * error:
         return ""
-    return f"validation succeeds in {now:.0%}, and did in {best:.0%}: {(best - now) / error:.1f} standard errors less (limit {ERRORS:g})"
+    return _worse(now, most, (most - now) / error)
+
+
+def _worse(now: float, best: float, errors: float, how: str = "") -> str:
+    return f"validation succeeds in {now:.0%}, and did in {best:.0%}: {errors:.1f} standard errors less{how} (limit {ERRORS:g})"
 
 
 def _outruns_data(h: History, facts: Facts) -> str:

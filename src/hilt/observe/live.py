@@ -97,7 +97,8 @@ class Standing:
 
     def left(self, limits: Mapping[str, float]) -> float | None:
         """Seconds until the first of the limits is reached, as fast as it goes now; None when there is none."""
-        rates = {"max_steps": ("updates_per_second", self.updates), "max_env_steps": ("env_steps_per_second", self.steps)}
+        learned = self.updates - int(self.update.get("waited_steps") or 0)
+        rates = {"max_steps": ("updates_per_second", learned), "max_env_steps": ("env_steps_per_second", self.steps)}
         found = [limits["max_seconds"] - self.seconds()] if limits.get("max_seconds") else []
         for name, (rate, done) in rates.items():
             if limits.get(name) and self.update.get(rate):

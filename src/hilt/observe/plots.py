@@ -23,7 +23,7 @@ from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw
 from hilt.observe.metrics import FILE, read_metrics, running
 from hilt.observe.sinks import config_of
-from hilt.observe.statistics import wilson
+from hilt.observe.statistics import over_scenes, wilson
 
 SMOOTH = 20
 """Episodes, or records of the learner, of which a point is the mean"""
@@ -280,7 +280,8 @@ def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list
 
 
 def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
-    """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts."""
+    """One for all tasks that were tried on a split after an update; of a task that was tried twice then, the last counts. The interval
+    counts episodes of one scene together where tasks share their scenes, which cards of older versions do not tell."""
     found: dict[Any, dict[str, Record]] = {}
     for one in evaluations:
         found.setdefault((one["split"], one["update"], one.get("sample")), {})[one.get("task", "")] = one
@@ -289,6 +290,9 @@ def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
         episodes = sum(one["episodes"] for one in tasks.values())
         good = sum(round(one["success"] * one["episodes"]) for one in tasks.values())
         low, high = wilson(good, episodes)
+        if all("outcomes" in one and "scene" in one for one in tasks.values()):
+            each = [(task, one["scene"], o["state"], bool(o["success"])) for task, one in tasks.items() for o in one["outcomes"]]
+            low, high, _ = over_scenes(each)
         made.append({"split": split, "update": update, "task": "all tasks", "success": good / episodes, "low": low, "high": high})
     return made
 

@@ -1,15 +1,17 @@
 """How sure a success rate is: intervals of shares, of episodes that share a scene, and of the difference between two policies.
 
-    low, high = wilson(97, 100)                       # independent episodes
-    low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
-    gain, low, high = paired_difference(before, after, scenes)
-    share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
+low, high = wilson(97, 100)                       # independent episodes
+low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
+low, high, counted = over_scenes(outcomes)        # of several tasks, some of which may share their scenes
+gain, low, high = paired_difference(before, after, scenes)
+lost, error = paired_loss(before, after)          # the same states once more: how much less, in standard errors
+share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
@@ -47,6 +49,36 @@ def effective(outcomes: Sequence[bool], clusters: Sequence[Hashable]) -> float:
         return float(count)
     between = float(((sums - share * sizes) ** 2).sum()) * count / (count - 1) / episodes**2
     return float(max(1.0, min(share * (1 - share) / max(between, 1e-12), episodes)))
+
+
+def over_scenes(outcomes: Sequence[tuple[Hashable, Hashable, Hashable, bool]]) -> tuple[float, float, float]:
+    """The 95% interval of the success of all (task, scene of the task, initial state, success) together, and how many independent episodes
+    they stand for: all of them, unless tasks share a scene, and so begin alike. There its states are clusters."""
+    successes = [bool(success) for *_, success in outcomes]
+    counted = float(len(outcomes))
+    if len({scene for _, scene, _, _ in outcomes}) < len({task for task, _, _, _ in outcomes}):
+        counted = effective(successes, [(scene, state) for _, scene, state, _ in outcomes])
+    return *wilson(sum(successes) / len(outcomes) * counted, counted), counted
+
+
+def in_clusters(outcomes: Iterable[tuple[str, int, str, bool]]) -> str:
+    """The (scene, initial state, task, success) of an evaluation as a text, ``"11 01"``: a word for each state of a scene, a digit for each
+    episode in it. Two evaluations of the same states have words of the same lengths, in the same order, and can be compared in pairs."""
+    words: dict[tuple[str, int], str] = {}
+    for scene, state, _, success in sorted(outcomes, key=lambda one: one[:3]):
+        words[scene, state] = words.get((scene, state), "") + str(int(success))
+    return " ".join(words.values())
+
+
+def paired_loss(before: str, after: str) -> tuple[float, float] | None:
+    """How much smaller the share of successes of `after` is, and its standard error if both were alike; None where the two texts of
+    `in_clusters` are not of the same states. Of a cluster the difference of its sums counts, so that what is hard in both does not."""
+    first, second = before.split(), after.split()
+    if not first or [len(word) for word in first] != [len(word) for word in second]:
+        return None
+    losses = [one.count("1") - other.count("1") for one, other in zip(first, second, strict=True)]
+    episodes = sum(map(len, first))
+    return sum(losses) / episodes, math.sqrt(sum(loss * loss for loss in losses)) / episodes
 
 
 def paired_difference(

@@ -14,11 +14,11 @@ from hilt.core import trust
 from hilt.core.config import build, read_yaml
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
 from hilt.core.names import load
-from hilt.runtime.config import Hil
+from hilt.hil.config import Hil
 
 if TYPE_CHECKING:
-    from hilt.runtime.sft import Sft
-    from hilt.runtime.vla_config import Vla
+    from hilt.vla.config import Vla
+    from hilt.vla.sft import Sft
 
 T = TypeVar("T")
 COMMANDS = ("sft", "classifier", "rloo", "simplevla")
@@ -26,14 +26,14 @@ COMMANDS = ("sft", "classifier", "rloo", "simplevla")
 TABLETOP = ("button", "pick", "pick_red", "drawer", "push", "insert", "peg")
 RECIPES = {name: f"hilt.recipes.hil:{name}" for name in ("hil_debug", *(f"tabletop_{task}" for task in TABLETOP))}
 """Name to "module:function". Add your own, or give "module:function" where a recipe is asked for."""
-SFT_RECIPES = {name: f"hilt.recipes.sft:{name}" for name in ("sft_debug", "sft_tabletop")}
+SFT_RECIPES = {name: f"hilt.recipes.fine_tuning:{name}" for name in ("sft_debug", "sft_tabletop")}
 """The same, for `hilt train sft`"""
 LIBERO = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "libero_debug")
 PUBLISHED = ("pi0_ppo", "pi05_ppo", "pi0_grpo", "oft_ppo", "oft_grpo")
 VLA_RECIPES = {
     "vla_debug": "hilt.recipes.vla:vla_debug",
-    "vla_tabletop": "hilt.recipes.demo_vla:vla_tabletop",
-    **{name: f"hilt.recipes.libero:{name}" for name in LIBERO},
+    "vla_tabletop": "hilt.recipes.vla_tabletop:vla_tabletop",
+    **{name: f"hilt.recipes.libero_runs:{name}" for name in LIBERO},
     **{name: f"hilt.recipes.published:{name}" for name in PUBLISHED},
 }
 """The same, for post-training: `hilt train` knows from the recipe what is to be done"""
@@ -64,19 +64,19 @@ def is_sft(name: str) -> bool:
 
 def vla_recipe(name: str) -> Vla:
     """The settings that a name stands for: one of `VLA_RECIPES`, a YAML file, or a function of yours."""
-    from hilt.runtime.vla_config import Vla
+    from hilt.vla.config import Vla
 
     if name.endswith((".yaml", ".yml")):
         return _of_file(Vla, name)
     made = _made(VLA_RECIPES.get(name, name))
     if not isinstance(made, Vla):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.vla_config.Vla, or a function that returns one.")
+        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.vla.config.Vla, or a function that returns one.")
     return made
 
 
 def sft_recipe(name: str) -> Sft:
     """The settings that a name stands for: one of `SFT_RECIPES`, a YAML file, or a function of yours."""
-    from hilt.runtime.sft import Sft
+    from hilt.vla.sft import Sft
 
     if name.endswith((".yaml", ".yml")):
         return _of_file(Sft, name)
@@ -84,7 +84,7 @@ def sft_recipe(name: str) -> Sft:
         raise UnknownNameError("recipe of hilt train sft", name, SFT_RECIPES)
     made = _made(SFT_RECIPES.get(name, name))
     if not isinstance(made, Sft):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.sft.Sft, or a function that returns one.")
+        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.vla.sft.Sft, or a function that returns one.")
     return made
 
 
@@ -103,7 +103,7 @@ def recipe(name: str) -> Hil:
         raise UnknownNameError("recipe", name, [*RECIPES, *VLA_RECIPES, *COMMANDS])
     made = _made(RECIPES.get(name, name))
     if not isinstance(made, Hil):
-        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.runtime.config.Hil, or a function that returns one.")
+        raise ConfigError(f"the recipe {name} gave {made!r}: expected a hilt.hil.config.Hil, or a function that returns one.")
     return made
 
 
@@ -124,7 +124,7 @@ def _of_file(kind: type[T], name: str) -> T:
 
 def _used_by(kind: type[Any], name: str) -> str:
     """What takes a file whose names are not those of `kind`; empty when they are, and when it is not known."""
-    from hilt.envs.robot import RobotConfig
+    from hilt.robot.env import RobotConfig
 
     try:
         names = set(map(str, read_yaml(file_of(name))))
@@ -137,8 +137,8 @@ def _used_by(kind: type[Any], name: str) -> str:
     if names <= _names(RobotConfig):
         return f"it describes an arm, and a run has it as its task: task: robot/{name}"
     with contextlib.suppress(ImportError):  # without torch nothing is known of these
-        from hilt.runtime.sft import Sft
-        from hilt.runtime.vla_config import Vla
+        from hilt.vla.config import Vla
+        from hilt.vla.sft import Sft
 
         if names <= _names(Vla):
             return f"hilt train {name}"

@@ -7,8 +7,8 @@ which were not measured to the end, that of `insert`.
 from __future__ import annotations
 
 from hilt.algos.config import Rlpd
-from hilt.policies.config import AgentConfig, EncoderConfig
-from hilt.runtime.config import Goal, Hil
+from hilt.hil.config import Goal, Hil
+from hilt.policies.agent.config import AgentConfig, EncoderConfig
 
 XYZ_GRIP, XYZ_YAW, XYZ_YAW_GRIP = [0, 1, 2, 6], [0, 1, 2, 5], [0, 1, 2, 5, 6]
 """Numbers of an action that a policy moves"""

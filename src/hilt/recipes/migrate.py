@@ -12,6 +12,7 @@ docs/hil-serl.md has the list. The environment is what the config's own ``get_en
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,8 +21,9 @@ from hilt.core import trust
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
 from hilt.envs.task import success_of
-from hilt.runtime.config import Hil
-from hilt.runtime.idle import settings
+from hilt.hil.config import Hil
+from hilt.hil.idle import settings
+from hilt.policies.agent.config import EncoderConfig
 
 SAME = (
     "batch_size",
@@ -43,6 +45,8 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "eval_n_trajs": ((0, 5), "use `hilt eval RUN --episodes N`"),
 }
 """Keys that do nothing in a run: the values that pass, and what to do instead of others"""
+PRETRAINED = Path("~/.serl/resnet10_params.pkl")
+"""Where HIL-SERL keeps the weights of "resnet-pretrained" """
 UPSTREAM_LIMIT = 100
 """`max_traj_length` of ``DefaultTrainingConfig``"""
 
@@ -53,8 +57,6 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     `config` is "module:Class", an experiment's name in ``experiments.mappings``, or the class (or an instance) itself, which other
     processes must be able to import.
     """
-    from hilt.policies.launcher import encoder_of  # late: brings torch
-
     name = config if isinstance(config, str) else _name_of(config)
     trust.given(name if ":" in name else trust.EXPERIMENTS)  # by the command, or by a recipe of the user's: their word either way
     told = _config(name)
@@ -170,3 +172,20 @@ def _limit_of(env: Any) -> int | None:
 
 def _listed(paths: Any) -> list[str]:
     return [] if paths is None else [paths] if isinstance(paths, str) else [str(path) for path in paths]
+
+
+def encoder_of(encoder_type: str, weights: str = "") -> EncoderConfig:
+    """HIL-SERL's `encoder_type`; `weights` is the file of "resnet-pretrained", by default where HIL-SERL keeps it."""
+    if encoder_type == "small":  # ours, quick without a GPU
+        return EncoderConfig(kind="small")
+    if encoder_type == "resnet":
+        return EncoderConfig(kind="resnet10", training="critic", features=256)
+    if encoder_type == "resnet-pretrained":
+        path = Path(weights or PRETRAINED).expanduser()
+        if not path.is_file():
+            raise ConfigError(
+                f"encoder_type='resnet-pretrained' begins with the file {path}, which is not there: copy HIL-SERL's resnet10_params.pkl "
+                f"to it, or choose 'resnet' (from scratch) or 'small' (quick without a GPU)."
+            )
+        return EncoderConfig(kind="resnet10", weights=str(path), training="head", features=256)
+    raise ConfigError(f"encoder_type={encoder_type!r}: expected 'resnet-pretrained', 'resnet' or 'small'; there are no others here.")

@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
-from hilt.runtime.collect import Collecting
-from hilt.runtime.sft import Lora
-from hilt.runtime.vla_config import Critic, Simulators, Validation, Vla
+from hilt.vla.collect import Collecting
+from hilt.vla.config import Critic, Simulators, Validation, Vla
+from hilt.vla.sft import Lora
 
 TASKS = [f"libero_spatial/{number}" for number in range(10)]
 

@@ -1,4 +1,4 @@
-"""The keys of SimpleVLA-RL's ``ppo_trainer.yaml``, each in one table, with what becomes of it; see `hilt.recipes.simplevla`."""
+"""The keys of SimpleVLA-RL's ``ppo_trainer.yaml``, each in one table, with what becomes of it; see `hilt.recipes.simplevla_run`."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
-from hilt.runtime.collect import Collecting
-from hilt.runtime.vla_config import Simulators, Validation, Vla
+from hilt.vla.collect import Collecting
+from hilt.vla.config import Simulators, Validation, Vla
 
 
 def vla_debug() -> Vla:

@@ -1,20 +1,32 @@
 """Experience: one log, many views.
 
-`Log`, `View`, `Sampler` and `Mix` are the store itself. The other names are those the field knows, as faces of a log.
+`Log`, `View`, `Sampler` and `Mix` are the store itself. The names that HIL-SERL's and RLinf's users know are implemented over it in
+`hilt.compat`, and can be imported from here too.
 """
 
-from hilt.replay.buffers import MemoryEfficientReplayBufferDataStore, ReplayBufferDataStore
-from hilt.replay.channel import Channel
-from hilt.replay.limiter import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
+from typing import TYPE_CHECKING
+
+from hilt.core.lazy import lazy_exports
 from hilt.replay.log import Log
-from hilt.replay.mix import Mix, concat_batches
-from hilt.replay.queued import QueuedDataStore
-from hilt.replay.rlinf import TrajectoryReplayBuffer
-from hilt.replay.rollout import ChunkStepResult, EmbodiedRolloutResult, EmbodiedTrajectoryBuilder, Trajectory, convert_trajectories_to_batch
-from hilt.replay.sample import Batch, Sampler
+from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
+from hilt.replay.sampling.mix import Mix, concat_batches
+from hilt.replay.sampling.sampler import Batch, Sampler
 from hilt.replay.schema import Schema
-from hilt.replay.trajectory_cache import TrajectoryCache
+from hilt.replay.transfer.channel import Channel
+from hilt.replay.transfer.queue import QueuedDataStore
 from hilt.replay.view import View
+
+if TYPE_CHECKING:
+    from hilt.compat.rlinf import (
+        ChunkStepResult,
+        EmbodiedRolloutResult,
+        EmbodiedTrajectoryBuilder,
+        Trajectory,
+        TrajectoryCache,
+        TrajectoryReplayBuffer,
+        convert_trajectories_to_batch,
+    )
+    from hilt.compat.serl import MemoryEfficientReplayBufferDataStore, ReplayBufferDataStore
 
 __all__ = [
     "Log",
@@ -29,9 +41,12 @@ __all__ = [
     "SampleToInsertRatio",
     "Queue",
     "Stack",
+    "QueuedDataStore",
+    "Channel",
+    # of HIL-SERL
     "ReplayBufferDataStore",
     "MemoryEfficientReplayBufferDataStore",
-    "QueuedDataStore",
+    # of RLinf
     "TrajectoryReplayBuffer",
     "TrajectoryCache",
     "Trajectory",
@@ -39,5 +54,11 @@ __all__ = [
     "EmbodiedRolloutResult",
     "EmbodiedTrajectoryBuilder",
     "convert_trajectories_to_batch",
-    "Channel",
 ]
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        **dict.fromkeys(("ReplayBufferDataStore", "MemoryEfficientReplayBufferDataStore"), "hilt.compat.serl"),
+        **dict.fromkeys(__all__[__all__.index("TrajectoryReplayBuffer") :], "hilt.compat.rlinf"),
+    },
+)

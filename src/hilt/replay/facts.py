@@ -16,8 +16,8 @@ import numpy as np
 from hilt.core.errors import CorruptError, SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import Array
-from hilt.replay.journal import Journal
-from hilt.replay.runs import OFFSET_BITS, key_of
+from hilt.replay.key_ranges import OFFSET_BITS, key_of
+from hilt.replay.storage.journal import Journal
 
 ALL_STEPS = (1 << OFFSET_BITS) - 1
 

@@ -26,16 +26,16 @@ import numpy as np
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
-from hilt.replay.assemble import Steps, check_out
+from hilt.replay.catalog import Lane, Store
 from hilt.replay.durability import Durability, Syncer
-from hilt.replay.limiter import Limited, RateLimiter
-from hilt.replay.lock import WriterLock
-from hilt.replay.records import FORMAT, read_settings
-from hilt.replay.runs import OFFSET_BITS
+from hilt.replay.key_ranges import OFFSET_BITS
+from hilt.replay.sampling.assembly import Steps, check_out
+from hilt.replay.sampling.limiters import Limited, RateLimiter
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
-from hilt.replay.segment import Segment
 from hilt.replay.settings import ReadOptions, as_compression, as_folder, check_new, check_settings, segment_bytes_for
-from hilt.replay.store import Lane, Store
+from hilt.replay.storage.lock import WriterLock
+from hilt.replay.storage.records import FORMAT, read_settings
+from hilt.replay.storage.segment import Segment
 from hilt.replay.view import Selection, View
 from hilt.replay.writer import Episode, TrajectoryRows
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hilt.core.errors import FormatError
 from hilt.core.tree import Array, Spec, equal, unflatten
-from hilt.replay.pool import BufferPool
+from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.schema import INLINE_BYTES, mate
 
 BLOCK_BYTES = 4 << 20

@@ -13,8 +13,8 @@ import numpy as np
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import leftovers, storage_errors
 from hilt.replay.durability import Durability
-from hilt.replay.records import CODECS
 from hilt.replay.schema import Schema
+from hilt.replay.storage.records import CODECS
 
 SEGMENT_BYTES = 256 << 20
 VERIFY_READS = ("always", "sampled", "never")

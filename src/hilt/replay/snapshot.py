@@ -9,11 +9,11 @@ import numpy as np
 from hilt.core.errors import SchemaError, UnknownNameError
 from hilt.core.tree import Array, ArraySpec
 from hilt.replay.facts import Facts
-from hilt.replay.index import Index
-from hilt.replay.pool import BufferPool
-from hilt.replay.runs import OFFSET_BITS, key_of, search
+from hilt.replay.key_ranges import OFFSET_BITS, key_of, search
+from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.schema import FrameColumn, Schema
-from hilt.replay.table import Table, check_target
+from hilt.replay.storage.index import Index
+from hilt.replay.storage.table import Table, check_target
 
 
 class Snapshot:

@@ -18,11 +18,11 @@ import numpy as np
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array
-from hilt.replay.runs import OFFSET_BITS, Runs, key_of
+from hilt.replay.key_ranges import OFFSET_BITS, Runs, key_of
 
 if TYPE_CHECKING:
     from hilt.replay.log import Log
-    from hilt.replay.sample import Batch, Sampler
+    from hilt.replay.sampling.sampler import Batch, Sampler
     from hilt.replay.snapshot import Snapshot
 
 
@@ -71,7 +71,7 @@ class View:
 
     def sampler(self, how: str = "uniform", **options: Any) -> Sampler:
         """A sampler of this view with a generator and a state of its own; see `Sampler` for the options."""
-        from hilt.replay.sample import Sampler
+        from hilt.replay.sampling.sampler import Sampler
 
         return Sampler(self, how, **options)
 

@@ -15,11 +15,11 @@ from hilt.core.errors import ClosedError
 from hilt.core.files import checksum
 from hilt.core.tree import Array, Tree, equal
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
-from hilt.replay.segment import AHEAD_BYTES, NewFrames, Segment
+from hilt.replay.storage.segment import AHEAD_BYTES, NewFrames, Segment
 
 if TYPE_CHECKING:
+    from hilt.replay.catalog import Lane
     from hilt.replay.log import Log
-    from hilt.replay.store import Lane
 
 
 Reference = tuple[int, int]

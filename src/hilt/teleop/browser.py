@@ -30,7 +30,7 @@ import zmq
 from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
 from hilt.core.signals import held_back
-from hilt.envs.door import own_address
+from hilt.robot.request_auth import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
 

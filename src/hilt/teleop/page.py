@@ -34,8 +34,8 @@ import zmq.asyncio
 
 from hilt.core.errors import FormatError, optional_module
 from hilt.core.signals import leave_to_parent
-from hilt.envs.door import host_name
 from hilt.formats import images
+from hilt.robot.request_auth import host_name
 from hilt.teleop.devices import EVENTS, KEYS
 
 SEAT_SECONDS = 2.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RefusedError, UnknownNameError
-from hilt.replay.queued import QueuedDataStore
+from hilt.replay.transfer.queue import QueuedDataStore
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.link import Link

@@ -23,7 +23,7 @@ import numpy as np
 import zmq
 
 from hilt.core.errors import FormatError, SchemaError, VersionError
-from hilt.replay.torch import is_tensor, raw_array
+from hilt.replay.tensors import is_tensor, raw_array
 
 Buffer: TypeAlias = bytes | memoryview
 DType: TypeAlias = np.dtype[Any]

@@ -9,17 +9,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
 from hilt.core.tree import Tree, unflatten
-from hilt.replay.buffers import ReplayBufferDataStore
-from hilt.replay.chains import Chains
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
-from hilt.replay.received import Received, received_by
+from hilt.replay.transfer.assembler import Chains
+from hilt.replay.transfer.delivered import Received, received_by
 
 logger = logging.getLogger("hilt.wire")
 
@@ -267,15 +266,27 @@ def _inserter(store: Any, name: str) -> Callable[[Any, str, str, int], Any]:
     if isinstance(store, Log):
         return _IntoLog(store, name)
     parameters = inspect.signature(store.insert).parameters
-    if isinstance(store, ReplayBufferDataStore) and ("boot" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
-        return _IntoBuffer(store, name) if type(store).insert is ReplayBufferDataStore.insert else _OneByOne(store, name)
+    if isinstance(store, SenderStore) and ("boot" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())):
+        return _IntoBuffer(store, name) if store.takes_blocks else _OneByOne(store, name)
     return lambda step, actor, boot, number: store.insert(step)
+
+
+@runtime_checkable
+class SenderStore(Protocol):
+    """A store that keeps the steps of several senders apart, as the replay buffers of `hilt.compat.serl` do."""
+
+    takes_blocks: bool
+    """Whether blocks may be inserted whole: not where `insert` is overridden, so that it sees every step"""
+
+    def insert(self, step: Any, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> Any: ...
+    def insert_block(self, block: Block, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int: ...
+    def forget(self, actor: str, boot: str, store: str) -> None: ...
 
 
 class _OneByOne:
     """Steps of every sender into a replay buffer whose insert is somebody's own, so that it sees every step."""
 
-    def __init__(self, buffer: ReplayBufferDataStore, name: str):
+    def __init__(self, buffer: SenderStore, name: str):
         self._buffer, self._name = buffer, name
 
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import zmq
 
 from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, RefusedError
-from hilt.replay.lock import after_fork
-from hilt.replay.queued import Parcel, QueuedDataStore
+from hilt.replay.storage.lock import after_fork
+from hilt.replay.transfer.queue import Parcel, QueuedDataStore
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys

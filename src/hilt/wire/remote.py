@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError, FormatError, RefusedError, UnknownNameError
+from hilt.core.names import load_own
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.replay.channel import DEADLINE_S, Channel
-from hilt.replay.rollout import Trajectory
-from hilt.replay.sample import Batch, Sampler
-from hilt.replay.torch import as_tensor, from_raw_array
+from hilt.replay.sampling.sampler import Batch, Sampler
+from hilt.replay.tensors import as_tensor, from_raw_array
+from hilt.replay.transfer.channel import DEADLINE_S, Channel
 from hilt.replay.view import View
 from hilt.wire.codec import ML_NAMES
 from hilt.wire.requests import Handler
@@ -34,6 +34,7 @@ SAMPLERS = 256
 GRACE_S = 2.0
 """What a client waits longer than it lets the server wait, so that the server's own answer arrives."""
 
+TRAJECTORY_CLASS = "hilt.formats.rlinf_trajectory:Trajectory"
 TRAJECTORY = "hilt/trajectory"
 """The only key of a dictionary that stands for a `Trajectory` on the way"""
 TORCH_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
@@ -181,11 +182,16 @@ def channel_requests(channels: Mapping[str, Channel[Any]]) -> dict[str, Handler]
 
 def _sent(item: Any) -> Any:
     """What goes over the wire for an item of a channel."""
-    if isinstance(item, Trajectory):
+    if _is_trajectory(item):
         return {TRAJECTORY: item.to_dict()}
-    if isinstance(item, list | tuple) and any(isinstance(each, Trajectory) for each in item):
+    if isinstance(item, list | tuple) and any(map(_is_trajectory, item)):
         return [_sent(each) for each in item]
     return item
+
+
+def _is_trajectory(item: Any) -> bool:
+    """Returns whether an item is a `Trajectory`, without importing its class."""
+    return any(f"{kind.__module__}:{kind.__qualname__}" == TRAJECTORY_CLASS for kind in type(item).__mro__)
 
 
 def _received(item: Any) -> Any:
@@ -193,7 +199,8 @@ def _received(item: Any) -> Any:
     if isinstance(item, dict) and item.keys() == {TRAJECTORY}:
         if not isinstance(item[TRAJECTORY], dict):
             raise FormatError(f"a trajectory came as {type(item[TRAJECTORY]).__name__}; expected a dictionary of its fields.")
-        return Trajectory.from_dict(unflatten({path: _field(path, value) for path, value in flatten(item[TRAJECTORY]).items()}))
+        fields = unflatten({path: _field(path, value) for path, value in flatten(item[TRAJECTORY]).items()})
+        return load_own(TRAJECTORY_CLASS).from_dict(fields)
     if isinstance(item, list) and any(isinstance(each, dict) and each.keys() == {TRAJECTORY} for each in item):
         return [_received(each) for each in item]
     return item

@@ -23,18 +23,18 @@ from typing import Any
 import zmq
 
 from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, StorageError, UnknownNameError
-from hilt.replay.channel import Channel
-from hilt.replay.sample import Sampler
+from hilt.replay.sampling.sampler import Sampler
+from hilt.replay.transfer.channel import Channel
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import close_port, open_port
+from hilt.wire.flood_guard import close_port, open_port
 from hilt.wire.ingest import TROUBLE_RETRY_S, Outcome, Sink, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
-from hilt.wire.metrics import Metrics, serve
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
 from hilt.wire.sockets import Bell, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
+from hilt.wire.wire_metrics import Metrics, serve
 
 logger = logging.getLogger("hilt.wire")
 

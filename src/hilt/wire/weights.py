@@ -28,7 +28,7 @@ from hilt.core.errors import ClosedError, ConfigError, FormatError
 from hilt.wire import sockets
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
-from hilt.wire.door import close_port, open_port
+from hilt.wire.flood_guard import close_port, open_port
 
 if TYPE_CHECKING:
     from hilt.wire.keys import ClientKeys, ServerKeys

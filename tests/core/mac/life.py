@@ -16,16 +16,16 @@ import hilt
 from hilt.cli import doctor
 from hilt.core import platform
 from hilt.envs.pool import Pool
-from hilt.envs.robot_server import RobotServer
 from hilt.envs.task import make
 from hilt.replay import Log
+from hilt.robot.robot_server import RobotServer
 from tests.envs.robot_clients import Client
 from tests.envs.test_pool import COUNTING, Begin, episodes
 from tests.replay.toy_steps import SCHEMA, step
 from tests.wire.pair import FLUSH_MS, Pair
 from tests.wire.steps import ENV, transition
 
-NOT_HERE = ("hilt.__main__", "hilt.runtime.cluster")
+NOT_HERE = ("hilt.__main__", "hilt.distributed.cluster")
 """The command line itself, and Ray, whose own copy of psutil chooses its compiled half by ``sys.platform``"""
 
 

@@ -37,7 +37,7 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     from hilt.algos.config import Kl, PolicyGradient
     from hilt.algos.kl import Controller, divergence
     from hilt.algos.surrogate import surrogate, value_loss, weights
-    from hilt.policies.heads import TokensHead
+    from hilt.policies.vla.heads import TokensHead
 
     rewards, values, group = given["rewards"], given["values"], given["group"]
     mask = torch.arange(rewards.shape[1]) < given["finish"][:, None]

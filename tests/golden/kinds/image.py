@@ -20,7 +20,7 @@ def matches(path: Path) -> Path | None:
 
 
 def compare(case: Path) -> golden.Result:
-    from hilt.policies import images
+    from hilt.policies.io import preprocess as images
 
     with np.load(case) as file:
         theirs = dict(file)

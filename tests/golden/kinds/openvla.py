@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.policies.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
+from hilt.policies.vla.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
 from tests import golden
 
 TOLERANCE = 2.0**-19

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.policies import flow
-from hilt.policies.flow_policy import FlowPolicy
-from hilt.policies.gemma import StackConfig, VisionConfig
-from hilt.policies.pi0 import Pi0
-from hilt.policies.smolvla import SmolVLA
+from hilt.policies.vla import flow
+from hilt.policies.vla.flow_policy import FlowPolicy
+from hilt.policies.vla.gemma import StackConfig, VisionConfig
+from hilt.policies.vla.pi0 import Pi0
+from hilt.policies.vla.smolvla import SmolVLA
 from tests import golden
 from tests.golden.kinds.openvla import check_rounding, in_float64, near, weight
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hilt.replay.select import Prioritized
+from hilt.replay.sampling.selectors import Prioritized
 from tests import golden
 from tests.replay.toy_table import chi_square_is_plausible, replay_remover, replay_table
 

@@ -97,7 +97,7 @@ def expected(folder: Path) -> dict[str, Any]:
 
 
 def index_streams(folder: Path) -> dict[str, Any]:
-    from hilt.replay import torch as bridge
+    from hilt.replay import tensors as bridge
 
     ours: dict[str, Any] = {}
     for seed, draws in listed(folder)["index_stream"].items():
@@ -116,7 +116,7 @@ def trajectories(folder: Path) -> list[Any]:
 
 def loaded(folder: Path) -> dict[str, Any]:
     """What we read from the folders that RLinf wrote."""
-    from hilt.replay import torch as bridge
+    from hilt.replay import tensors as bridge
 
     ours: dict[str, Any] = {}
     for name in ("pt", "pkl", "checkpoint"):
@@ -148,8 +148,8 @@ def stored_in(folder: Path) -> dict[str, Any]:
 
 def built(folder: Path) -> dict[str, Any]:
     """What ours makes of the four trajectories, and of the inputs in the file."""
-    from hilt.replay.rollout import ChunkStepResult, EmbodiedRolloutResult, convert_trajectories_to_batch, get_model_weights_id
-    from hilt.replay.torch import import_torch, to_torch
+    from hilt.compat.rlinf.rollout_result import ChunkStepResult, EmbodiedRolloutResult, convert_trajectories_to_batch, get_model_weights_id
+    from hilt.replay.tensors import import_torch, to_torch
 
     torch, made = import_torch(), packed("rollout.npz", folder)
     notes = json.loads((folder / "rollout.json").read_text())

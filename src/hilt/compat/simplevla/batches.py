@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.distributed.batch import Batch
 from hilt.policies.base import Record
-from hilt.runtime.batch import Batch
-from hilt.runtime.episode import Episode, Start
+from hilt.vla.episode import Episode, Start
 
 PAD = 32000
 """Llama's token for nothing, in OpenVLA"""

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from hilt.compat.simplevla.data import place_of
+from hilt.compat.simplevla.dataloader import place_of
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError, optional_module
 from hilt.envs import libero
 from hilt.envs.pool import Pool
 from hilt.envs.task import make
-from hilt.policies.images import center_crop
-from hilt.policies.suites import suite
+from hilt.policies.io.preprocess import center_crop
+from hilt.policies.vla.observation_adapters import suite
 from hilt.recipes.simplevla_names import split_name
-from hilt.runtime.episode import Start
+from hilt.vla.episode import Start
 
 VERSIONS = {"1.0": "robotwin", "2.0": "robotwin2"}
 

@@ -17,18 +17,18 @@ from torch.utils.data import DataLoader
 
 from hilt.algos.advantage import advantages
 from hilt.algos.config import PolicyGradient
-from hilt.compat.simplevla.data import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn
-from hilt.compat.simplevla.rollout import get
-from hilt.compat.simplevla.settings import run_of
+from hilt.compat.simplevla.dataloader import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn
+from hilt.compat.simplevla.hf_rollout import get
+from hilt.compat.simplevla.script_settings import run_of
 from hilt.compat.simplevla.workers import CriticWorker, RobActorRolloutRefWorker
 from hilt.core.errors import ConfigError
-from hilt.policies.tokens import load_tokenizer, openvla_prompt
+from hilt.distributed.batch import Batch
+from hilt.policies.vla.tokens import load_tokenizer, openvla_prompt
 from hilt.recipes.simplevla_names import UnknownSuiteError, suites
-from hilt.runtime.batch import Batch
-from hilt.runtime.episode import Episode, Start
-from hilt.runtime.post_train import Summary, begin_run, is_run, resume_run, train
-from hilt.runtime.roles import reward_of
-from hilt.runtime.vla_config import Rewards
+from hilt.vla.config import Rewards
+from hilt.vla.episode import Episode, Start
+from hilt.vla.train import Summary, begin_run, is_run, resume_run, train
+from hilt.vla.worker import reward_of
 
 logger = logging.getLogger("hilt.compat")
 
@@ -60,7 +60,7 @@ class ResourcePoolManager:
 
 
 class RobRewardManager:
-    """What an episode earns, as in our runs (`hilt.runtime.roles.reward_of`): ``verifier.reward_coef`` where it succeeded, and
+    """What an episode earns, as in our runs (`hilt.vla.worker.reward_of`): ``verifier.reward_coef`` where it succeeded, and
     ``hilt.rewards.format`` where no chunk was ill-formed, at the last number that was carried out."""
 
     def __init__(self, num_examine: int = 0, config: Any = None):

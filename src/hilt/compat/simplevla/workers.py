@@ -22,17 +22,17 @@ from torch import Tensor
 from hilt.algos.config import Optimiser, PolicyGradient
 from hilt.algos.surrogate import value_loss
 from hilt.compat.simplevla.batches import by_chunk, by_token, episodes_of
-from hilt.compat.simplevla.rollout import RobHFRollout, get
-from hilt.compat.simplevla.settings import tree_of, worker_run_of
+from hilt.compat.simplevla.hf_rollout import RobHFRollout, get
+from hilt.compat.simplevla.script_settings import tree_of, worker_run_of
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
+from hilt.distributed.batch import Batch
+from hilt.distributed.optimizer import Trainee
 from hilt.policies.base import join, select
-from hilt.runtime.batch import Batch
-from hilt.runtime.episode import Episode
-from hilt.runtime.exports import save_checkpoint
-from hilt.runtime.roles import Reference, attach_adapters, first_policy
-from hilt.runtime.trainee import Trainee
-from hilt.runtime.update import Updater
-from hilt.runtime.vla_config import Vla
+from hilt.vla.config import Vla
+from hilt.vla.episode import Episode
+from hilt.vla.exports import save_checkpoint
+from hilt.vla.update import Updater
+from hilt.vla.worker import Reference, attach_adapters, first_policy
 
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
 METRICS = {"policy_loss": "pg_loss", "clip_fraction": "pg_clipfrac", "ppo_kl": "ppo_kl", "gradient_norm": "grad_norm"}

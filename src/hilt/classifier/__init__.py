@@ -1,0 +1,1 @@
+"""Reward classifiers: frames with labels, training, and the reward that an environment asks for."""

@@ -1,0 +1,1 @@
+"""The commands `hilt demo ...`: each runs a whole job and shows what came of it."""

@@ -1,0 +1,570 @@
+"""The workers of a run, one for each rank, wherever they are: in this process, in processes of this machine, or on a Ray cluster.
+
+    group = open_group(Placement(kind="processes", ranks=2), "my.module:make_worker", ("an argument",))
+    group.call("collect", 3)                     # at all ranks at once: [what rank 0 answered, what rank 1 answered]
+
+A worker is a plain object; ``make_worker(*arguments, ranks=..., stop=...)`` makes it where it lives. An exception of a worker arrives here
+as that exception, with the traceback of its place. Nothing waits for ever: a rank that dies or does not answer in time is an error with
+its number, and when one fails, the others' waits for it end and are not what is told.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copyreg
+import io
+import os
+import signal
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from hilt.core import names, platform
+from hilt.core.children import process_context, start_process
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError, RequestError, UnknownNameError
+from hilt.core.signals import leave_to_parent
+from hilt.core.threads import set_threads
+
+KINDS = ("here", "processes", "ray")
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+GRACE_SECONDS = 10.0
+"""When a rank says that it lost another one: how long that one's own words are waited for. Also: for a worker to close in peace"""
+
+LOOK_S = 0.1
+"""Seconds between two questions whether a run is to be stopped"""
+REPORT_INTERVAL_S = 0.5
+"""Seconds between two messages of a rank that tell how far a call is"""
+
+
+@dataclass
+class Placement:
+    """Where the ranks of a run are."""
+
+    kind: str = "here"
+    """ "here": one rank, in this process; "processes": of this machine; "ray": actors on one or more machines"""
+    ranks: int = 1
+    """Processes that train, each with simulators of its own"""
+    rollout_ranks: int = 0
+    """Ray: so many processes roll out and nothing else, and the others only train; 0: each does both"""
+    address: str = ""
+    """Ray: of a running cluster, host:port or "auto"; empty: a new one, on this machine alone"""
+    strategy: str = "PACK"
+    """Ray: PACK (as few machines as can be), SPREAD, STRICT_PACK (one machine) or STRICT_SPREAD (each rank on another machine)"""
+    cpus: float = 1.0
+    """Ray: cores that are set aside for each rank and its simulators"""
+    gpus: float = 0.0
+    """Ray: GPUs that are set aside for each rank that trains; rollout ranks get as many"""
+    folder: str = ""
+    """Ray: where a rank keeps its files on its own machine, such as /scratch/$USER, its variables as they are there; empty: in the run"""
+    wait_seconds: float = 600.0
+    """How long one rank waits for another"""
+    call_seconds: float = 7200.0
+    """How long the collection of a step, or its update, may take"""
+    restarts: int = 3
+    """How often, in one run, lost workers are started again, from the last checkpoint; 0: the first loss ends it"""
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        if self.kind not in KINDS:
+            raise UnknownNameError("kind of placement", self.kind, KINDS)
+        if self.strategy not in STRATEGIES:
+            raise UnknownNameError("strategy of placement", self.strategy, STRATEGIES)
+        least = {"ranks": 1, "rollout_ranks": 0, "cpus": 0, "gpus": 0, "wait_seconds": 1, "call_seconds": 1, "restarts": 0}
+        for name, low in least.items():
+            if not low <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"placement.{name}={getattr(self, name):g}: expected a number from {low} on.")
+        if self.kind == "here" and self.ranks > 1:
+            raise ConfigError(f"placement.ranks={self.ranks} needs placement.kind=processes or ray: in this process there is one.")
+        several = dict.fromkeys(("wait_seconds", "call_seconds", "restarts"), "processes or ray")
+        for name, kinds in {**several, **dict.fromkeys(("rollout_ranks", "address", "strategy", "cpus", "gpus", "folder"), "ray")}.items():
+            if self.kind not in kinds and (value := getattr(self, name)) != getattr(Placement(), name):
+                raise ConfigError(
+                    f"placement.{name}={value} would do nothing: it needs placement.kind={kinds}. Give that, or leave it out."
+                )
+
+
+@dataclass
+class Sharding:
+    """How a rank holds what it trains. With FSDP2 each has a part of every weight, gradient and moment."""
+
+    enabled: bool = False
+    """Shard over all ranks (with one rank there is nothing to divide, but offloading works)"""
+    precision: str = "float32"
+    """In which the units are gathered and compute: float32 or bfloat16. Their parts, sums of gradients and moments stay as they are"""
+    units: list[str] = field(default_factory=list)
+    """Classes of modules that are gathered one after the other, such as LlamaDecoderLayer; empty: all weights at once"""
+    offload_parameters: bool = False
+    """The parts lie on the CPU and are copied when they are needed; gradients and moments are then there too"""
+    offload_gradients: bool = False
+    """Gradients go to the CPU after each backward pass, and are summed there"""
+    offload_optimiser: bool = False
+    """Adam's moments lie on the CPU, and come to the device one weight at a time"""
+
+    def check(self) -> None:
+        if self.precision not in ("float32", "bfloat16"):
+            raise UnknownNameError("precision", self.precision, ("float32", "bfloat16"))
+        for name in ("precision", "units", "offload_parameters", "offload_gradients", "offload_optimiser"):
+            if not self.enabled and (value := getattr(self, name)) != getattr(Sharding(), name):
+                raise ConfigError(f"sharding.{name}={value} would do nothing: it needs sharding.enabled=true. Give that, or leave it out.")
+        if self.precision != "float32" and not self.units:
+            raise ConfigError(
+                f"sharding.precision={self.precision} is that of units: give sharding.units=[LlamaDecoderLayer], or leave it out."
+            )
+
+
+class LostWorkerError(HiltError, RuntimeError):
+    """Raised when the process of a rank has ended, or does not answer."""
+
+    def __init__(self, message: str, rank: int = -1):
+        super().__init__(message)
+        self.rank = rank
+
+
+class Stopped(Exception):
+    """Raised where somebody stopped the start of the workers, or what they were doing: it is made again when the run goes on."""
+
+
+class LateWorkerError(LostWorkerError, DeadlineError):
+    """Raised when a rank did not answer a call before its deadline."""
+
+
+class WorkerTraceback(Exception):
+    """Where an exception of a worker happened: its cause, as Python prints it."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class Answer(NamedTuple):
+    """What a rank answers to a call."""
+
+    value: Any = None
+    error: Exception | None = None
+    trace: str = ""
+
+
+class Standing(NamedTuple):
+    """How far a rank is within a call: what a worker's `report` was given."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+
+Watch = Callable[[int, Standing], None]
+"""Told by rank how far a call is, now and then"""
+
+
+def unwatched(rank: int, standing: Standing) -> None:
+    """Nobody looks on."""
+
+
+class Group(Protocol):
+    """All workers of a run. A worker that has a `report` may call it as `hilt.core.progress.Report`; `watch` is told of it here."""
+
+    size: int
+    watch: Watch
+
+    @property
+    def carried(self) -> int:
+        """Bytes of arrays and text that went through this process so far, in arguments and answers."""
+
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+        """Calls a method of all workers at once: the answers, by rank. `each` has one more argument for each rank, its own."""
+
+    def stop(self) -> None:
+        """Tells workers that are in a call to come to an end: what they have as `stop` returns True from now on."""
+
+    def restart(self) -> None:
+        """All workers anew, as the factory makes them. What they had learned is theirs to load again."""
+
+    def close(self) -> None:
+        """Ends all of them; no process stays."""
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
+def open_group(
+    placement: Placement,
+    factory: str,
+    arguments: Sequence[Any] = (),
+    *,
+    device: str = "cpu",
+    joined: bool = False,
+    stop: Callable[[], bool] = never,
+) -> Group:
+    """The workers that a placement asks for. `joined`: a rank that is alone gets a torch.distributed group too, which FSDP needs.
+
+    While they start, `stop` is asked every `LOOK_S`; when it says so, all of them end and `Stopped` is raised.
+    """
+    placement.check()
+    if placement.kind == "here":
+        return Here(factory, arguments, device, joined, stop)
+    if placement.kind == "processes":
+        return Processes(factory, arguments, placement, device, "hilt.distributed.shard" if joined else "hilt.distributed.ranks", stop)
+    from hilt.distributed.cluster import open_cluster  # Ray is an extra, and slow to import
+
+    return open_cluster(placement, factory, arguments, device, stop)
+
+
+def rank_folder(placement: Placement, run: Path, rank: int) -> Path:
+    """Where a rank keeps its files: in the run, or in a folder of its own machine, whose variables are read there."""
+    if not placement.folder:
+        return run
+    folder = os.path.expandvars(placement.folder)
+    if "$" in folder:
+        raise ConfigError(f"placement.folder={placement.folder}: rank {rank}'s machine does not have this variable; set it there.")
+    return Path(folder).absolute() / run.name
+
+
+class Here:
+    """One worker, in this process. Nobody can end its calls from outside, so they have no deadline but their own."""
+
+    size = 1
+    carried = 0
+
+    def __init__(
+        self, factory: str, arguments: Sequence[Any] = (), device: str = "cpu", joined: bool = False, stop: Callable[[], bool] = never
+    ):
+        """The factory runs in the calling thread: a worker whose parts take long asks its `stop` between them, and raises `Stopped`."""
+        self._made_from = (factory, arguments, device, joined)
+        self._stopped, self._asked = False, stop
+        self.watch: Watch = unwatched
+        self.restart()
+
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+        return [getattr(self.worker, method)(*arguments, *(each or ()))]
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def restart(self) -> None:
+        from hilt.distributed.ranks import Alone, Ranks, host_meeting, join
+
+        factory, arguments, device, joined = self._made_from
+        ranks: Ranks = Alone()
+        if joined:
+            self.close()
+            self._meeting, address = host_meeting()
+            self._joined = ranks = join(address, 0, 1, device=device)
+        self._stopped = False
+        try:
+            self.worker = names.load_own(factory)(*arguments, ranks=ranks, stop=lambda: self._stopped or self._asked())
+            if self._asked():
+                raise Stopped
+        except BaseException:
+            self.close()
+            raise
+        if hasattr(self.worker, "report"):
+            self.worker.report = lambda *given, **named: self.watch(0, Standing(*given, **named))
+
+    def close(self) -> None:
+        if hasattr(self, "worker") and hasattr(self.worker, "close"):
+            self.worker.close()
+        if hasattr(self, "_joined"):
+            self._joined.leave("it was closed")
+
+
+class Seat:
+    """Where a worker sits in a process of its own: makes it, calls it, and turns what it raises into an answer."""
+
+    def __init__(self, rank: int, size: int, stop: Callable[[], bool], tell: Callable[[Standing], None]):
+        """`tell`: how far a call is, at most every `REPORT_INTERVAL_S`."""
+        self._rank, self._size, self._stop, self._tell = rank, size, stop, tell
+        self._ranks: Any = None
+        self._told = 0.0
+        self.worker: Any = None
+
+    def open(self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any) -> Answer:
+        """Joins the other ranks, if there is an address where they meet, and makes the worker."""
+
+        def make() -> None:
+            set_threads(max(1, platform.usable_cpus() // self._size))
+            import torch
+
+            from hilt.distributed.ranks import Unjoined, join
+
+            if device == "cuda":  # each rank of a machine has its own
+                torch.cuda.set_device(self._rank % torch.cuda.device_count())
+            if address:
+                self._ranks = join(address, self._rank, self._size, timeout_seconds=wait_seconds, device=device)
+            ranks = self._ranks or Unjoined(self._rank, self._size)
+            self.worker = names.load_own(factory)(*arguments, ranks=ranks, stop=self._stop, **further)
+            if hasattr(self.worker, "report"):
+                self.worker.report = self._report
+
+        return self._attempt("open", make)
+
+    def _report(self, *given: Any, **named: Any) -> None:
+        if (now := time.monotonic()) - self._told >= REPORT_INTERVAL_S:
+            self._told = now
+            self._tell(Standing(*given, **named))
+
+    def do(self, method: str, arguments: Sequence[Any]) -> Answer:
+        """The worker's answer. With an error this rank leaves the others, whose waits for it end now."""
+        if method == "close" and not hasattr(self.worker, "close"):
+            return Answer()
+        return self._attempt(method, lambda: getattr(self.worker, method)(*arguments))
+
+    def _attempt(self, method: str, function: Callable[[], Any]) -> Answer:
+        try:
+            return Answer(function())
+        except Exception as error:  # noqa: BLE001  # it is raised where the call was made
+            if self._ranks is not None:
+                error = self._ranks.fail(method, error)
+            place = f"rank {self._rank} of {self._size}, in {method}(), process {os.getpid()} on {os.uname().nodename}:\n"
+            trace = place + traceback.format_exc().rstrip()
+            error.__cause__ = error.__context__ = error.__traceback__ = None  # its frames would hold the group's connections open
+            return Answer(error=portable(error), trace=trace)
+
+
+class Remote(ABC):
+    """Workers in processes of their own: what is the same, whoever started them."""
+
+    def __init__(self, size: int, call_seconds: float, asked: Callable[[], bool] = never):
+        """`asked`: whether somebody asks to stop, which ends a start."""
+        self.size, self.carried, self._call_seconds, self._asked = size, 0, call_seconds, asked
+        self.watch: Watch = unwatched
+        self._over = "it is not open yet"
+        atexit.register(self._end)  # before multiprocessing waits for them
+
+    def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, timeout: float | None = None) -> list[Any]:
+        if each is not None and len(each) != self.size:
+            raise ConfigError(f"{method}(): each has {len(each)} arguments for {self.size} ranks; give one for each.")
+        if self._over:
+            raise ClosedError(f"{method}() was called of a group whose end it was that {self._over}; restart() it, or open a new one.")
+        for rank in range(self.size):
+            given = (*arguments, each[rank]) if each is not None else arguments
+            self.carried += size_of(given)
+            self._send(rank, method, given)
+        return self._answers(method, self._call_seconds if timeout is None else timeout)
+
+    def restart(self) -> None:
+        self._end()
+        self._over = "it could not be started"
+        try:
+            self._answers("open", self._begin(), self._asked)
+        except BaseException:
+            self._end()
+            raise
+        self._over = ""
+
+    def close(self) -> None:
+        if not self._over:
+            with contextlib.suppress(Exception):  # who closes has no more use for what they say
+                self.call("close", timeout=GRACE_SECONDS)
+        self._end()
+        atexit.unregister(self._end)
+        self._over = self._over or "it was closed"
+
+    def _answers(self, method: str, timeout: float, stop: Callable[[], bool] | None = None) -> list[Any]:
+        """Waits for all. What a worker raised comes at once; a rank that lost another one is only believed when that one says nothing.
+        With `stop`, which is asked meanwhile, the wait may end by `Stopped`."""
+        from hilt.distributed.ranks import LostRankError  # it brings torch
+
+        answers: dict[int, Any] = {}
+        consequence: Answer | None = None
+        pending, end = set(range(self.size)), time.monotonic() + timeout
+        while pending and (left := end - time.monotonic()) > 0:
+            if stop is not None and stop():
+                raise Stopped
+            for rank, answer in self._ready(pending, min(left, LOOK_S) if stop is not None else left).items():
+                pending.discard(rank)
+                if answer.error is None:
+                    answers[rank] = answer.value
+                    self.carried += size_of(answer.value)
+                elif isinstance(answer.error, LostRankError):
+                    consequence = consequence or answer
+                    end = min(end, time.monotonic() + GRACE_SECONDS)
+                else:
+                    self._fail(answer)
+        if consequence:
+            self._fail(consequence)
+        if pending:
+            who = " and ".join(f"rank {rank}" for rank in sorted(pending))
+            self._fail(Answer(error=LateWorkerError(f"{who} did not answer {method}() within {timeout:g} s.", min(pending))))
+        return [answers[rank] for rank in range(self.size)]
+
+    def _fail(self, answer: Answer) -> None:
+        assert answer.error is not None
+        self._over = f"{type(answer.error).__name__}: {answer.error}"
+        raise answer.error from (WorkerTraceback(answer.trace) if answer.trace else None)
+
+    @abstractmethod
+    def _begin(self) -> float:
+        """Starts all; each answers as if it had been called. How many seconds that may take."""
+
+    @abstractmethod
+    def _send(self, rank: int, method: str, arguments: Sequence[Any]) -> None: ...
+
+    @abstractmethod
+    def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
+        """Some answers of these ranks, as soon as there is one; a rank that is gone answers with a `LostWorkerError`."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Ends all that is left of them."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+
+class Processes(Remote):
+    """Workers in processes of this machine, joined by torch.distributed at a loopback port. They end with this process, however."""
+
+    def __init__(
+        self,
+        factory: str,
+        arguments: Sequence[Any],
+        placement: Placement,
+        device: str = "cpu",
+        preload: str = "hilt.distributed.ranks",
+        stop: Callable[[], bool] = never,
+    ):
+        super().__init__(placement.ranks, placement.call_seconds, stop)
+        self._made_from, self._preload = (factory, arguments, placement.wait_seconds, device), preload
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._lives: list[Connection] = []
+        self.restart()
+
+    def stop(self) -> None:
+        for life in self._lives:
+            with contextlib.suppress(OSError):
+                life.send_bytes(b"stop")
+
+    def _begin(self) -> float:
+        from hilt.distributed.ranks import host_meeting
+
+        factory, arguments, wait_seconds, device = self._made_from
+        self._meeting, address = host_meeting()
+        context: Any = process_context(platform.START_METHOD)
+        context.set_forkserver_preload([self._preload])  # where there is one, torch is imported once for all of them
+        for rank in range(self.size):
+            (pipe, theirs), (life, watched) = context.Pipe(), context.Pipe()
+            process = context.Process(
+                target=_serve,
+                args=(rank, self.size, theirs, watched, (factory, arguments, address, wait_seconds, device)),
+                name=f"hilt-rank-{rank}",
+                daemon=False,  # it has children of its own: simulators
+            )
+            start_process(process)
+            theirs.close()
+            watched.close()
+            self._processes.append(process)
+            self._pipes.append(pipe)
+            self._lives.append(life)
+        return wait_seconds + self._call_seconds
+
+    def _send(self, rank: int, method: str, arguments: Sequence[Any]) -> None:
+        with contextlib.suppress(OSError):  # it has ended: its answer will say so
+            _send(self._pipes[rank], (method, arguments))
+
+    def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
+        answers, by_rank = {}, {rank: self._pipes[rank] for rank in ranks}
+        there = wait(by_rank.values(), seconds)
+        for rank in [rank for rank, pipe in by_rank.items() if pipe in there]:
+            try:
+                answer = _receive(by_rank[rank])
+                if isinstance(answer, Standing):
+                    self.watch(rank, answer)
+                else:
+                    answers[rank] = answer
+            except (EOFError, OSError):
+                self._processes[rank].join(GRACE_SECONDS)
+                how = _how_it_ended(self._processes[rank].exitcode)
+                answers[rank] = Answer(error=LostWorkerError(f"rank {rank} of {self.size} is gone: its process {how}.", rank))
+        return answers
+
+    def _end(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(GRACE_SECONDS)
+        for connection in (*self._pipes, *self._lives):
+            connection.close()
+        self._processes, self._pipes, self._lives = [], [], []
+
+
+def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tuple[Any, ...]) -> None:
+    """The life of a worker's process: it makes the worker, answers calls, and ends when its parent does."""
+    leave_to_parent()
+    stopped = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while life.recv_bytes():
+                stopped.set()
+        os._exit(1)  # also out of a call that will not end
+
+    threading.Thread(target=watch, name="hilt-life", daemon=True).start()
+    seat = Seat(rank, size, stopped.is_set, partial(_send, pipe))
+    _send(pipe, seat.open(*opening)._replace(value=None))
+    while True:
+        method, arguments = _receive(pipe)
+        answer = seat.do(method, arguments)
+        try:
+            _send(pipe, answer)
+        except (TypeError, AttributeError, ValueError) as error:  # as Python says that it cannot be copied
+            _send(pipe, Answer(error=RequestError(f"what {method}() answered at rank {rank} cannot be sent: {error}")))
+
+
+def portable(error: Exception) -> Exception:
+    """The exception as it is, if another process can be told of it; else its type and text."""
+    try:
+        ForkingPickler.loads(_packed(error))
+    except Exception:  # noqa: BLE001  # whatever its own code does when it is copied
+        return RequestError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the arrays, tensors and text in a tree."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(size_of(each) for item in value.items() for each in item)
+    if isinstance(value, (list, tuple, set)):
+        return sum(map(size_of, value))
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    return sum(map(size_of, vars(value).values())) if hasattr(value, "__dataclass_fields__") else 8
+
+
+def _packed(value: Any) -> bytes:
+    """Multiprocessing's own form, but tensors by value: torch would leave them in memory that goes with the sender."""
+    file = io.BytesIO()
+    pickler = ForkingPickler(file, 5)
+    pickler.dispatch_table = copyreg.dispatch_table
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def _send(pipe: Connection, value: Any) -> None:
+    pipe.send_bytes(_packed(value))
+
+
+def _receive(pipe: Connection) -> Any:
+    return ForkingPickler.loads(pipe.recv_bytes())
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "closed its pipe"
+    if code >= 0:
+        return f"ended with exit status {code}"
+    memory = "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"

@@ -1,0 +1,395 @@
+"""Scripted experts: how each tabletop task is done, by someone who sees where everything is.
+
+``expert(task, world)`` gives a function that returns the next action. It reads the world and never writes it; all it can do is the
+action, ``[dx dy dz drx dry drz grip]`` for each arm, once a control step. A script is a generator of such actions, one per arm. Goals are
+looked up at every step, so that a script follows what it handles, and one that came to its end without success begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hilt.envs.rotations import Array, from_euler, inverse, multiply, to_matrix, to_rotation_vector
+from hilt.envs.tabletop import suite
+from hilt.envs.tabletop.suite import TabletopTask, holds, position
+from hilt.envs.tabletop.suite_env import ACTION_SCALE
+from hilt.envs.tabletop.world import DOWN, World
+
+Script = Iterator[Array]
+
+CLOSE, LEAVE, OPEN = -1.0, 0.0, 1.0
+UP = np.array([0.0, 0.0, 1.0])
+
+
+def expert(task: TabletopTask, world: World, action_scale: tuple[float, float] = ACTION_SCALE) -> Callable[[], Array]:
+    """The next action each time it is called; make a new one for each episode. ``action_scale`` is the environment's. What has succeeded
+    is left as it is: an environment may go on, for more pictures of it."""
+    scripts = [_again(SCRIPTS[task.name], Hand(world, arm, action_scale)) for arm in range(task.arms)]
+    still = np.zeros(7 * task.arms, np.float32)
+    return lambda: still.copy() if task.success(world) else np.concatenate([next(script) for script in scripts]).astype(np.float32)
+
+
+def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
+    while True:
+        yield from script(hand)
+        yield hand.toward(hand.position, hand.yaw)
+
+
+class Hand:
+    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades towards the goal."""
+
+    EAGERNESS = 0.25
+    GAIN = 0.5
+    """The share of the way to the goal that one step asks for."""
+    PATIENCE = 12
+    """The steps after which a goal need not be met as exactly: an arm that is disturbed may never meet it."""
+
+    def __init__(self, world: World, arm: int = 0, action_scale: tuple[float, float] = ACTION_SCALE):
+        self.world, self.arm, self.scale = world, arm, action_scale
+        self.finer = ACTION_SCALE[0] / action_scale[0]  # how many of this environment's steps make one of 10 Hz
+        self.velocity = np.zeros(6)  # the last action, without the grip
+
+    @property
+    def position(self) -> Array:
+        return np.asarray(self.world.pose(self.arm)[:3])
+
+    @property
+    def yaw(self) -> float:
+        return float(to_rotation_vector(multiply(self.world.pose(self.arm)[3:], inverse(DOWN)))[2])
+
+    def toward(self, goal: Array, yaw: float = 0.0, grip: float = LEAVE, speed: float = 0.5) -> Array:
+        """One action on the way to a point, the hand straight down and turned by so much."""
+        pose = self.world.commanded(self.arm)
+        turn = multiply(multiply(from_euler([0.0, 0.0, yaw]), DOWN), inverse(pose[3:]))
+        gain, eagerness = min(self.GAIN / self.finer, 0.8), self.EAGERNESS / self.finer
+        wish = gain * np.concatenate([(goal - pose[:3]) / self.scale[0], to_rotation_vector(turn) / self.scale[1]])
+        for part in (slice(0, 3), slice(3, 6)):
+            wish[part] *= min(1.0, speed / max(float(np.linalg.norm(wish[part])), 1e-9))
+            change = wish[part] - self.velocity[part]
+            self.velocity[part] += change * min(1.0, eagerness / max(float(np.linalg.norm(change)), 1e-9))
+        return np.array([*np.clip(self.velocity, -1.0, 1.0), grip])
+
+    def go(
+        self,
+        goal: Callable[[], Array],
+        yaw: Callable[[], float] = lambda: 0.0,
+        grip: float = LEAVE,
+        *,
+        near: float = 0.006,
+        speed: float = 0.5,
+        until: Callable[[], bool] = lambda: False,
+        steps: int = 40,
+    ) -> Script:
+        """Moves until it is as near as that, or something has happened, or it has taken too long; with time it asks for less."""
+        for step in range(round(steps * self.finer)):
+            patience = 1.1 ** max(0, step / self.finer - self.PATIENCE)
+            there = np.linalg.norm(goal() - self.position) < patience * near and abs(yaw() - self.yaw) < patience * 0.06
+            if there or until():
+                return
+            yield self.toward(goal(), yaw(), grip, speed)
+
+    def hold(self, grip: float, steps: int = 5, until: Callable[[], bool] = lambda: False) -> Script:
+        """Stays, and moves the fingers."""
+        goal, yaw = np.array(self.world.commanded(self.arm)[:3]), self.yaw
+        for _ in range(round(steps * self.finer)):
+            if until():
+                return
+            yield self.toward(goal, yaw, grip)
+
+    def lift(self, height: float, grip: float = CLOSE, *, near: float = 0.006) -> Script:
+        """Straight up."""
+        goal, yaw = self.position + height * UP, self.yaw
+        yield from self.go(lambda: goal, lambda: yaw, grip, near=near)
+
+    def approach(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0, grip: float = LEAVE) -> Script:
+        """To a point above something; a hand that is low and elsewhere rises first, not to sweep the table."""
+        here, turned = self.position, self.yaw
+        if here[2] < point()[2] and np.linalg.norm((point() - here)[:2]) > 0.04:
+            yield from self.go(lambda: np.array([*here[:2], point()[2]]), lambda: turned, grip, near=0.02)
+        yield from self.go(point, yaw, grip, near=0.02)
+
+    def grasp(self, point: Callable[[], Array], yaw: Callable[[], float] = lambda: 0.0) -> Script:
+        """From above, round a point. What is in the hand already stays there: a plan may begin in the middle of the task."""
+        if holds(self.world, point(), self.arm):
+            return
+
+        def gone() -> bool:
+            return bool(np.linalg.norm((point() - self.position)[:2]) > 0.04)
+
+        off = self.position - point()
+        above = np.linalg.norm(off[:2]) < 0.025 and -0.01 < off[2] < 0.10 and abs(yaw() - self.yaw) < 0.2
+        if not above:
+            yield from self.approach(lambda: point() + 0.08 * UP, yaw, OPEN)
+        yield from self.go(point, yaw, OPEN, near=0.005, until=gone)
+        if not gone():
+            yield from self.hold(CLOSE)
+
+
+def yaw_of(world: World, body: str) -> float:
+    turned = to_matrix(world.body_pose(body)[3:])
+    return float(np.arctan2(turned[1, 0], turned[0, 0]))
+
+
+def side_of(world: World, body: str) -> float:
+    """The smallest turn that lines up with a square."""
+    return (yaw_of(world, body) + np.pi / 4) % (np.pi / 2) - np.pi / 4
+
+
+def at(world: World, body: str, x: float, y: float, z: float) -> Array:
+    """A point given in a body's own frame."""
+    return position(world, body) + to_matrix(world.body_pose(body)[3:]) @ np.array([x, y, z])
+
+
+# ---- one arm ---------------------------------------------------------------------------------------------------------------------
+
+
+def reach(hand: Hand) -> Script:
+    yield from hand.go(lambda: position(hand.world, "ball"), near=0.0)
+
+
+def push(hand: Hand) -> Script:
+    """From behind, in line with the target; the block sticks to the fingers, so that what it lacks is what the hand has to move."""
+
+    def lacks() -> Array:
+        return (position(hand.world, "target") - position(hand.world, "block")) * (1, 1, 0)
+
+    way = lacks() / np.linalg.norm(lacks())
+    yaw = float(np.clip(np.arctan2(way[1], way[0]), -0.8, 0.8))
+
+    def behind(height: float) -> Array:
+        return np.array([*(position(hand.world, "block") - 0.07 * way)[:2], height])
+
+    def onward() -> Array:
+        return np.array([*(hand.position + lacks())[:2], 0.025])
+
+    yield from hand.approach(lambda: behind(0.10), lambda: yaw, CLOSE)
+    yield from hand.go(lambda: behind(0.025), lambda: yaw, CLOSE, near=0.01)
+    yield from hand.go(onward, lambda: yaw, CLOSE, near=0.0, until=lambda: lacks() @ way < 0.005 or slipped(hand, "block", way))
+    yield from hand.hold(CLOSE, 3)
+    back = hand.position - 0.03 * way + 0.08 * UP
+    yield from hand.go(lambda: back, lambda: yaw, CLOSE, near=0.02)
+
+
+def slipped(hand: Hand, block: str, way: Array) -> bool:
+    """What the hand pushes this way is no longer before it."""
+    offset = (position(hand.world, block) - hand.position) * (1, 1, 0)
+    return bool(offset @ way < 0.0 or np.linalg.norm(offset - (offset @ way) * way) > 0.03)
+
+
+def pick(name: str) -> Callable[[Hand], Script]:
+    def script(hand: Hand) -> Script:
+        yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
+        yield from hand.lift(0.14)
+
+    return script
+
+
+def put(name: str, goal: str, height: float) -> Callable[[Hand], Script]:
+    """Takes a cube and lets it go with its middle so high above the middle of another thing."""
+
+    def script(hand: Hand) -> Script:
+        def over(clearance: float) -> Array:
+            there = position(hand.world, goal) + (height + clearance) * UP
+            return np.asarray(hand.position + there - position(hand.world, name))
+
+        def yaw() -> float:
+            return side_of(hand.world, goal)
+
+        yield from hand.grasp(lambda: position(hand.world, name), lambda: side_of(hand.world, name))
+        yield from hand.lift(0.10, near=0.03)
+        yield from hand.go(lambda: over(0.06), yaw, CLOSE, near=0.01)
+        yield from hand.go(lambda: over(0.003), yaw, CLOSE, near=0.004, speed=0.3)
+        yield from hand.hold(OPEN)
+        yield from hand.go(lambda: position(hand.world, goal) + (height + 0.12) * UP, yaw, OPEN)
+
+    return script
+
+
+def peg(hand: Hand) -> Script:
+    def over(low_end: float) -> Array:
+        """Where the hand is when the peg stands over the hole with its lower end this high."""
+        there = position(hand.world, "hole") + (low_end + 0.055) * UP
+        return np.asarray(hand.position + there - position(hand.world, "peg"))
+
+    def yaw() -> float:
+        return side_of(hand.world, "hole")
+
+    yield from hand.grasp(lambda: position(hand.world, "peg") + 0.025 * UP, lambda: side_of(hand.world, "peg"))
+    end = position(hand.world, "peg") - 0.055 * UP - position(hand.world, "hole")  # the peg's lower end, seen from the hole
+    if np.linalg.norm(end[:2]) > 0.012:
+        if end[2] < 0.055:
+            yield from hand.lift(0.10, near=0.02)
+        yield from hand.go(lambda: over(0.07), yaw, CLOSE, near=0.003)
+    yield from hand.go(lambda: over(0.005), yaw, CLOSE, near=0.002, speed=0.3)
+    yield from hand.hold(OPEN)
+    yield from hand.go(lambda: position(hand.world, "hole") + 0.2 * UP, yaw, OPEN)
+
+
+def open_drawer(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "cabinet")
+
+    yield from hand.grasp(lambda: at(hand.world, "drawer", -0.045, 0, 0.015), yaw)
+    pulled = at(hand.world, "cabinet", -0.195, 0, 0.055)
+    yield from hand.go(lambda: pulled, yaw, CLOSE)
+
+
+def close_drawer(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "cabinet")
+
+    yield from hand.approach(lambda: at(hand.world, "drawer", -0.12, 0, 0.10), yaw, CLOSE)
+    yield from hand.go(lambda: at(hand.world, "drawer", -0.11, 0, 0.015), yaw, CLOSE, near=0.01)
+    yield from hand.go(lambda: at(hand.world, "cabinet", -0.055, 0, 0.055), yaw, CLOSE)
+
+
+def button(hand: Hand) -> Script:
+    yield from hand.approach(lambda: at(hand.world, "base", 0, 0, 0.11), grip=CLOSE)
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.035), grip=CLOSE)
+
+
+def press(name: str) -> Callable[[Hand], Script]:
+    """Quickly: an arm that has little time."""
+
+    def script(hand: Hand) -> Script:
+        yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.08), grip=CLOSE, near=0.02, speed=0.8)
+        yield from hand.go(lambda: at(hand.world, f"{name} base", 0, 0, 0.02), grip=CLOSE, speed=0.8)
+
+    return script
+
+
+def lever(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "base")
+
+    yield from hand.approach(lambda: at(hand.world, "base", -0.12, 0, 0.18), yaw, CLOSE)
+    yield from hand.go(lambda: at(hand.world, "base", -0.11, 0, 0.11), yaw, CLOSE, near=0.015)
+    yield from hand.go(lambda: at(hand.world, "base", 0.06, 0, 0.11), yaw, CLOSE)
+    yield from hand.go(lambda: at(hand.world, "base", 0.0, 0, 0.22), yaw, CLOSE)
+
+
+def dial(hand: Hand) -> Script:
+    def yaw() -> float:
+        return yaw_of(hand.world, "dial")
+
+    yield from hand.grasp(lambda: at(hand.world, "base", 0, 0, 0.062), yaw)
+    turned = yaw_of(hand.world, "base") + 1.25
+    yield from hand.go(lambda: at(hand.world, "base", 0, 0, 0.062), lambda: turned, CLOSE)
+    yield from hand.hold(OPEN)
+
+
+def slide(hand: Hand) -> Script:
+    def there() -> Array:
+        along = to_matrix(hand.world.body_pose("rail")[3:])[:, 1]
+        off = along @ (position(hand.world, "mark") - position(hand.world, "rail")) - hand.world.joint("knob")
+        return np.asarray(hand.position + off * along)
+
+    yield from hand.grasp(lambda: at(hand.world, "knob", 0, 0, 0.034), lambda: yaw_of(hand.world, "rail"))
+    yield from hand.go(there, lambda: yaw_of(hand.world, "rail"), CLOSE, near=0.002)
+    yield from hand.hold(CLOSE)
+
+
+def knock(hand: Hand) -> Script:
+    """In the direction that keeps both the hand and the falling bottle farthest from the other one."""
+    bottle, other = position(hand.world, "yellow")[:2], position(hand.world, "purple")[:2]
+    ways = [np.array([np.cos(angle), np.sin(angle)]) for angle in np.arange(8) * np.pi / 4]
+
+    def clearance(way: Array) -> float:
+        return float(min(np.linalg.norm(bottle + along * way - other) for along in np.linspace(-0.08, 0.25, 12)))
+
+    way = max(ways, key=clearance)
+    yield from hand.approach(lambda: np.array([*(bottle - 0.08 * way), 0.2]), grip=CLOSE)
+    yield from hand.go(lambda: np.array([*(bottle - 0.07 * way), 0.1]), grip=CLOSE, near=0.015)
+    yield from hand.go(lambda: np.array([*(bottle + 0.06 * way), 0.1]), grip=CLOSE, speed=0.8)
+    yield from hand.hold(CLOSE, 6)
+
+
+def sweep(hand: Hand) -> Script:
+    for name in ("one", "two"):
+        yield from _sweep(hand, name)
+
+
+def _sweep(hand: Hand, block: str) -> Script:
+    def beside(ahead: float, height: float) -> Array:
+        where = position(hand.world, block)
+        return np.array([where[0] + ahead, where[1], height])
+
+    def swept() -> bool:
+        return bool(position(hand.world, block)[0] > suite.SWEPT + 0.012)
+
+    if swept():
+        return
+    yield from hand.approach(lambda: beside(-0.07, 0.09), grip=CLOSE)
+    yield from hand.go(lambda: beside(-0.06, 0.02), grip=CLOSE, near=0.01)
+    yield from hand.go(
+        lambda: beside(0.05, 0.02), grip=CLOSE, near=0.0, until=lambda: swept() or slipped(hand, block, np.array([1.0, 0.0, 0.0]))
+    )
+    back = hand.position + np.array([-0.03, 0.0, 0.08])
+    yield from hand.go(lambda: back, grip=CLOSE, near=0.03)
+
+
+# ---- two arms --------------------------------------------------------------------------------------------------------------------
+
+
+def other_grips(hand: Hand) -> bool:
+    return bool(hand.world.arm(1 - hand.arm).gripper < 0.6)
+
+
+def lift_tray(hand: Hand) -> Script:
+    yield from hand.grasp(lambda: suite.post(hand.world, "tray", hand.arm, suite.TRAY, suite.POST), lambda: yaw_of(hand.world, "tray"))
+    yield from hand.hold(CLOSE, 60, lambda: other_grips(hand))
+    yield from hand.lift(0.14)
+
+
+def handover(hand: Hand) -> Script:
+    def grip() -> Array:
+        return suite.post(hand.world, "baton", hand.arm, suite.BATON, suite.POST)
+
+    def yaw() -> float:
+        return yaw_of(hand.world, "baton")
+
+    def offered() -> bool:
+        baton = position(hand.world, "baton")
+        return bool(abs(baton[1]) < 0.02 and baton[2] > 0.10)
+
+    if hand.arm == 0:
+        yield from hand.grasp(grip, yaw)
+        out = at(hand.world, "garage", 0, suite.BATON / 2 + 0.09, suite.POST - 0.01)
+        yield from hand.go(lambda: out, yaw, CLOSE, near=0.01)
+        yield from hand.lift(0.14, near=0.02)
+        middle = np.array([0.45, 0.0, 0.15])
+        yield from hand.go(lambda: hand.position + middle - position(hand.world, "baton"), grip=CLOSE, near=0.006)
+        yield from hand.hold(CLOSE, 60, lambda: other_grips(hand))
+        yield from hand.hold(CLOSE, 2)
+        yield from hand.hold(OPEN)
+        yield from hand.lift(0.10, OPEN)
+    else:
+        yield from hand.hold(OPEN, 60, offered)
+        yield from hand.grasp(grip, yaw)
+        yield from hand.hold(CLOSE, 60)
+
+
+SCRIPTS: dict[str, Callable[[Hand], Script]] = {
+    "reach": reach,
+    "push": push,
+    "pick": pick("cube"),
+    "pick_red": pick("red"),
+    "pick_blue": pick("blue"),
+    "place": put("cube", "target", suite.CUBE),
+    "stack": put("red", "blue", 2 * suite.CUBE),
+    "peg": peg,
+    "insert": peg,
+    "drawer": open_drawer,
+    "close_drawer": close_drawer,
+    "button": button,
+    **{f"press_{name}": press(name) for name in suite.HUES},
+    "lever": lever,
+    "dial": dial,
+    "slide": slide,
+    "knock": knock,
+    "sweep": sweep,
+    "lift_tray": lift_tray,
+    "handover": handover,
+}

@@ -1,0 +1,158 @@
+"""RLinf's folders: one file per trajectory, an index and metadata.
+
+    metadata.json                     format, size, total_samples, trajectory_counter, seed
+    trajectory_index.json             what is known of each trajectory, and their order
+    trajectory_{id}_{weights id}.pt   one trajectory, columns [T, B, ...]
+
+A file is written beside its name and renamed; the two JSON files are replaced only after the data they name. Files are
+loaded without running what they carry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import CorruptError, FormatError, UnknownNameError
+from hilt.core.files import DISK, read, storage_errors
+from hilt.core.paths import inside
+from hilt.core.platform import sync
+from hilt.replay import tensors as bridge
+
+FORMATS = ("pt", "pkl")
+
+
+@dataclass
+class FolderIndex:
+    """What the two JSON files of a folder say."""
+
+    trajectory_format: str = "pt"
+    seed: int = 1234
+    trajectory_counter: int = 0
+    """The number that the next trajectory gets"""
+    entries: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By trajectory number, in order: num_samples, trajectory_id, max_episode_length, shape, model_weights_id, uuid"""
+
+    @property
+    def total_samples(self) -> int:
+        return sum(int(entry["num_samples"]) for entry in self.entries.values())
+
+    def shard(self, rank: int, world_size: int) -> dict[int, dict[str, Any]]:
+        """The entries of one rank: contiguous, and the first ranks get one more when they do not divide evenly."""
+        ids = list(self.entries)
+        share, more = divmod(len(ids), world_size)
+        start = rank * share + min(rank, more)
+        return {number: self.entries[number] for number in ids[start : start + share + (rank < more)]}
+
+
+def check_format_name(name: str) -> None:
+    if name not in FORMATS:
+        raise UnknownNameError("trajectory format", name, FORMATS)
+
+
+def file_name(entry: Mapping[str, Any], trajectory_format: str) -> str:
+    return f"trajectory_{entry['trajectory_id']}_{entry['model_weights_id']}.{trajectory_format}"
+
+
+def write_trajectory(path: Path, fields: Mapping[str, Any]) -> None:
+    """One trajectory's file, whole or absent."""
+    beside = path.with_name(f".{path.name}.new")
+    save = bridge.save_pt if path.suffix == ".pt" else bridge.save_pkl
+    with storage_errors(path), open(beside, "wb") as file:
+        save(fields, file)
+        file.flush()
+        sync(file.fileno())
+    DISK.rename(beside, path)
+
+
+def read_trajectory(path: Path) -> dict[str, Any]:
+    """One trajectory's fields."""
+    return bridge.load_pt(path) if path.suffix == ".pt" else bridge.load_pkl(path)
+
+
+def copy_trajectory(source: Path, target: Path) -> None:
+    """The same file in another folder; a hard link where the file system has them, since these files never change."""
+    if source.resolve() == target.resolve():
+        return
+    beside = target.with_name(f".{target.name}.new")
+    with storage_errors(target):
+        DISK.remove(beside)
+        try:
+            os.link(source, beside)
+        except OSError:
+            shutil.copyfile(source, beside)
+    DISK.rename(beside, target)
+
+
+def write_index(folder: Path, index: FolderIndex) -> None:
+    """The two JSON files, each replaced whole. Every file they name must be there already."""
+    listed = {str(number): entry for number, entry in index.entries.items()}
+    DISK.replace(
+        folder / "trajectory_index.json",
+        json.dumps({"trajectory_index": listed, "trajectory_id_list": list(index.entries)}).encode(),
+    )
+    metadata = {
+        "trajectory_format": index.trajectory_format,
+        "size": len(index.entries),
+        "total_samples": index.total_samples,
+        "trajectory_counter": index.trajectory_counter,
+        "seed": index.seed,
+    }
+    DISK.replace(folder / "metadata.json", json.dumps(metadata).encode())
+
+
+def read_index(folder: Path) -> FolderIndex:
+    """What a folder's JSON files say."""
+    metadata = _read_json(folder / "metadata.json", "Metadata")
+    listed = _read_json(folder / "trajectory_index.json", "Trajectory index")
+    try:
+        index = FolderIndex(str(metadata["trajectory_format"]), int(metadata["seed"]), int(metadata["trajectory_counter"]))
+        for number in listed["trajectory_id_list"]:
+            entry = dict(listed["trajectory_index"][str(number)])
+            for name, other in (("uuid", "model_weights_id"), ("model_weights_id", "uuid")):
+                entry.setdefault(name, entry.get(other, ""))
+            for name in ("num_samples", "shape"):
+                entry[name]
+            entry["trajectory_id"] = int(entry["trajectory_id"])
+            named = [str(entry[name]) for name in ("uuid", "model_weights_id", "trajectory_id")]
+            if max(map(len, named)) > 100 or any("/" in name or "\0" in name for name in named):
+                raise ValueError(f"{named}: a name that no file of this folder can have")
+            index.entries[int(number)] = entry
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{folder}: its JSON files are not those of an RLinf replay buffer ({error!r} in them).") from None
+    check_format_name(index.trajectory_format)
+    return index
+
+
+def find_file(folder: Path, entry: Mapping[str, Any], trajectory_format: str) -> Path | None:
+    """The file of a trajectory, by the weights' name or by its own uuid."""
+    for name in (entry["model_weights_id"], entry["uuid"]):
+        path = inside(folder, f"trajectory_{entry['trajectory_id']}_{name}.{trajectory_format}", str(folder / "trajectory_index.json"))
+        if path.exists():
+            return path
+    return None
+
+
+def remove_unnamed(folder: Path, kept: Iterable[str]) -> None:
+    """Removes trajectory files that the index does not name (any more)."""
+    names = set(kept)
+    for path in [*folder.glob("trajectory_*_*.pt"), *folder.glob("trajectory_*_*.pkl"), *folder.glob(".trajectory_*.new")]:
+        if path.name not in names:
+            DISK.remove(path)
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    if not path.exists():
+        raise FileNotFoundError(f"{what} not found at {path}; give a folder that save_checkpoint wrote.")
+    try:
+        data = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy.") from None
+    if not isinstance(data, dict):
+        raise FormatError(f"{path}: expected a JSON object, got {type(data).__name__}.")
+    return data

@@ -1,0 +1,515 @@
+"""The actor: drives a task with the newest weights, lets a person take over, and keeps every step until the learner has it.
+
+It never waits for the network. A step is process-safe in the spool before the next one begins, another thread sends it; weights come
+in by themselves and are taken up between two steps; what the learner wants to know is told by a thread of its own. The only thing it
+waits for are the first weights, for it never drives with weights that nobody trained.
+
+    FOLDER/spool/       steps that the learner does not have yet
+    FOLDER/acted        one byte for each step and for each episode that began, so that a restarted actor goes on counting
+    FOLDER/run.json     the run that the spool belongs to
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, SchemaError
+from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.names import load_own
+from hilt.core.progress import Report, silent
+from hilt.core.rate import Rate
+from hilt.core.trajectory import Source
+from hilt.envs.task import TASK_SUCCESS, success_of
+from hilt.hil.config import SENDERS, Hil, of_run
+from hilt.hil.contact import LOST, Contact
+from hilt.hil.environment import Nobody, make_env, trainer_config
+from hilt.hil.make_agent import make_agent
+from hilt.policies.precision import AUTO
+from hilt.recording.record import RATE_HZ
+from hilt.recording.recording_folder import GRASP, TIMES, nested
+from hilt.replay import QueuedDataStore
+from hilt.runs.run_precision import warnings
+from hilt.teleop.intervene import attribute
+from hilt.teleop.operator import Script
+from hilt.wire import TrainerClient, TrainerConfig
+
+IN_MEMORY = 2_000
+"""Steps that wait for the learner in memory too; older ones are read from the disk"""
+PATIENCE_S = 3_600.0
+"""So long it waits for the learner and its first weights: an encoder may be trained before"""
+TELL_S, AGAIN_S = 1.0, 0.1
+"""It tells the learner how it is about so often, and while it waits for its updates"""
+NAP_S = 0.005
+ANSWER_S = 5.0
+FLUSH_S = 5.0
+"""At the end, steps that are under way have so long; the others stay in the spool"""
+SPLIT = "train"
+
+
+@dataclass
+class Acted:
+    """What an actor has done."""
+
+    name: str
+    steps: int = 0
+    """Since it was started, and"""
+    episodes: int = 0
+    """episodes that came to their end"""
+    version: int = -1
+    """Of the weights that it drives with"""
+    acting: str = "waiting"
+    """Who acts: policy, human, random; or waiting; or contact lost"""
+    spooled: int = 0
+    """Steps that the learner did not have in the end; episodes, where those are sent whole"""
+    reason: str = ""
+    """Why it ended: "the run has ended", "stop was pressed" or "stopped" """
+
+
+def act(
+    config: Hil,
+    folder: Path,
+    name: str = "actor-1",
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
+    report: Report = silent,
+    patience_s: float = PATIENCE_S,
+) -> Acted:
+    """Acts until the run ends, somebody presses stop, or `stop()` is true. `say` gets a line now and then."""
+    report(f"opening {config.task}")
+    with make_env(config, operator=True) as env:
+        actor = Actor(config, env, folder, name, stop, say, patience_s, report)
+        try:
+            actor.run()
+        finally:
+            actor.close()
+        return actor.acted
+
+
+class Actor:
+    """One actor; `act` is all that others need."""
+
+    def __init__(
+        self,
+        config: Hil,
+        env: Any,
+        folder: Path,
+        name: str,
+        stop: Callable[[], bool],
+        say: Callable[[str], None],
+        patience_s: float,
+        report: Report = silent,
+    ):
+        encoder = replace(config.agent.encoder)  # its own: the learner may say in which precision it computes
+        config = replace(config, agent=replace(config.agent, encoder=encoder))
+        self._report = report
+        self._config, self._env, self._folder, self._stop, self._say, self._patience_s = config, env, folder, stop, say, patience_s
+        self._states = attribute(env, "initial_states", {SPLIT: 1})
+        if SPLIT not in self._states:
+            raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
+        self.acted = Acted(name)
+        DISK.make_folders(folder)
+        self._journal = Journal(folder / "acted")
+        self._seeds = (config.seed, zlib.crc32(name.encode()))  # no two actors do the same
+        seed = self._seed(self._journal.steps)
+        self._env.action_space.seed(seed)
+        self._agent = make_agent(config, env, seed)
+        self._weights: Weights | None = None
+        self._client: TrainerClient | None = None
+        self._store: Any = None
+        self._spool: QueuedDataStore | None = None
+        self._run = ""  # whose steps these are, as its learner has told
+        self._pressed = self._over = False
+        self._refused = ""
+        self._ahead = 0, float("-inf")  # online steps before learner steps without its own of this life, and when that was heard
+        self._most: int | None = None  # steps of this life, its own, with which the run has max_env_steps; none: no such limit
+        self._says = "not yet"  # whether the environment tells success
+        self._closing = threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="hilt-actor-tells", daemon=True)
+        self._rate, self._timing = _rate(env, config)
+        self._contact = Contact(env, config, say)
+        self._clock = time.time() - time.perf_counter()  # one that never goes back, whatever happens to the computer's
+        self._began = time.monotonic()
+
+    # The whole, and one episode
+
+    def run(self) -> None:
+        self._connect()
+        if self._client is not None:
+            for line in warnings(self._config):
+                self._say(line)
+            attribute(self._env, "connect", lambda: None)()
+            if url := getattr(attribute(self._env, "device", None), "url", ""):
+                self._say(f"open {url}")
+            self._teller.start()
+        while not self._ended():
+            self._episode()
+        self.acted.reason = "stop was pressed" if self._pressed else "the run has ended" if self._over else "stopped"
+
+    def close(self) -> None:
+        """What is under way arrives, if the learner is there; the rest stays in the spool."""
+        self._closing.set()
+        if self._teller.ident is not None:
+            self._teller.join(ANSWER_S)
+        if self._client is not None:
+            self._flush()
+            self._client.stop()
+        if self._spool is not None:
+            self._spool.close()
+        self._journal.close()
+
+    def _flush(self) -> None:
+        """A learner that ends waits until everybody has said goodbye: first the steps, then that."""
+        assert self._client is not None
+        if self._spool is None:
+            self.acted.spooled = self._store.close(FLUSH_S)
+        elif self._client.stats()["connected"]:
+            latest = self._spool.latest_data_id()
+            self._client.update(timeout_ms=1e3 * FLUSH_S)
+            self._client.wait_acknowledged(of_run(self._run), latest, power=True, timeout=1.0)
+            self.acted.spooled = max(0, latest - self._client.stats()["stores"][of_run(self._run)]["process_safe"])
+        else:
+            self.acted.spooled = len(self._spool)
+        if self._client.stats()["connected"]:
+            self._ask({**self._stats(), "bye": True})
+
+    def _episode(self) -> None:
+        number = self._journal.begin_episode()
+        count, order = self._states[SPLIT], np.random.default_rng([*self._seeds, number // self._states[SPLIT]])
+        state = int(order.permutation(count)[number % count])
+        if not self._ready():
+            return
+        self._does("resetting the task")
+        observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
+        if self._rate is not None:
+            self._rate.restart()
+        before, steps, human, total, ended = _own(observation), 0, 0, 0.0, False
+        while not ended and self._ready():
+            before, reward, ended, info, source = self._step(before)
+            self._does(f"step {steps + 1}, {self.acted.acting} acts")
+            steps, human, total = steps + 1, human + (source == Source.HUMAN and not info.get("lost")), total + reward
+            if info.get("lost") and not ended:
+                self._await_operator()
+        if ended:
+            self._says = "no" if self._says == "not yet" else self._says
+            self.acted.episodes += 1
+            how = {True: "success", False: "no success", None: "success unknown"}[success_of(info)]
+            if info.get(TASK_SUCCESS) not in (None, success_of(info)):
+                how += f" by the classifier, and the task itself says {'success' if info[TASK_SUCCESS] else 'no success'}"
+            by = f", {human} by a person" if human else ""
+            self._say(f"episode {self.acted.episodes}: {steps} steps{by}, {how}, return {total:g}; weights {self.acted.version}")
+
+    def _step(self, before: Any) -> tuple[Any, float, bool, dict[str, Any], Source]:
+        """One step, which the spool has when this returns."""
+        observed = self._now()
+        random = self._random()
+        action = self._agent.layout.unlocked(self._env.action_space.sample()) if random else self._agent.sample_actions(before)
+        version = -1 if random else self.acted.version
+        if self._rate is not None:
+            self._rate.wait()
+        sent = self._now()
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
+        after, source = _own(observation), Source(info["source"])
+        executed = info["executed_action"]
+        if source == Source.POLICY and "intervene_action" in info:  # an environment whose own wrapper lets a person take over
+            source, executed = Source.HUMAN, info["intervene_action"]
+        elif source == Source.POLICY and random:
+            source = Source.RANDOM
+        succeed = success_of(info)
+        self._says = "yes" if succeed is not None else self._says
+        self._journal.step()
+        self._store.insert(
+            {
+                "observations": before,
+                "actions": np.asarray(executed, self._env.action_space.dtype),
+                "rewards": np.float32(reward),
+                "next_observations": after,
+                "terminated": np.bool_(terminated),
+                "truncated": np.bool_(truncated),
+                "source": np.uint8(source),
+                "policy_version": np.int64(version if source == Source.POLICY else -1),
+                "times": {name: np.float64(value) for name, value in times.items()},
+                "succeed": np.bool_(bool(succeed)),
+                "lost": np.bool_(info.get("lost", False)),
+                **self._penalty(info),
+                **(
+                    {TASK_SUCCESS: np.int8(-1 if info.get(TASK_SUCCESS) is None else info[TASK_SUCCESS])} if self._config.classifier else {}
+                ),
+            }
+        )
+        self.acted.steps, self.acted.acting = self.acted.steps + 1, source.name.lower()
+        self._pressed = self._pressed or bool(info.get("stop"))
+        return after, float(reward), bool(terminated or truncated), info, source
+
+    def _await_operator(self) -> None:
+        """No step is made while contact to the operator is lost, but for two: the one that finds it, and the first one after it."""
+        self.acted.acting = LOST
+        self._does(LOST)
+        self._contact.wait(self._ended)
+        if self._rate is not None:
+            self._rate.restart()
+
+    def _penalty(self, info: dict[str, Any]) -> dict[str, Any]:
+        if "learned-gripper" not in self._config.agent.setup_mode:
+            return {}
+        if GRASP not in info:
+            raise SchemaError(f"{self._config.task}: info has no {GRASP}, which {self._config.agent.setup_mode} learns from. Give it one.")
+        return {GRASP: np.float32(info[GRASP])}
+
+    # What decides who drives
+
+    def _random(self) -> bool:
+        return self._journal.steps < self._config.random_steps
+
+    def _ready(self) -> bool:
+        """Takes up the newest weights; waits for the first ones. False when it is time to end."""
+        deadline = time.monotonic() + self._patience_s
+        while not self._ended():
+            if self._refused:
+                raise RefusedError(f"the learner refuses this actor's steps: {self._refused}")
+            if self._weights is not None and (new := self._weights.take()) is not None:
+                self._agent.load_acting_state(new[0])
+                self.acted.version = new[1]
+            if self._enough():
+                self._waits("all steps of the run are made, and the learner has not ended it", deadline)
+                continue
+            if self._outruns():
+                self._does(f"waiting until the learner is less than {self._config.max_ahead} steps behind")
+                time.sleep(NAP_S)
+                continue
+            if self.acted.version >= 0 or self._random():
+                return True
+            self.acted.acting = "waiting"
+            where = f"{self._config.wire.host}:{self._config.wire.broadcast_port}"
+            self._waits(f"no weights from {where} yet", deadline)
+        return False
+
+    def _outruns(self) -> bool:
+        """Whether it is to wait for the learner's updates; not for a learner that does not answer."""
+        ahead, heard = self._ahead
+        limit = self._config.max_ahead
+        return bool(limit) and time.monotonic() - heard < ANSWER_S and ahead + self.acted.steps >= limit
+
+    def _enough(self) -> bool:
+        """Whether one more step would be more than max_env_steps, as far as the learner has told."""
+        return self._most is not None and self.acted.steps >= self._most
+
+    def _waits(self, what: str, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"{what}, after {self._patience_s:g} s: look at what the learner says, and start this actor again.")
+        self._does(f"waiting: {what}")
+        time.sleep(0.02)
+
+    def _does(self, what: str) -> None:
+        self._report(f"episode {self.acted.episodes + 1}", note=what)
+
+    def _ended(self) -> bool:
+        return self._stop() or self._pressed or self._over
+
+    # The learner
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + self._patience_s
+        config = trainer_config(self._config, learner=False)
+        while self._client is None and not self._stop():
+            try:
+                self._client = self._connected(config)
+            except DeadlineError as error:
+                reason = getattr(error, "reason", "")
+                why = f" ({reason})" if reason else ""
+                self._waits(f"no learner answers at {self._config.wire.host}:{config.port_number} yet{why}", deadline)
+
+    def _connected(self, config: TrainerConfig) -> TrainerClient:
+        """First asks whose run it is, without the spool: steps of one run never go into another, whose stores have other names."""
+        name, host = self.acted.name, self._config.wire.host
+        answer = self._greeted(config)
+        self._run, left, encoder = str(answer.get("run", "")), answer.get("left"), self._config.agent.encoder
+        if encoder.precision == AUTO:  # as the run does, whatever is faster here
+            encoder.precision = str(answer.get("precision", AUTO))
+        self._belongs_to(self._run)
+        self._most = None if left is None or self._spool is None else left - len(self._spool)
+        stores = {} if self._spool is None else {of_run(self._run): self._spool}
+        client = TrainerClient(name, host, config, data_stores=stores, wait_for_server=1.0)
+        if self._spool is None:
+            self._store = load_own(SENDERS[self._config.store])(client, name, self._run)
+        self._weights = Weights()
+        client.recv_network_callback(self._weights.arrived, self._weights.numbered)
+        waiting = f"; {len(self._spool)} steps wait for it" if self._spool else ""
+        self._say(f"{name}: the learner is at {host}:{config.port_number}{waiting}")
+        return client
+
+    def _greeted(self, config: TrainerConfig) -> Mapping[str, Any]:
+        """What the learner that is there says: its run, in which precision that computes, and how many steps are left, if it has an end."""
+        name = self.acted.name
+        with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
+            answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
+        if answer is None:
+            raise DeadlineError("it was there a moment ago")
+        return answer
+
+    def _belongs_to(self, run: str) -> None:
+        """This actor's folder does from now on; refused while it has steps of another run. For a new run it counts anew."""
+        card, path = self._folder / "run.json", self._folder / "spool"
+        before = read_json(card).get("run", "") if card.exists() else run
+        if self._config.store == "log":
+            self._store = self._spool = self._spool if self._spool is not None else QueuedDataStore(IN_MEMORY, path=path)
+            if before != run and len(self._spool):
+                raise ConfigError(
+                    f"{path} has {len(self._spool)} steps that the learner of another run has not got, and they would go into this one. "
+                    "Start an actor for that run, or give this one another folder with --spool."
+                )
+        if before != run:
+            self._journal.restart()
+        write_json(card, {"run": run})
+
+    def _tell(self) -> None:
+        """A thread: tells the learner how it is, and hears how far that is and whether the run is over."""
+        assert self._client is not None
+        told = 0.0
+        while not self._closing.wait(AGAIN_S):
+            due, stats = time.monotonic() - told >= TELL_S, self._client.stats()
+            wrong = next((store["refusal"] for store in stats["stores"].values() if store["refused"]), "")
+            self._refused = f"{wrong} Give both sides the same recipe and settings." if wrong else self._refused
+            if stats["refusal"] and due:
+                self._refused, told = self._another_run(), time.monotonic()
+            elif (due or self._outruns() or self._enough()) and stats["connected"]:
+                self._ask(self._stats() if due else {"actor": self.acted.name})
+                told = time.monotonic() if due else told
+
+    def _another_run(self) -> str:
+        """Whether the learner that refuses is of another run, in words; else it may take steps again, and acting goes on."""
+        with contextlib.suppress(HiltError):
+            if str(self._greeted(trainer_config(self._config, learner=False)).get("run", "")) != self._run:
+                left = f" {len(self._spool)} steps wait in {self._folder} for their own." if self._spool is not None else ""
+                return f"it is of another run.{left}"
+        return ""
+
+    def _ask(self, words: dict[str, Any]) -> None:
+        assert self._client is not None
+        own, spooled = self.acted.steps, len(self._spool) if self._spool is not None else 0
+        try:
+            answer = self._client.request("send-stats", words, timeout_ms=1e3 * ANSWER_S)
+        except HiltError as error:  # it could not take what it was told; acting goes on
+            self._say(f"the learner: {error}")
+            return
+        if answer is not None:
+            self._over = self._over or bool(answer["stop"])
+            # without its own steps of this life, which are added when it is asked
+            self._ahead = int(answer.get("online", self._journal.steps)) - int(answer["update"]) - own, time.monotonic()
+            if "left" in answer and self._spool is not None:  # episodes that are sent whole have no such end
+                self._most = own + int(answer["left"]) - spooled
+
+    def _stats(self) -> dict[str, Any]:
+        acted = self.acted
+        stats: dict[str, Any] = {
+            "actor": acted.name,
+            "steps": self._journal.steps,
+            "episodes": acted.episodes,
+            "steps_per_second": acted.steps / max(time.monotonic() - self._began, 1e-9),
+            "acting": acted.acting,
+            "version": acted.version,
+            "spooled": len(self._spool) if self._spool is not None else self._store.waiting(),
+            "stop": self._pressed,
+            "says_success": self._says,
+            **self._contact.stats(),
+        }
+        if self._timing is not None:
+            timing = self._timing()
+            stats |= {f"lateness_{p}_ms": 1e3 * timing[f"late_{p}"] for p in ("p50", "p99")} | {"missed": timing["missed"]}
+        return stats
+
+    def _seed(self, *numbers: int) -> int:
+        return int(np.random.SeedSequence([*self._seeds, *numbers]).generate_state(1)[0])
+
+    def _now(self) -> float:
+        """Seconds since 1970."""
+        return self._clock + time.perf_counter()
+
+
+class Weights:
+    """The newest weights with their version: told by one thread, taken by another, between two steps."""
+
+    def __init__(self) -> None:
+        self._payload: Any = None
+        self._newest: tuple[Any, int] = None, -1
+        self._taken = -1
+
+    def arrived(self, payload: Any) -> None:
+        self._payload = payload
+
+    def numbered(self, version: int) -> None:
+        self._newest = self._payload, version
+
+    def take(self) -> tuple[Any, int] | None:
+        """None when there are none that were not taken before."""
+        newest = self._newest  # looked at once: the next ones may come at any moment
+        if newest[1] == self._taken:
+            return None
+        self._taken = newest[1]
+        return newest
+
+
+class Journal:
+    """How many steps and episodes an actor has begun over all its lives. A byte is written whole, or not at all."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        there = read(self._path) if self._path.exists() else b""
+        self.steps, self.episodes, self._size = there.count(b"s"), there.count(b"e"), len(there)
+        self._fd = DISK.open(self._path, write=True) if self._path.exists() else DISK.create(self._path)
+
+    def step(self) -> None:
+        self._write(b"s")
+        self.steps += 1
+
+    def begin_episode(self) -> int:
+        """Its number, from 0."""
+        self._write(b"e")
+        self.episodes += 1
+        return self.episodes - 1
+
+    def restart(self) -> None:
+        """Another run: nothing has been done in it."""
+        self.close()
+        DISK.replace(self._path, b"")
+        self._open()
+
+    def _write(self, byte: bytes) -> None:
+        DISK.write(self._fd, byte, self._size)
+        self._size += 1
+
+    def close(self) -> None:
+        DISK.close(self._fd)
+
+
+def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
+    """What paces the loop, and what tells how well that went. An environment that keeps a rate itself is left to it."""
+    own = float(attribute(env, "control_hz", 0) or 0)
+    if (timing := attribute(env, "timing", None)) is not None:
+        if config.control_hz not in (0, own):
+            given = f"control_hz={config.control_hz:g}, and {config.task} keeps {own:g} Hz itself"
+            raise ConfigError(f"{given}: change that one in its settings, or leave this out.")
+        return None, timing
+    person = not isinstance(attribute(env, "device", None), Script | Nobody)
+    hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
+    rate = Rate(hz) if hz else None
+    return rate, None if rate is None else rate.timing
+
+
+def _own(observation: Any) -> Any:
+    """As the log has it, and a copy: an environment may use its arrays again for the next one."""
+    return copy.deepcopy(nested(observation))

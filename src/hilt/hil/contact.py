@@ -1,0 +1,60 @@
+"""Contact to the operator, when it is lost: the actor waits, and the learner's clock and updates wait with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hilt.hil.config import Hil
+
+CONTACT = "contact to the operator"
+"""With these words begins what a person must know of it"""
+LOST = "contact lost"
+"""Who acts meanwhile"""
+REPORT_AFTER_S = 1.0
+"""A shorter loss is counted, and not mentioned: a page sends 20 times a second, and a network may stall"""
+POLL_INTERVAL_S = 0.1
+
+
+class Contact:
+    """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is what the learner is told."""
+
+    def __init__(self, env: Any, config: Hil, say: Callable[[str], None]):
+        self._env, self._say = env, say
+        self._seconds = config.lost_contact_seconds if config.lost_contact == "policy" else float("inf")
+        self.lost, self._times, self._waited = False, 0, 0.0
+
+    def wait(self, ended: Callable[[], bool]) -> None:
+        """Until contact is back, somebody presses a button, the time is over after which the policy goes on, or `ended()` is true."""
+        began, said = time.monotonic(), False
+        self.lost, waits = True, False
+        while self.lost and not ended():
+            reading = self._env.get_wrapper_attr("poll")()
+            waited = time.monotonic() - began
+            if not reading.lost or {*reading.events} - {"toggle"}:
+                self.lost = False
+                self._say(f"{CONTACT} is back after {waited:.0f} s: the run goes on") if said else None
+            elif waited >= self._seconds:
+                self._env.get_wrapper_attr("release")()
+                self.lost = False
+                self._say(f"{CONTACT} has been lost for {waited:.0f} s: the policy goes on. {self._address()}")
+            else:
+                self._times, waits = self._times + (not waits), True  # not for the step after a pause, which is marked as lost, too
+                if waited >= REPORT_AFTER_S and not said:
+                    said = True
+                    self._say(f"{CONTACT} is lost: nothing moves, the run is paused{self._until()}. {self._address()}")
+                time.sleep(POLL_INTERVAL_S)
+        self._waited += time.monotonic() - began
+        self.lost = False
+
+    def stats(self) -> dict[str, Any]:
+        """What the learner is told of it."""
+        return {"contact_lost": self.lost, "contact_losses": self._times, "contact_lost_seconds": self._waited}
+
+    def _until(self) -> str:
+        return "" if self._seconds == float("inf") else f", and after {self._seconds:g} s the policy goes on"
+
+    def _address(self) -> str:
+        url = getattr(self._env.get_wrapper_attr("device"), "url", "")
+        return f"To take over again, open {url}" if url else "Connect the device again to take over."

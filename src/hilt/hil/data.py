@@ -1,0 +1,441 @@
+"""What a learner learns from: two logs in the run's folder, the views of them, and batches that are half and half.
+
+- ``log/``: all that actors send, up to `replay_buffer_capacity` steps. All of it is *online*; what a person did in it is *human* too
+- ``demos/``: demonstrations, imported once from `demo_path`, whatever format they are in
+
+    demo = demos + human, each step as likely as any other          batch = half online, half demo, by exact count, online first
+
+Each log is made beside its name and renamed, so an import is there as a whole or not at all, and is made once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.algos.config import Rlpd
+from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.trajectory import Source
+from hilt.core.tree import Array, equal, flatten, unflatten
+from hilt.envs.task import TASK_SUCCESS
+from hilt.hil.config import STORE, Hil, of_run
+from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
+from hilt.hil.states import Kept, Table
+from hilt.recording.recording_folder import GRASP
+from hilt.replay import Log, Schema
+from hilt.replay import tensors as bridge
+from hilt.replay.key_ranges import OFFSET_BITS, Runs
+from hilt.replay.sampling.assembly import NStep
+from hilt.replay.snapshot import Snapshot
+from hilt.replay.view import View
+from hilt.runs.checkpoint import generator_state, set_generator_state
+
+DURABILITY = "at most 1000 ms"
+"""Of the log: a thread of its own syncs it, so that nobody who learns or receives waits for the disk"""
+Batch = dict[str, Any]
+logger = logging.getLogger("hilt.hil")
+
+
+class Experience:
+    """The two logs and the batches drawn from them. `agent` says which observations it sees, and makes the features of a frozen encoder."""
+
+    def __init__(self, run: Path, config: Hil, env: Any, agent: Any, say: Callable[[str], None] = logger.info):
+        schema = Schema.declare(columns_for(config, env))
+        self._config, self._agent, self._say = config, agent, say
+        self.demos, self.log = open_logs(run, config, schema, say)
+        self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
+        self._demonstrations = self.demos.all()
+        self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
+        self._images = [f"observations/{path}" for path in agent.encoder.paths] if agent.frozen else []
+        seen = [*([] if agent.frozen else agent.encoder.paths), *agent.proprio]
+        self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
+        plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
+        self._columns += plain
+        self._assembly = NStep(config.n_step, config.agent.rlpd.discount, also=tuple(path for path in plain if path == GRASP))
+        self._table = Table(agent.width, {path: schema.columns[path] for path in plain})
+        kept = partial(Kept, self._table, seen=[*agent.encoder.paths, *agent.proprio], states=agent.states, say=say)
+        self._kept = {"log": kept(self.online), "demos": kept(self._demonstrations)} if agent.frozen else {}
+        self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
+        self._foresight["demos"].read(self.demos, self.demos.trajectories())
+        self._before = len(self.log)  # online steps that were there, or were there once, when this process began
+        self._entered = self._selection().entered
+        self._episodes = Episodes(self.log, config.agent.rlpd)
+        self._alone, self._collected = False, Runs()
+
+    # What there is
+
+    def register(self, server: Any, run: str) -> None:
+        """Actors send to this log from now on; those of `hilt actor` by the name that only this run's learner has."""
+        for name in {STORE, of_run(run)}:
+            server.register_data_store(name, self.log)
+
+    def take(self) -> None:
+        """Nothing is to be done: what arrives is in the log."""
+
+    @property
+    def total(self) -> int:
+        """Online steps of the run so far, those that are gone included."""
+        return self._before + self._selection().entered - self._entered
+
+    def counts(self) -> dict[str, int]:
+        return {"log_steps": len(self.online), "demo_steps": len(self.demos) + len(self.human), "human_steps": len(self.human)}
+
+    def newest_versions(self, trajectories: int) -> list[int]:
+        """The versions of the weights that made the last steps of the newest trajectories."""
+        with self.log.lock:
+            runs = self.online.runs()
+            last = (runs.starts + runs.counts - 1)[-trajectories:]
+            with self.log.reading() as steps:
+                return steps.fields(last, ["policy_version"])[0].tolist() if len(last) else []
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        """What is to be told of each trajectory that has ended and was not told of before."""
+        return self._episodes.finished()
+
+    def reported(self, trajectories: Sequence[int]) -> None:
+        """These were told of by an earlier process."""
+        self._episodes.known.update(trajectories)
+
+    def demonstrated(self) -> dict[str, Any]:
+        """The proprioception of all demonstrations."""
+        return demonstrated(self.demos, self._agent)
+
+    def ended_episodes(self, without: set[int]) -> dict[int, dict[str, Array]]:
+        """The columns of every trajectory that has ended and is not among these, by its number."""
+        return {number: flatten(self.log.read(self.log.trajectory_keys(number))) for number in self._ended() if number not in without}
+
+    def successful(self) -> list[int]:
+        """The trajectories that have ended with success."""
+        return [number for number in self._ended() if self.log.read(self.log.trajectory_keys(number), ["succeed"])["succeed"].any()]
+
+    def _ended(self) -> list[int]:
+        with self.log.lock:
+            entries = self.log.index.entries
+            return sorted(set((entries["key"][entries["ended"]] >> OFFSET_BITS).tolist()))
+
+    def collect(self, trajectories: Sequence[int]) -> int:
+        """Batches of the part ``"collected"`` are from these of the log and from demonstrations. How many steps they have in the log."""
+        with self.log.lock:
+            runs = self.online.runs()
+            chosen = np.isin(runs.starts >> OFFSET_BITS, list(trajectories))
+            self._collected = Runs(runs.starts[chosen], runs.counts[chosen])
+        self._foresight["log"].read(self.log, self._collected.trajectories().tolist())
+        return len(self._collected)
+
+    # Batches
+
+    def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
+        """Half online and half demo; or only ``"demo"``, or only ``"demonstrations"``, or these and what was ``"collected"``, where
+        ``imitated`` tells what a person did. With a frozen encoder there is ``z`` instead of observations, unless `images` are
+        asked for: an encoder is to be trained, and what it is to foresee is there as ``future``."""
+        if self._kept and not images:
+            return self._kept_batch(batch_size, part)
+        with self.log.lock:  # drawn from the same moment of the log that is read
+            reading = self.log.reading()
+            try:
+                online, human, demonstrations, places = self._draw(batch_size, part)
+            except BaseException:
+                reading.__exit__()
+                raise
+        with reading as steps:
+            parts = [(places["log"], self._gather("log", steps, np.concatenate([online, human]), part, images))]
+        if len(demonstrations):
+            with self.demos.reading() as steps:
+                parts.append((places["demos"], self._gather("demos", steps, demonstrations, part, images)))
+        batch = _merged([(rows, columns) for rows, columns in parts if len(rows)], batch_size)
+        return finish(batch, len(online))
+
+    def _kept_batch(self, batch_size: int, part: str) -> Batch:
+        """The same from the table of a frozen encoder. The log is read only where it has steps that the table lacks."""
+        n, log, demos, reading = self._config.n_step, self._kept["log"], self._kept["demos"], None
+        slots = np.empty(batch_size, np.int64)
+        with self.log.lock:
+            online, human, demonstrations, places = self._draw(batch_size, part)
+            keys = np.concatenate([online, human])
+            found = log.find(keys)
+            if log.lacks(found, n):
+                reading = self.log.reading()
+        if reading is not None:
+            with reading as steps:
+                found = log.complete(steps, keys, n)
+        slots[places["log"]], shown = found, demos.find(demonstrations)
+        if (shown < 0).any():
+            with self.demos.reading() as steps:
+                shown = demos.complete(steps, demonstrations, n)
+        slots[places["demos"]] = shown
+        columns = self._table.batch(slots, n, self._config.agent.rlpd.discount)
+        if part == "collected":
+            columns["imitated"] = np.ones(batch_size, bool)
+            columns["imitated"][places["log"]] = self.human.runs().contains(keys)
+        return finish(columns, len(online))
+
+    def _draw(self, n: int, part: str) -> tuple[Array, Array, Array, dict[str, Array]]:
+        """Keys of online, human and demonstrated steps, and which rows of the batch those of each log are."""
+        demos, human = self._demonstrations.runs(), self.human.runs() if part in ("both", "demo") else Runs()
+        if part == "collected":
+            human = self._collected & self.online.runs()
+        wanted = split(n, part, len(demos) + len(human))
+        if part == "both" and wanted == n and not self._alone:
+            self._say("there are no demonstrations and no take-overs yet: batches are all online")
+            self._alone = True
+        online = _keys(self.online, draw(self._draws["online"], len(self.online), wanted))
+        drawn = draw(self._draws["demo"], len(demos) + len(human), n - wanted)
+        of_demos = drawn < len(demos)
+        people = human.draw(drawn[~of_demos] - len(demos)) if not of_demos.all() else np.zeros(0, np.int64)
+        shown = demos.draw(drawn[of_demos]) if of_demos.any() else np.zeros(0, np.int64)
+        rows = {"log": np.r_[np.arange(wanted), wanted + np.flatnonzero(~of_demos)], "demos": wanted + np.flatnonzero(of_demos)}
+        return online, people, shown, rows
+
+    def _gather(self, which: str, steps: Snapshot, keys: Array, part: str, images: bool) -> dict[str, Array]:
+        both = [*self._images, *(f"next_{path}" for path in self._images)] if images else []
+        columns = self._assembly.batch(steps, keys, [*self._columns, *both], None)
+        if images and self._foresight[which].path and len(keys) and (which == "demos" or part == "collected"):
+            columns["future"] = self._foresight[which].of(keys)
+        if part == "collected":
+            columns["imitated"] = self.human.runs().contains(keys) if which == "log" else np.ones(len(keys), bool)
+        return columns
+
+    @property
+    def torch_seconds(self) -> float:
+        """Spent in a frozen encoder so far: it is torch's time, not the time of waiting for data."""
+        return sum(kept.seconds for kept in self._kept.values())
+
+    # Going on
+
+    def state(self) -> dict[str, Any]:
+        """All that decides the next batches besides the logs, and what the online view had."""
+        with self.log.lock:
+            runs = self.online.runs()
+            seen = {"starts": runs.starts.tolist(), "counts": runs.counts.tolist()}
+            return {"total": self.total, "seen": seen, "draws": {name: generator_state(each) for name, each in self._draws.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on where that was. Steps that came later are in the log, and are counted."""
+        with self.log.lock:
+            seen = Runs(state["seen"]["starts"], state["seen"]["counts"])
+            self._before = state["total"] + len(self.online.runs() - seen)
+            self._entered = self._selection().entered
+        for name, each in self._draws.items():
+            set_generator_state(each, state["draws"][name])
+
+    def close(self) -> None:
+        self.log.close()
+        self.demos.close()
+
+    def _selection(self) -> Any:
+        return self.online.selection
+
+
+def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
+    """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
+    if not len(demos):
+        raise ConfigError("normalise_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path.")
+    seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])["observations"]
+    return seen
+
+
+class Foresight:
+    """A proprioception as it will be, for each step of a demonstration: at the gripper's next command, and at the episode's end."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.columns = ["actions", f"observations/{path}", f"next_observations/{path}"]
+        self._rows: dict[int, Array] = {}
+
+    def read(self, log: Log, trajectories: Sequence[int]) -> None:
+        """All of these trajectories, if there is something to foresee."""
+        for number in trajectories if self.path else ():
+            keys = log.trajectory_keys(number)
+            self.add(keys, flatten(log.read(keys, self.columns)))
+
+    def add(self, keys: Sequence[int] | Array, columns: Mapping[str, Array]) -> None:
+        """Of one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""
+        actions, now, after = (columns[name] for name in self.columns)
+        seen, width = np.concatenate([now, after[-1:]]), actions.shape[1]
+        given = actions[:, 6::7] if width % 7 == 0 else np.zeros((len(actions), 1))
+        command = np.ones(given.shape[1])
+        changes = np.zeros(len(actions), bool)
+        for t, numbers in enumerate(given):
+            held, command = command, np.where(np.abs(numbers) >= 0.5, np.sign(numbers), command)
+            changes[t] = t > 0 and bool((held != command).any())
+        following = len(actions)
+        for t in reversed(range(len(actions))):
+            self._rows[int(keys[t])] = np.stack([seen[following], seen[-1]]).astype(np.float32)
+            following = t if changes[t] else following
+
+    def of(self, keys: Array) -> Array:
+        """``[n, 2, ...]``"""
+        return np.stack([self._rows[key] for key in keys.tolist()])
+
+
+def split(n: int, part: str, demo_steps: int) -> int:
+    """How many rows of a batch are online: half, the smaller one of an odd number; all of them while there is nothing else."""
+    if part != "both" and not demo_steps:
+        what = "demonstrations" if part == "demonstrations" else "demonstrations or take-overs"
+        raise EmptyError(f"there are no {what} to learn from: give some with demo_path.")
+    return 0 if part != "both" else n // 2 if demo_steps else n
+
+
+def draw(generator: Any, size: int, n: int) -> Array:
+    """Places below `size`, with replacement, by the random numbers of `TrajectoryReplayBuffer.sample`: `size` of them at most at a time."""
+    if n and not size:
+        raise EmptyError("there is no online step to draw yet; wait until there is one.")
+    parts = [np.zeros(0, np.int64)]
+    while n:
+        parts.append(bridge.randint(generator, size, min(n, size)))
+        n -= len(parts[-1])
+    return np.concatenate(parts)
+
+
+def finish(columns: dict[str, Array], online: int) -> Batch:
+    """What an agent is given: `masks` (0 where the task came to its end; a time limit bootstraps), and which rows are `demo`."""
+    batch = unflatten(columns)
+    batch["masks"] = (~batch.pop("terminated").astype(bool)).astype(np.float32)
+    batch["demo"] = np.arange(len(batch["masks"])) >= online
+    batch.pop("discounts", None)
+    return batch
+
+
+def _keys(view: View, places: Array) -> Array:
+    return view.runs().draw(places) if len(places) else np.zeros(0, np.int64)
+
+
+def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str, Array]:
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    out = {path: np.empty((n, *column.shape[1:]), column.dtype) for path, column in parts[0][1].items()}
+    for rows, columns in parts:
+        for path, column in columns.items():
+            out[path][rows] = column
+    return out
+
+
+class Episodes:
+    """What is told of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
+
+    def __init__(self, log: Log, rlpd: Rlpd):
+        self._log, self._rlpd = log, rlpd
+        self.known: set[int] = {number for number in log.trajectories() if "imported" in log.facts.about(number)}
+
+    def finished(self) -> Iterator[dict[str, Any]]:
+        with self._log.lock:
+            entries, origins = self._log.index.entries.copy(), self._log.facts.origins()
+        numbers = entries["key"] >> OFFSET_BITS
+        for number in np.unique(numbers[entries["ended"]]).tolist():
+            if number not in self.known:
+                origin = int(entries["origin"][numbers == number][0])
+                open_ones = np.unique(numbers[(entries["origin"] == origin) & (numbers < number)])
+                unended = sorted(set(open_ones.tolist()) - set(numbers[entries["ended"]].tolist()), reverse=True)
+                self.known.add(number)
+                with contextlib.suppress(UnknownNameError):  # evicted meanwhile
+                    yield {"trajectory": number, **self._told(number, unended), "actor": origins.get(origin, ("",))[0]}
+
+    def _told(self, number: int, unended: Sequence[int]) -> dict[str, Any]:
+        with self._log.reading() as steps:
+            keys = steps.trajectory(number)
+            with contextlib.suppress(UnknownNameError):  # an earlier part was evicted meanwhile; the rest is told of
+                for earlier in unended:
+                    before = steps.trajectory(earlier)
+                    if not _goes_on(steps, before[-1:], keys[:1]):
+                        break
+                    keys = np.concatenate([before, keys])
+            truth = [TASK_SUCCESS] if TASK_SUCCESS in steps.schema.columns else []
+            columns = ["rewards", "terminated", "source", "succeed", "lost", "times/observed", "times/applied", *truth]
+            return told(steps.gather(keys, columns), self._rlpd)
+
+
+def told(columns: Mapping[str, Array], rlpd: Rlpd) -> dict[str, Any]:
+    """What is told of an episode, from its columns. `return_to_go` is what came after each of its steps, discounted, on the average: what Q
+    is to be. Where a time limit cut it, `cut_share` of a value beyond that limit is missing from it."""
+    lost, success = columns["lost"].astype(bool), bool(columns["succeed"].any())
+    human = (columns["source"] == Source.HUMAN) & ~lost
+    rewards = columns["rewards"].astype(np.float64)
+    after = list(accumulate((rewards + rlpd.reward_bias)[::-1].tolist(), lambda ahead, reward: reward + rlpd.discount * ahead))
+    return {
+        "success": success,
+        "success_alone": None if human.any() else success,
+        "return": float(rewards.sum()),
+        "return_to_go": sum(after) / len(after),
+        "cut_share": 0.0 if columns["terminated"][-1] else float(np.mean(rlpd.discount ** np.arange(1, len(after) + 1))),
+        "length": len(human),
+        "seconds": float(columns["times/applied"][-1] - columns["times/observed"][0]),
+        "intervention_steps": int(human.sum()),
+        "intervention_count": int((np.diff(human.astype(int), prepend=0) > 0).sum()),
+        "lost_steps": int(lost.sum()),
+        **({TASK_SUCCESS: {-1: None, 0: False, 1: True}[int(columns[TASK_SUCCESS].max())]} if TASK_SUCCESS in columns else {}),
+    }
+
+
+def _goes_on(steps: Snapshot, last: Array, first: Array) -> bool:
+    """Whether a step is the next one of the same sender, and sees what the other one ended with."""
+    numbers = [int(steps.fields(key, ["#sequence"])[0][0]) for key in (last, first)]
+    pairs = steps.schema.layout.pairs
+    ended, begun = steps.gather(last, [after for _, after in pairs]), steps.gather(first, [now for now, _ in pairs])
+    return numbers[1] == numbers[0] + 1 and all(equal(ended[after], begun[now]) for now, after in pairs)
+
+
+# Importing
+
+
+def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]) -> tuple[Log, Log]:
+    """(demos, log), made at the first start with all that is to be imported; later ones find them."""
+    folder = config.checkpoint_path
+    asked = {"demo_path": [_within(run, path) for path in config.demo_path], "checkpoint_path": folder}
+    makers: dict[str, Callable[[Log], dict[str, int]]] = {
+        "demos": lambda log: {
+            **{path: import_dataset(log, path, say) for path in expanded(config.demo_path)},
+            **import_buffer(log, folder, "human", say),
+        },
+        "log": lambda log: import_buffer(log, folder, "online", say),
+    }
+    capacity = {"demos": None, "log": config.replay_buffer_capacity}
+    for name, fill in makers.items():
+        if not (run / name).exists():
+            made = run / f".{name}.new"
+            DISK.remove(made)
+            with Log.create(made, schema, durability=DURABILITY, capacity_steps=capacity[name]) as log:
+                counted = fill(log)
+            write_json(run / f"imported_{name}.json", {**asked, "steps": counted})
+            DISK.rename(made, run / name)
+            DISK.sync_folder(run)
+            for path, steps in counted.items():
+                say(f"{steps} steps imported from {path}")
+    _check_same(run, asked)
+    demos = Log.open(run / "demos", schema=_known(run / "demos", schema))
+    try:
+        return demos, Log.open(run / "log", schema=_known(run / "log", schema), capacity_steps=config.replay_buffer_capacity)
+    except BaseException:
+        demos.close()
+        raise
+
+
+def _known(path: Path, schema: Schema) -> Schema:
+    """Refuses a log of another task: its steps cannot be learned from here. It may lack columns that have a default."""
+    found = Schema.from_json(read_json(path / "log.json")["schemas"][-1])
+    grown = [name for name, spec in schema.columns.items() if name not in found.columns and spec.default is not None]
+    if lines := [line for line in found.columns.difference(schema.columns) if line.split(": ")[0] not in grown]:
+        raise ConfigError(f"{path} is of another task or setting: {'; '.join(lines[:3])}. Begin another run folder, or set it back.")
+    return schema
+
+
+def _check_same(run: Path, asked: Mapping[str, Any]) -> None:
+    for name in ("demos", "log"):
+        found = read_json(run / f"imported_{name}.json")
+        for key in asked:
+            if found[key] != asked[key] and (name, key) != ("log", "demo_path"):
+                was, now = found[key] or "nothing", asked[key] or "nothing"
+                raise ConfigError(f"{key} was {was} when {run} began, and is {now} now; it is imported once. Begin another run.")
+
+
+def _within(run: Path, path: str) -> str:
+    """A path as it is, or from the run's folder on, which may be moved, and named in several ways."""
+    whole, folder = Path(path).resolve(), run.resolve()
+    return f"RUN/{whole.relative_to(folder)}" if whole.is_relative_to(folder) else path

@@ -1,0 +1,143 @@
+"""Where a run takes place: the environment that its settings name, its spaces, and how actors and the learner speak."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gymnasium import spaces as gym_spaces
+
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.envs.fitted import open_task
+from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
+from hilt.envs.wrappers import GripperPenaltyWrapper
+from hilt.hil.config import Hil
+from hilt.hil.goal import check_goal
+from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.layout import fit
+from hilt.recording.buffered_device import as_hil_serl
+from hilt.recording.recording_folder import nested
+from hilt.replay.schema import spec_of_space
+from hilt.teleop.devices import Device, Reading, open_device
+from hilt.teleop.intervene import TakeOver, attribute
+from hilt.wire import TrainerConfig, make_trainer_config
+from hilt.wire.config import is_loopback
+
+OBSERVATIONS = ("nested", "hil-serl")
+TAKES = ("mode", "action_indices")
+
+
+class Spaces(NamedTuple):
+    """What an environment shows and takes."""
+
+    observation_space: Any
+    action_space: Any
+    keeps_rate: bool = False
+    """Whether it keeps a control rate itself, as an arm does"""
+    has_expert: bool = False
+    """Whether a script can demonstrate it"""
+
+
+class Nobody(Device):
+    """At the controls when no operator is named: every action is the policy's."""
+
+    name = "nobody"
+    gives_actions = True
+
+    def read(self) -> Reading:
+        return Reading()
+
+
+def make_env(config: Hil, operator: bool) -> Any:
+    """The environment that the policy sees. `operator`: whoever the settings name may take over, and every info tells who acted and what
+    was executed; without, as an evaluation has it, nobody can. Closing it closes the device too."""
+    env = task(config)
+    try:
+        if operator:
+            env = _with_operator(env, config)
+        if config.observations == "hil-serl":
+            env = as_hil_serl(env)
+        if config.classifier:
+            from hilt.classifier.reward import reward_function  # needs torch, which recording does without
+
+            reward = reward_function(config.classifier, space=env.observation_space)
+            env = MultiCameraBinaryRewardClassifierWrapper(env, reward)
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+def task(config: Hil) -> Any:
+    """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
+    if config.observations not in OBSERVATIONS:
+        raise UnknownNameError("kind of observations", config.observations, OBSERVATIONS)
+    env = open_task(config.task, task_options(config))
+    space = env.observation_space
+    state = space.spaces.get("state") if isinstance(space, gym_spaces.Dict) else None
+    if "learned-gripper" in config.agent.setup_mode and config.observations == "nested" and isinstance(state, gym_spaces.Dict):
+        env = GripperPenaltyWrapper(env)
+    return env
+
+
+def task_options(config: Hil) -> dict[str, Any]:
+    """What `make` is given besides the name."""
+    return {**config.task_options, **({"step_limit": config.max_traj_length} if config.max_traj_length else {})}
+
+
+def spaces(config: Hil) -> Spaces:
+    """For the learner, which has no arm: the environment is made and closed again; nothing is connected, no operator is awaited."""
+    env = make_env(replace(config, classifier=""), operator=False)
+    try:
+        check_goal(config, env)
+        keeps_rate, has_expert = attribute(env, "timing", None) is not None, env.has_wrapper_attr("expert")
+        return Spaces(env.observation_space, env.action_space, keeps_rate, has_expert)
+    finally:
+        env.close()
+
+
+def check_fit(config: Hil, made: Spaces | None = None) -> None:
+    """Refuses an agent whose settings do not fit what the environment shows and takes, and a goal that it cannot be evaluated for. `made`:
+    its spaces, where they are known."""
+    made, agent = made or spaces(config), config.agent
+    seen = nested(spec_of_space(made.observation_space, "observation_space"))
+    fit(seen, made.action_space, agent, config.image_keys, config.proprio_keys)
+    if agent.encoder.weights and not Path(agent.encoder.weights).is_file():
+        raise ConfigError(f"agent.encoder.weights={agent.encoder.weights}: there is no such file. Check the path.")
+    if agent.device != AgentConfig().device:
+        from hilt.replay.tensors import check_device  # which takes seconds to import
+
+        check_device(agent.device)
+
+
+def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
+    """The wire's settings for one of the two sides."""
+    wire, agent = config.wire, config.agent
+    # Every interface needs keys, and so does an address of it: without them the wire refuses, and says how to make some.
+    bind = {} if not learner or (wire.keys and not is_loopback(wire.host)) else {"bind_ip": wire.host}
+    own = {} if learner or not wire.key_name else {"key_name": wire.key_name}
+    keys = {"keys": wire.keys} if wire.keys else {}
+    seen = ", ".join([*config.image_keys, *config.proprio_keys]) or "everything"
+    encoder = f"{agent.encoder.kind} {agent.encoder.features}"
+    actor = "reinforcement learning" if config.algorithm == "rlpd" else "imitation"  # its actions are made in another way
+    weights = f"{actor}, {agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
+    return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
+
+
+def _with_operator(env: Any, config: Hil) -> Any:
+    """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's. Nobody moves what the policy
+    cannot move."""
+    options = dict(config.operator_options)
+    if options and not config.operator:
+        raise ConfigError(f"operator_options={options} without an operator: name one, such as operator=browser, or leave them out.")
+    indices = config.agent.action_indices
+    takes = {**({"action_indices": indices} if indices else {}), **{name: options.pop(name) for name in TAKES if name in options}}
+    if config.operator == "script":
+        options = {"operator": True, **options}
+    device = open_device(config.operator, **options) if config.operator else Nobody()
+    try:
+        return TakeOver(env, device, **takes)
+    except BaseException:
+        device.close()
+        raise

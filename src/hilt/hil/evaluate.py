@@ -1,0 +1,372 @@
+"""How good a policy is: it tries numbered initial states, alone, and every try counts.
+
+Nobody can take over, and the policy does what it thinks best (`sample`: what it draws, as in training). Each episode has a seed of its
+own that follows from the evaluation's, so that the outcome is the same with any number of workers. Success comes with a 95% interval
+(Wilson's). An episode in which the environment fails is lost, and shown.
+
+Success is what the task itself says. Where it does not, as on an arm, a person can be asked after each episode. A reward classifier ends
+episodes as it does in the run, and its verdict is kept beside the success; it decides only where nobody else knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hilt.core.children import process_context, start_process
+from hilt.core.config import thaw
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.progress import Report, silent
+from hilt.core.signals import leave_to_parent
+from hilt.core.threads import one_thread
+from hilt.core.trajectory import Source, Step
+from hilt.core.tree import Array
+from hilt.envs.task import TASK_SUCCESS, split_to_report, success_of
+from hilt.formats.episodes import INSTRUCTION
+from hilt.hil.config import Hil
+from hilt.hil.environment import make_env, spaces
+from hilt.hil.make_agent import make_agent as make_agent
+from hilt.recording.film import cameras, film, video_of
+from hilt.recording.record import RATE_HZ
+from hilt.recording.recording_folder import columns_of, nested
+from hilt.replay import Log, Schema
+from hilt.runs.evaluation import CARD, Evaluation, Outcome, new_folder
+from hilt.runs.run_precision import settle
+from hilt.teleop.intervene import attribute
+
+if TYPE_CHECKING:
+    from hilt.policies.agent.agent import Agent
+    from hilt.runs.checkpoint import Checkpoint
+
+EPISODE_S = 600.0
+"""An episode of a worker may take so long"""
+
+
+Watch = Callable[[Outcome, int, int], None]
+"""Told of each episode: its outcome, how many are done, and of how many"""
+Ask = Callable[[str, float], bool]
+"""Asks a person a question that is answered by yes or no, within so many seconds"""
+ANSWER_S = 3_600.0
+"""The person may think, or be away, for so long"""
+
+
+def evaluate(
+    config: Hil,
+    agent: Any,
+    split: str = "",
+    states: Sequence[int] = (),
+    episodes: int | None = None,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    update: int = 0,
+    workers: int = 1,
+    folder: Path | None = None,
+    videos: int = 0,
+    watch: Watch = lambda outcome, done, total: None,
+    report: Report = silent,
+    ask: Ask | None = None,
+) -> Evaluation:
+    """Tries each of `states` (all of the split when empty) once (`split`: empty for the one to be reported, as `split_to_report` has
+    it); or `episodes` in all, from the first state on and around again.
+
+    `agent` has ``sample_actions(observation, seed=, argmax=)``, and ``begin()`` if it has to know where an episode begins; with several
+    `workers` it is an `Agent`, which they make again from its weights. With a `folder` the episodes are recorded in a new folder below
+    it, with ``evaluation.json`` and `videos` of the first ones. `ask`: a person is asked after each episode of whose success the task says
+    nothing, as `hilt.envs.rewards.ask_on_console` does it.
+    """
+    if workers < 1 or videos < 0 or seed < 0 or (episodes is not None and episodes < 1):
+        given = f"{workers} workers, {videos} videos, seed {seed}, {episodes} episodes"
+        raise ConfigError(f"{given}: expected at least 1, 0, 0, and 1 or None for every state once.")
+    if ask is not None and workers > 1:
+        raise ConfigError(
+            f"{workers} workers, and a person is to be asked after each episode: one process tries them then. Give workers=1."
+        )
+    if videos and folder is None:
+        raise ConfigError(f"{videos} videos were asked for, and no folder to record in: give folder=.")
+    if videos:  # told before hours of work, not after
+        optional_module("av", "A video of an episode", "formats")
+    began = time.monotonic()
+    env = make_env(config, operator=False)
+    try:
+        known = attribute(env, "initial_states", {})
+        split = split or split_to_report(known)
+        done = Evaluation(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
+        tries = _tries(config.task, known, split, states, episodes, seed)
+        one = workers == 1
+        settled = config if one else settle(config)[0]  # workers compute in the precision of this process
+        plan = Plan(settled, split, update, sample, keep=folder is not None)
+        with contextlib.ExitStack() as stack:
+            record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
+            made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
+            name = f"{config.task}, {split} states"
+            report(name, 0, len(tries))
+            for outcome, steps in stack.enter_context(contextlib.closing(made)):
+                done.outcomes.append(outcome)
+                if record is not None:
+                    record.add(outcome, steps)
+                watch(outcome, len(done.outcomes), len(tries))
+                report(name, len(done.outcomes), len(tries), f"{done.successes} succeeded" if done.interval else "")
+            done.seconds = time.monotonic() - began
+            if record is not None:
+                done.folder = record.folder
+                done.videos = record.finish(done, report)
+    finally:
+        env.close()
+    return done
+
+
+# Which weights
+
+
+def load_agent(run: Path, checkpoint: str | int = "last") -> Agent:
+    """The agent of a run as a checkpoint has it: "last", "best" (see `find_checkpoint`), or of this update."""
+    config = config_of(run)
+    agent = make_agent(config, spaces(config))
+    agent.load_state_dict(find_checkpoint(run, checkpoint).agent)
+    return agent
+
+
+def find_checkpoint(run: Path, which: str | int = "last") -> Checkpoint:
+    """ "best" is the one with the highest success, or return where success is unknown, in an evaluation on the split "eval": never one on
+    the states that are reported."""
+    from hilt.runs.checkpoint import latest, load, numbers
+
+    if str(which) == "best":
+        cards = [read_json(path) for path in sorted(run.glob(f"evaluations/*/{CARD}"))]
+        there = set(numbers(run))
+        found = [card for card in cards if card["split"] == "eval" and card["update"] in there]
+        if not found:
+            raise ConfigError(f"{run}: no checkpoint was evaluated on the split eval. First: hilt eval {run} --split eval --checkpoint N.")
+        good = [(card["return"] if card["success"] is None else card["success"], card["update"]) for card in found]
+        return load(run, max(good)[1])
+    if str(which) == "last":
+        if (newest := latest(run)) is None:
+            raise ConfigError(f"{run} has no checkpoint yet. One is made when the run ends, and every checkpoint_period learner steps.")
+        return newest
+    if not str(which).isdecimal():
+        raise ConfigError(
+            f"checkpoint {which!r}: expected last, best, or the number of one: {', '.join(map(str, numbers(run))) or 'none'}."
+        )
+    return load(run, int(which))
+
+
+def config_of(run: Path) -> Hil:
+    if not (run / "config.yaml").is_file():
+        raise ConfigError(f"{run} is not a run: there is no config.yaml in it. Give the folder that `hilt train` made.")
+    return thaw(Hil, run / "config.yaml")
+
+
+# The episodes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all episodes have in common."""
+
+    config: Hil
+    split: str
+    update: int
+    sample: bool
+    keep: bool
+    """Whether the steps are wanted, for a log"""
+
+
+Steps = list[dict[str, Any]]
+Try = tuple[int, int]
+"""An initial state, and a seed"""
+
+
+class Lost(Exception):
+    """Raised when an environment fails: it costs the episode, not the evaluation."""
+
+
+def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | None = None) -> Generator[tuple[Outcome, Steps]]:
+    """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
+    own = None
+    try:
+        for one in tries:
+            outcome, steps = _episode(plan, agent, own or env, one, ask)
+            yield outcome, steps
+            if outcome.error:
+                if own is not None:
+                    own.close()
+                own = make_env(plan.config, operator=False)
+    finally:
+        if own is not None:
+            own.close()
+
+
+def _episode(plan: Plan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tuple[Outcome, Steps]:
+    state, seed = one
+    draw = np.random.default_rng(seed)
+    steps: Steps = []
+    count, total, info, ended = 0, 0.0, dict[str, Any](), False
+    try:
+        observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
+        before = _own(observation)
+        if hasattr(agent, "begin"):
+            agent.begin()
+        while not ended:
+            observed = time.time()
+            action = agent.sample_actions(before, seed=int(draw.integers(2**31)), argmax=not plan.sample)
+            sent = time.time()
+            observation, reward, terminated, truncated, info = _asked(env.step, action)
+            if info.get("intervene_action") is not None or info.get("source") == Source.HUMAN:
+                raise ConfigError(
+                    f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
+                )
+            after, count, total, ended = _own(observation), count + 1, total + float(reward), bool(terminated or truncated)
+            if plan.keep:
+                times = {"observed": observed, "sent": sent, "applied": time.time()}
+                ends = bool(terminated), bool(truncated)
+                step = Step(before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times)  # type: ignore[arg-type]
+                steps.append(step.columns())
+            before = after
+    except Lost as error:
+        return Outcome(state, seed, False, count, total, str(error)), steps
+    success, verdict, judge = judged(info, ask, f"episode from state {state}, {count} steps: success? (1/0) ")
+    return Outcome(state, seed, success, count, total, "", verdict, judge), steps
+
+
+def judged(info: Mapping[str, Any], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
+    """(success, the classifier's verdict, who decided) of an episode that ended with this info."""
+    said = success_of(info)
+    verdict, truth = (said, info[TASK_SUCCESS]) if TASK_SUCCESS in info else (None, said)
+    if truth is not None:
+        return bool(truth), verdict, "task"
+    if ask is not None:
+        return bool(ask(question, ANSWER_S)), verdict, "person"
+    return verdict, verdict, "" if verdict is None else "classifier"
+
+
+def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    try:
+        return call(*given, **named)
+    except Exception as error:
+        raise Lost("".join(traceback.format_exception_only(error)).strip()) from error
+
+
+def _together(plan: Plan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int) -> Generator[tuple[Outcome, Steps]]:
+    """In processes of their own, each every so-manieth episode; they come out in order."""
+    context = process_context("spawn")
+    running: dict[Any, Any] = {}
+    ready: dict[int, tuple[Outcome, Steps]] = {}
+    try:
+        for number in range(min(workers, len(tries))):
+            here, there = context.Pipe()
+            running[here] = context.Process(target=_work, args=(there,), daemon=True, name=f"hilt-evaluate-{number}")
+            start_process(running[here])
+            there.close()
+        for number, pipe in enumerate(running):
+            with contextlib.suppress(BrokenPipeError):  # its end is seen below
+                pipe.send((plan, weights, list(enumerate(tries))[number::workers]))
+        for place in range(len(tries)):
+            while place not in ready:
+                for pipe in _answered(running):
+                    with contextlib.suppress(EOFError, ConnectionResetError):
+                        number, answer = pipe.recv()
+                        if isinstance(answer, HiltError):
+                            raise answer
+                        ready[number] = answer
+                        continue
+                    process = running.pop(pipe)
+                    process.join(EPISODE_S)
+                    if process.exitcode or (not running and place not in ready):
+                        cure = "See its error above; a script that evaluates with workers needs: if __name__ == '__main__'."
+                        raise HiltError(f"a process of the evaluation ended with exit code {process.exitcode}. {cure}")
+            yield ready.pop(place)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join(EPISODE_S)
+
+
+def _answered(running: Mapping[Any, Any]) -> list[Any]:
+    answered: list[Any] = wait(list(running), EPISODE_S)
+    if not answered:
+        raise DeadlineError(f"no episode of the evaluation ended within {EPISODE_S:.0f} s.")
+    return answered
+
+
+def _work(pipe: Any) -> None:
+    """What a worker does; it ends with whoever started it, to whom it cannot speak any more."""
+    leave_to_parent()
+    one_thread()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        plan, weights, tries = pipe.recv()
+        try:
+            env = make_env(plan.config, operator=False)
+            agent = make_agent(plan.config, env)
+            agent.load_acting_state(weights)
+            made = _alone(plan, agent, env, [one for _, one in tries])
+            for (place, _), answer in zip(tries, made, strict=True):
+                pipe.send((place, answer))
+            env.close()
+        except HiltError as error:
+            pipe.send((-1, error))
+
+
+class Recorder:
+    """The log of an evaluation, in a new folder below the one that is given."""
+
+    def __init__(self, parent: Path, env: Any, plan: Plan, videos: int):
+        self._videos = videos
+        self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
+        self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
+        self.folder = new_folder(parent, plan.split, plan.update, plan.sample)
+        self._log = Log.create(self.folder / "log", Schema.declare(columns_of(env)))
+        if videos and not cameras(self._log):
+            self._log.close()
+            DISK.remove(self.folder)
+            raise ConfigError(f"{plan.config.task}: the observations have no images, so there are no videos.")
+
+    def add(self, outcome: Outcome, steps: Steps) -> None:
+        if not steps:
+            return
+        episode = self._log.episode(actor="evaluation")
+        for step in steps:
+            episode.append(step)
+        episode.end()
+        told = {name: getattr(outcome, name) for name in ("state", "seed", "success", "steps", "error", "verdict", "judge")}
+        told = {name: value for name, value in told.items() if value not in (None, "")}
+        self._log.annotate(episode.trajectory, **self._facts, **told)
+
+    def finish(self, done: Evaluation, report: Report = silent) -> list[Path]:
+        """Writes what came of it, and makes the videos."""
+        write_json(self.folder / CARD, done.card())
+        made: list[Path] = []
+        for trajectory in self._log.trajectories()[: self._videos]:
+            report("making videos", len(made), self._videos)
+            DISK.make_folders(self.folder / "videos")
+            made.append(video_of(self.folder / "videos", trajectory))
+            film(self._log, trajectory, made[-1], self._hz)
+        return made
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _tries(task: str, known: Mapping[str, int], split: str, states: Sequence[int], episodes: int | None, seed: int) -> list[Try]:
+    if split not in known:
+        raise UnknownNameError("split", split, known)
+    if wrong := [state for state in states if not 0 <= state < known[split]]:
+        raise ConfigError(f"initial state {wrong[0]} of {split}: {task} has {known[split]} there, counted from 0.")
+    chosen = list(states) or list(range(known[split]))
+    seeds = np.random.SeedSequence([seed]).generate_state(episodes or len(chosen))
+    return [(chosen[number % len(chosen)], int(drawn)) for number, drawn in enumerate(seeds)]
+
+
+def _own(observation: Any) -> Any:
+    """As a log has it, and a copy: an environment may use its arrays again for the next one."""
+    return copy.deepcopy(nested(observation))

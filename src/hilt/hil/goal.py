@@ -1,0 +1,160 @@
+"""A run that ends when its task is learned: checkpoints are evaluated beside learning, on initial states that are not trained on.
+
+    watch = GoalWatch(config, run)
+    watch.ask(2_000)              # evaluate this checkpoint; returns at once
+    watch.poll()                  # its Evaluation when it has come, else None
+    watch.reached                 # whether the last `goal.hold` evaluations in a row all reached `goal.success`
+
+Each evaluation tries the same initial states of the split "eval", every one once, with nobody helping, and every episode counts. Looking
+often at one noisy figure and ending at the first good one would flatter the policy. That is why several evaluations in a row must reach
+the goal, each of another checkpoint; and the figure to quote is another one: `hilt eval RUN --split test`, on states that no evaluation
+here has tried.
+
+A process of its own evaluates, so that the learner never waits for a simulator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hilt.core.children import process_context, start_process
+from hilt.core.errors import ConfigError, HiltError
+from hilt.core.files import read_json, write_json
+from hilt.core.signals import leave_to_parent
+from hilt.core.threads import one_thread
+from hilt.hil.config import Goal, Hil
+from hilt.teleop.intervene import attribute
+
+SPLIT = "eval"
+END_S = 10.0
+"""Timeout in seconds for the process to end"""
+MAX_DEATHS = 3
+"""Number of times in a row that the process may die, killed from outside, before the run ends"""
+
+
+class GoalWatch:
+    """Evaluates checkpoints of a run in another process, one at a time, and knows when the goal is reached."""
+
+    def __init__(self, config: Hil, run: Path):
+        self.goal, self.busy = config.goal, False
+        self._config, self._run = config, run
+        self._shares = {int(card["update"]): float(card["success"]) for card in evaluations(run, config.goal)}
+        self._process: Any = None
+        self._pipe: Any = None
+        self._deaths = 0
+
+    @property
+    def reached(self) -> bool:
+        return holds(self.goal, [share for _, share in sorted(self._shares.items())])
+
+    @property
+    def last(self) -> int:
+        """The newest update that was evaluated or is being evaluated; 0 when none was."""
+        return max([0, *self._shares])
+
+    def forget_after(self, update: int) -> None:
+        """A resumed run goes on from this update: what was measured later counts no more."""
+        self._shares = {at: share for at, share in self._shares.items() if at <= update}
+
+    def ask(self, update: int) -> None:
+        """Begins the evaluation of a checkpoint that has been written."""
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        self._pipe.send(update)
+        self.busy = True
+
+    def poll(self) -> dict[str, Any] | None:
+        """What came of the evaluation that was asked for, once."""
+        if not self.busy or not self._pipe.poll():
+            return None
+        self.busy = False
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return self._died()
+        if isinstance(answer, HiltError):
+            raise answer
+        if answer["success"] is None:
+            raise ConfigError(f"goal.success={self.goal.success:g}: {self._config.task} does not report success, so it is never reached.")
+        self._shares[answer["update"]], self._deaths = answer["success"], 0
+        return dict(answer)
+
+    def _died(self) -> dict[str, Any]:
+        self._process.join(END_S)
+        code, self._process = self._process.exitcode, None
+        self._deaths += 1
+        if self._deaths == MAX_DEATHS:
+            raise HiltError(
+                f"the process that evaluates for goal.success ended {MAX_DEATHS} times in a row, last with exit code {code}. Find out why "
+                "(too little memory?), or go on without it: --resume goal.success=0."
+            )
+        return {"error": f"the process that evaluates ended with exit code {code}; another one is started"}
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(END_S)
+            self._process, self.busy = None, False
+
+    def _start(self) -> None:
+        context = process_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_evaluate, args=(theirs, self._config, self._run), daemon=True, name="hilt-goal")
+        start_process(self._process)
+        theirs.close()
+
+
+def holds(goal: Goal, shares: Sequence[float]) -> bool:
+    """Whether the last `goal.hold` of these evaluations, in the order of their checkpoints, all reached the goal."""
+    return goal.success > 0 and len(shares) >= goal.hold and min(shares[-goal.hold :]) >= goal.success
+
+
+def evaluations(run: Path, goal: Goal) -> list[dict[str, Any]]:
+    """The cards of the evaluations that this goal has asked for, in the order of their updates."""
+    cards = [read_json(path) for path in sorted(run.glob("evaluations/*/evaluation.json"))]
+    mine = [card for card in cards if card.get("goal") and card["episodes"] == goal.states]
+    return sorted(mine, key=lambda card: int(card["update"]))
+
+
+def check_goal(config: Hil, env: Any) -> None:
+    """Refuses a goal in an environment that cannot be evaluated beside learning."""
+    goal = config.goal
+    if not goal.success:
+        return
+    why = ""
+    if attribute(env, "timing", None) is not None:
+        why = "is an arm, and an evaluation beside learning would need a second one: leave goal.success out, and evaluate with hilt eval"
+    elif SPLIT not in (known := attribute(env, "initial_states", {})):
+        why = f"has no initial states of the split {SPLIT!r}, but {', '.join(known) or 'none'}: leave goal.success out"
+    elif known[SPLIT] < goal.states:
+        why = f"has {known[SPLIT]} initial states of the split {SPLIT!r}: give goal.states={known[SPLIT]} at most, not {goal.states}"
+    if why:
+        raise ConfigError(f"goal.success={goal.success:g}: {config.task} {why}.")
+
+
+def _evaluate(pipe: Any, config: Hil, run: Path) -> None:
+    """What the process does until nobody is there any more whom it could answer."""
+    leave_to_parent()
+    from hilt.hil.environment import spaces
+    from hilt.hil.evaluate import evaluate, make_agent
+    from hilt.runs.checkpoint import load
+    from hilt.runs.evaluation import CARD, as_pairs, new_folder
+
+    one_thread()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        try:
+            agent = make_agent(config, spaces(config))
+            while True:
+                update = pipe.recv()
+                agent.load_state_dict(load(run, update).agent)
+                done = evaluate(config, agent, SPLIT, range(config.goal.states), update=update)
+                card = {**done.card(), "goal": config.goal.success}
+                write_json(new_folder(run / "evaluations", SPLIT, update) / CARD, card)
+                told = ("update", "success", "successes", "episodes", "errors", "low", "high", "seconds")
+                pairs = as_pairs((config.task, one.state, bool(one.success)) for one in done.outcomes)
+                pipe.send({**{name: card[name] for name in told}, "pairs": pairs})
+        except HiltError as error:
+            pipe.send(error)

@@ -1,0 +1,156 @@
+"""What a run begins with: demonstrations in any format, and the buffers of a HIL-SERL folder, checked and imported into its logs."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
+from hilt.core.hub import local
+from hilt.core.progress import paced
+from hilt.core.tree import Array, ArraySpec, flatten, unflatten
+from hilt.envs.task import TASK_SUCCESS
+from hilt.formats import open_dataset
+from hilt.formats.convert import Change, decode
+from hilt.formats.episodes import Episode, map_leaves, plain
+from hilt.hil.config import Hil
+from hilt.recording.recording_folder import GRASP, columns_of
+from hilt.replay import Log, Schema
+from hilt.replay.schema import BUILT_IN
+
+FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1}
+"""What demonstrations may leave out, and have then"""
+
+
+def columns_for(config: Hil, env: Any) -> dict[str, Any]:
+    """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
+    flag = ArraySpec(np.dtype(bool))
+    penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
+    truth = {TASK_SUCCESS: ArraySpec(np.dtype(np.int8), default=-1)} if config.classifier else {}  # 1 or 0; -1: the task does not say
+    return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth}
+
+
+def check_imports(config: Hil, env: Any) -> None:
+    """Refuses what cannot be imported, all of it at once: paths that are not there, and demonstrations whose first episode is of another
+    task than `env`, which is anything that has an observation_space and an action_space."""
+    problems, schema = Problems(), Schema.declare(columns_for(config, env))
+    for path in config.demo_path:
+        with problems.collected():
+            for each in expanded([path]):
+                problems.check(_check_dataset, each, schema)
+    if config.checkpoint_path:
+        problems.check(check_buffers, config.checkpoint_path)
+    problems.report()
+
+
+def _check_dataset(path: str, schema: Schema) -> None:
+    if not local(path).exists():
+        raise StorageError(f"demo_path has {path}, and there is no such file or folder. Check the path.")
+    if (episode := _first(path)) is not None:
+        _fitted(schema, episode, path)
+        return
+    raise ConfigError(f"demo_path has {path}, and there is no episode in it. Record some with: hilt record")
+
+
+def _first(path: str) -> Episode | None:
+    return next((episode for done in decode(open_dataset(path), 0, Change()) if (episode := done.result()[0]) is not None), None)
+
+
+def other_tasks(config: Hil) -> list[str]:
+    """A sentence for each path whose demonstrations were recorded of another task than the run's, though they have the same columns.
+
+    Only names of one suite or module can be compared: the address of an arm says nothing of its task, nor does a config of HIL-SERL's.
+    """
+    lines, suite = [], _suite(config.task)
+    for path in expanded(config.demo_path):
+        task = getattr(_first(path), "facts", {}).get("task")
+        if isinstance(task, str) and task != config.task and _suite(task) == suite != "robot":
+            lines.append(f"WARNING: demonstrations in {path} were recorded of {task}, and this run learns {config.task}; check demo_path.")
+    return lines
+
+
+def _suite(task: str) -> str:
+    return re.split("[/:]", task, maxsplit=1)[0]
+
+
+def check_buffers(path: str) -> None:
+    if not any(Path(path, name).is_dir() for name in ("buffer", "demo_buffer")):
+        raise ConfigError(f"checkpoint_path={path}: expected a folder of HIL-SERL's with buffer/ or demo_buffer/ in it. Check the path.")
+
+
+def expanded(paths: Sequence[str]) -> list[str]:
+    """All files, each once, however often and in whatever way it is named."""
+    out: dict[Path, str] = {}
+    for path in paths:
+        found = sorted(glob.glob(path)) if glob.has_magic(path) and not Path(path).exists() else [path]
+        if not found:
+            raise StorageError(f"demo_path has {path}, and there is no such file. Check the pattern.")
+        for each in found:
+            out.setdefault(local(each).resolve(), each)
+    return list(out.values())
+
+
+def import_dataset(log: Log, path: str, say: Callable[[str], None]) -> int:
+    """All episodes of a dataset in any format, or of a recording of `hilt record`."""
+    dataset = open_dataset(path)
+    report, count = paced(say), 0
+    for number, done in enumerate(decode(dataset, 0, Change())):
+        report(f"importing {path}, episodes", number, len(dataset))
+        count += _add(log, done.result()[0], path)
+    for note, times in dataset.notes.counts.items():
+        say(f"{path}: {note}" + (f" ({times} times)" if times > 1 else ""))
+    return count
+
+
+def import_buffer(log: Log, path: str, kind: str, say: Callable[[str], None]) -> dict[str, int]:
+    """One of the two buffers of a HIL-SERL folder. An intervention that is in both is online data that a person made."""
+    if not path:
+        return {}
+    check_buffers(path)
+    dataset: Any = open_dataset(Path(path), "hil-serl")
+    report, count = paced(say), 0
+    for number, done in enumerate(decode(dataset, 0, Change())):
+        report(f"importing {path}, {kind} episodes", number, len(dataset))
+        if dataset.kind_of(number) == kind:
+            count += _add(log, done.result()[0], path)
+    return {f"{path}, {'buffer' if kind == 'online' else 'demo_buffer'}": count}
+
+
+def _add(log: Log, episode: Episode | None, path: str) -> int:
+    if episode is None:
+        return 0
+    whole = map_leaves(lambda column: column[:, None], unflatten(_fitted(log.schema, episode, path)))
+    log.add(whole, actor="import", facts={**plain(episode.facts), "imported": path})
+    return len(episode)
+
+
+def _fitted(schema: Schema, episode: Episode, path: str) -> dict[str, Array]:
+    """The columns of a run's log, from an episode of somebody else's; what is not of the same task is refused."""
+    given, columns = flatten(episode.columns), {}
+    for name, spec in schema.columns.items():
+        if name in given:
+            columns[name] = _cast(name, np.asarray(given[name]), spec, path)
+        elif name.partition("/")[0] in FILLED:
+            columns[name] = np.full((len(episode), *spec.shape), FILLED[name.partition("/")[0]], spec.dtype)
+            if name == "succeed":
+                columns[name][-1] = bool(episode.facts.get("success"))
+        elif name not in BUILT_IN:
+            has = ", ".join(sorted(given))
+            nested = any(key.startswith("observations/images/") for key in given) and name == f"observations/{name.rpartition('/')[2]}"
+            cure = "Record it with `hilt record TASK --observations hil-serl`" if nested else "Give demonstrations of the same task"
+            raise SchemaError(f"{path} has no {name}, which this run's task has; it has {has}. {cure}.")
+    return columns
+
+
+def _cast(name: str, column: Array, spec: ArraySpec, path: str) -> Array:
+    fits = column.dtype.kind == spec.dtype.kind or (spec.dtype.kind == "f" and column.dtype.kind in "iu")
+    if column.shape[1:] != spec.shape or not fits:
+        got = f"{column.dtype} {column.shape[1:]}"
+        cure = "Convert it first (hilt data convert has --image-size), or give demonstrations of the same task."
+        raise SchemaError(f"{path}: {name} is {got}, and this run's task has {spec.dtype} {spec.shape}. {cure}")
+    return np.ascontiguousarray(column, spec.dtype)

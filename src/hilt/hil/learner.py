@@ -1,0 +1,584 @@
+"""The learner: takes in what actors send, trains the agent from it, and gives them its weights.
+
+    learner = Learner(config, Path("runs/pick"), resume=True)
+    summary = learner.run(stop=lambda: False)
+
+It never waits for the disk: the log is synced by a thread, checkpoints are written by another from a copy, and steps are received by the
+wire's own. It may be killed at any moment: the log has every step, and the newest whole checkpoint says where to go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError, SchemaError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.names import load_own
+from hilt.core.progress import Phase
+from hilt.core.tree import flatten
+from hilt.hil.config import STORES, Hil, check, facts
+from hilt.hil.contact import CONTACT
+from hilt.hil.data import Batch
+from hilt.hil.goal import GoalWatch
+from hilt.hil.idle import refuse_idle
+from hilt.hil.make_agent import make_agent
+from hilt.observe.alarms import Watch, stopped
+from hilt.observe.metrics import PAUSE, Metrics, read_metrics
+from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
+from hilt.runs.folder import note_end
+from hilt.runs.run_precision import settle
+from hilt.wire import TrainerConfig, TrainerServer
+
+CHECKPOINT_S = 300.0
+"""Between two checkpoints, when no number of updates is given for it"""
+TELL_S, LOOK_S, NAP_S = 5.0, 0.5, 0.01
+"""How often it says what it waits for; how often it looks for what is to be reported; how long it sleeps while it waits"""
+GOODBYE_S, ACTIVE_S = 10.0, 5.0
+"""After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
+SAVE_S = 120.0
+"""The last checkpoint has so long"""
+COLLECTED = "collected.json"
+"""When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
+MOST_SKIPPED = 20
+"""Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
+REALISED = 20
+"""Episodes, the last ones, whose returns Q is compared with"""
+VERSIONS_PER_START = 1_000_000
+"""Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
+logger = logging.getLogger("hilt.hil")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run, or this part of it, ended."""
+
+    reason: str
+    """"goal": success held at its goal; "max_steps", "max_seconds", "max_env_steps"; "pressed": somebody at an actor pressed stop;
+    "stopped" from outside; or "alarm": one that `stop_on` names, which is raised as an `AlarmError` when everything is closed"""
+    update: int
+    online: int
+
+
+class Learner:
+    """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an action_space, by default
+    what the config's task has; `wire` replaces the config's own settings of the wire."""
+
+    def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
+        check(config)
+        refuse_idle(config)
+        self.config, self.run_folder = settle(config)[0], run
+        DISK.make_folders(run)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(alone(run, "has a learner already", "One run has one learner; give this one another folder."))
+            if not resume and (numbers(run) or (run / "log").exists()):
+                raise ConfigError(f"{run} has a run in it already. Go on with it (--resume), or choose another folder.")
+            self.metrics = stack.enter_context(Metrics(run, config.sinks))
+            self.update, self._elapsed = 0, 0.0
+            self._reason, self._pressed = "", False
+            self._make(env, wire, stack)
+            self._undo = stack.pop_all()
+
+    def _make(self, env: Any, wire: TrainerConfig | None, stack: contextlib.ExitStack) -> None:
+        config, run = self.config, self.run_folder
+        if env is None or wire is None:
+            from hilt.hil.environment import spaces, trainer_config
+
+            env, wire = env or spaces(config), wire or trainer_config(config, learner=True)
+        path = run / COLLECTED
+        self._collected: dict[str, Any] = read_json(path) if path.exists() else {}
+        self._elapsed = self._collected.get("elapsed", 0.0)
+        checkpoint = latest(run, self.say)
+        self.agent = make_agent(config, env)
+        if checkpoint is not None:
+            self.agent.load_state_dict(checkpoint.agent)
+        self.say("opens the logs" + ", and imports into them what the run begins with" * (not (run / "log").exists()))
+        self.experience = load_own(STORES[config.store])(run, config, env, self.agent, self.say)
+        stack.callback(self.experience.close)
+        if checkpoint is not None:
+            self.update, self._elapsed = checkpoint.update, max(self._elapsed, checkpoint.state["elapsed"])
+            self.experience.load_state(checkpoint.state["experience"])
+        known = read_metrics(run, ["episode", "update"])
+        self.experience.reported([record["trajectory"] for record in known if record["kind"] == "episode"])
+        self._elapsed = max([self._elapsed, *(record.get("elapsed_seconds", 0.0) for record in known)])  # a killed one saved no newer
+        self.server = stack.enter_context(TrainerServer(wire, request_callback=self._answer, log_level=logging.WARNING))
+        self._run_id = str(read_json(run / "run.json").get("id", "")) if (run / "run.json").exists() else ""
+        self.experience.register(self.server, self._run_id)
+        self._resumed = checkpoint is not None
+        told = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
+        self._realised: deque[tuple[float, float]] = deque(told[-REALISED:], REALISED)
+        known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
+        self._watch, self._alarm = Watch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
+        self._goal = GoalWatch(config, run) if config.goal.success else None
+        if self._goal is not None:
+            self._goal.forget_after(self.update)
+            stack.callback(self._goal.close)
+        self._to_evaluate = 0  # the checkpoint that is evaluated next, as soon as it is written
+        self._saver, self._buffers = Saver(run, config.checkpoint_keep), Buffers(run, config.buffer_period)
+        for writer in (self._saver, self._buffers):
+            stack.callback(writer.close, SAVE_S)  # before the log is closed and the run is free for another learner
+        self._saved_at, self._saved_update = time.monotonic(), self.update
+        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._heard: dict[str, float] = {}
+        self._out_of_reach: set[str] = set()  # actors whose operator is
+        self._paused = False  # the clock and learning are, for the operators of all actors are out of reach
+        self._checked = time.monotonic()
+        self._says: dict[str, str] = {}  # whether an actor's environment tells success: "yes", "no" or "not yet"
+        self._ended: list[tuple[float, dict[str, Any]]] = []
+        self._update_of: dict[int, int] = {}
+        self._first: float | None = None  # when the first online step was seen that was not imported
+        self._imported = sum(read_json(run / "imported_log.json")["steps"].values())
+        self._looked = self._said = 0.0
+        self._owes = False  # a checkpoint, however long ago the last one was
+        self._skipped = self._skipped_in_a_row = 0  # updates that were left out: a loss or a gradient was not finite
+        self._clock = Clock(self.update, self.experience.total)
+
+    # The whole
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Summary:
+        """Learns until one of the limits is reached, or `stop()` is true. Closes everything."""
+        config = self.config
+        with self._undo:
+            self._stop = stop
+            note_end(self.run_folder)  # it has not ended yet, or no longer
+            if self._resumed:
+                self.metrics.resumed(self.update, self.experience.total)
+            elif config.agent.normalise_proprio:
+                self.agent.fit_proprio(self.experience.demonstrated())
+            if self._resumed or not self._pretraining():
+                self._publish(first=True)  # before anything else: actors wait for it
+            self.server.start(threaded=True)
+            if self._pretraining() and not self._over():
+                self._pretrain()
+                if not self._pretraining():
+                    self._publish(first=not self._update_of)
+            if not self._resumed and not self._pretraining():
+                self._save()  # what there is before learning
+            if config.collect_steps and not self.update:
+                self._collect()
+            self._clock = Clock(self.update, self.experience.total)
+            self._learn()
+            self._end()
+            words = f"{self._reason}, after {self.update:,} updates with {self.experience.total:,} online steps"
+            note_end(self.run_folder, self._reason, self.update, self._alarm or words)
+            if self._alarm:
+                raise stopped(self._alarm, self.run_folder)
+            return Summary(self._reason, self.update, self.experience.total)
+
+    def say(self, text: str) -> None:
+        """To whoever looks on."""
+        logger.info("%s", text)
+        self.metrics.event(text, update=self.update, step=self.experience.total if hasattr(self, "experience") else 0)
+
+    def _learn(self) -> None:
+        while not self._over():
+            self._look()
+            if why := self._must_wait():
+                self._wait(why)
+                continue
+            self._said = 0.0
+            info: dict[str, float] = {}
+            with self._finite():
+                info = self._step(details=(self.update + 1) % self.config.log_period == 0)
+            self.update += 1
+            if self.update % self.config.steps_per_update == 0:
+                self._publish()
+            if self.update % self.config.log_period == 0:
+                self._log(info)
+            self._save_if_due()
+
+    @contextlib.contextmanager
+    def _finite(self) -> Iterator[None]:
+        """An update with a loss or a gradient that is not finite changes nothing, is left out and counted; several in a row end the run.
+        Updates of the critics that the same step had made before (`cta_ratio`) stay, which is said."""
+        before = self.agent.updates
+        try:
+            yield
+            self._skipped_in_a_row = 0
+        except NotFiniteError as error:
+            self._skipped, self._skipped_in_a_row = self._skipped + 1, self._skipped_in_a_row + 1
+            made = self.agent.updates - before
+            told = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
+            if self._skipped_in_a_row == 1:
+                self.say(f"update {self.update + 1:,} is left out: {told}")
+            if self._skipped_in_a_row == MOST_SKIPPED:
+                rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
+                note_end(run, "not_finite", self.update, f"{MOST_SKIPPED} updates in a row were not finite")
+                raise AlarmError(
+                    f"the last {MOST_SKIPPED} updates were left out; of the last one: {told} Go on from the checkpoint of update "
+                    f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
+                    f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
+                    "in the log."
+                ) from error
+
+    def _step(self, details: bool) -> dict[str, float]:
+        """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
+        config = self.config
+        if config.algorithm != "rlpd":
+            encoder = config.agent.encoder
+            trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
+            batch = self._sample(config.batch_size, "demonstrations" if config.algorithm == "bc" else "demo")
+            with self._clock("torch"):
+                return self.agent.imitate(batch, encoder=trained)
+        critics = frozenset(name for name in self.agent.networks if name in ("critic", "grasp_critic"))
+        for _ in range(config.cta_ratio - 1):
+            batch = self._sample(config.batch_size, "both")
+            with self._clock("torch"):
+                self.agent.update(batch, critics)
+        batch = self._sample(config.batch_size, "both")
+        with self._clock("torch"):
+            return self.agent.update(batch, details=details)[1]
+
+    def _sample(self, batch_size: int, part: str, images: bool = False) -> Batch:
+        before = self.experience.torch_seconds
+        with self._clock("data"):
+            batch: Batch = self.experience.sample(batch_size, part, images)
+        self._clock.move("data", "torch", self.experience.torch_seconds - before)
+        return batch
+
+    # Before learning, and between
+
+    def _pretraining(self) -> bool:
+        return self.agent.imitations < self.config.agent.encoder.pretrain_updates
+
+    def _pretrain(self, part: str = "demonstrations") -> None:
+        settings, said = self.config.agent.encoder, time.monotonic()
+        whom = "the demonstrations first" if part == "demonstrations" else "demonstrations and take-overs, from scratch"
+        phase = Phase(f"imitates {whom}", settings.pretrain_updates, self.agent.imitations, "updates")
+        self.say(phase.text())
+        while self._pretraining():
+            if self._over():
+                return
+            batch = self._sample(settings.pretrain_batch, part, images=True)
+            with self._clock("torch"), self._finite():
+                info = self.agent.imitate(batch, encoder=True)
+                phase.move(self.agent.imitations, note=f"loss {info['imitation_loss']:.3f}")
+            if time.monotonic() - said >= TELL_S or not self._pretraining():
+                self.say(phase.text())
+                said = time.monotonic()
+            self._look()
+
+    def _collect(self) -> None:
+        """The pretrained policy and the operator drive; then pretraining is repeated with what succeeded. Nothing of it is in a checkpoint
+        before the first update is: a process that was killed begins the repetition anew, with the same trajectories."""
+        wanted = self.config.collect_steps
+        while not self._over() and "trajectories" not in self._collected:
+            self._look()
+            if (have := self.experience.total - self._imported) < wanted:
+                self._wait(f"{have} of {wanted} steps are collected, with the pretrained policy and the operator")
+            else:
+                self._note(online=self.experience.total, trajectories=self.experience.successful())
+        if self._over():
+            return
+        trajectories = self._collected["trajectories"]
+        steps = self.experience.collect(trajectories)
+        self.say(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
+        self.agent.begin_anew()
+        if self.config.agent.normalise_proprio:
+            self.agent.fit_proprio(self.experience.demonstrated())
+        self._pretrain("collected")
+        if not self._pretraining():
+            self._publish()
+            self._owes = True
+
+    def _note(self, **facts: Any) -> None:
+        """What a resumed learner has to know of collecting."""
+        self._collected |= {"elapsed": self._seconds(), **facts}
+        write_json(self.run_folder / COLLECTED, self._collected)
+
+    def _must_wait(self) -> str:
+        """What has to come before the next update; empty when it may be made."""
+        config, have, counts = self.config, self.experience.total, self.experience.counts()
+        if self._paused:
+            return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
+        if config.algorithm != "rlpd":
+            lacks = config.algorithm == "hg-dagger" and not counts["demo_steps"]
+            return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
+        if self.update == 0 and have < config.training_starts:
+            return f"learning starts with {config.training_starts} online steps, and there are {have}"
+        if not counts["log_steps"]:
+            return "there is no online step yet"
+        if config.update_to_data and self.update + 1 > config.update_to_data * have:
+            return f"update_to_data={config.update_to_data:g}: {self.update} updates for {have} online steps, more are to come"
+        return ""
+
+    def _wait(self, why: str) -> None:
+        with self._clock("wait"):
+            time.sleep(NAP_S)
+        now = time.monotonic()
+        if self._said == 0.0:
+            self._said = now if self.update else now - TELL_S
+        if now - self._said >= TELL_S:
+            self.say(f"waits: {why}")
+            self._said = now
+
+    def _over(self) -> bool:
+        """Whether it is time to end; then `_reason` says why."""
+        config, online = self.config, self.experience.total
+        if self._first is None and online > self._imported:
+            self._first = time.monotonic() - self._elapsed
+        self._mind_contact()
+        limits = {
+            "stopped": self._stop(),
+            "pressed": self._pressed,
+            "alarm": bool(self._alarm),
+            "goal": self._goal is not None and self._goal.reached,
+            "max_steps": self.update >= config.max_steps,
+            "max_env_steps": bool(config.max_env_steps) and online >= config.max_env_steps,
+            "max_seconds": bool(config.max_seconds) and self._seconds() >= config.max_seconds,
+        }
+        self._reason = next((reason for reason, reached in limits.items() if reached), "")
+        return bool(self._reason)
+
+    def _mind_contact(self) -> None:
+        """While the operators of all actors are out of reach, the run's clock stands still."""
+        now, was = time.monotonic(), self._paused
+        heard = {name for name, at in list(self._heard.items()) if now - at < ACTIVE_S}
+        self._paused = bool(heard) and heard <= self._out_of_reach
+        if self._paused and was and self._first is not None:
+            self._first += now - self._checked
+        self._checked = now
+        if self._paused != was:
+            text = f"{CONTACT} is lost: the run's clock and learning are paused" if self._paused else "goes on after a pause"
+            logger.info("%s", text)
+            pause = {"event": text, PAUSE: "begins" if self._paused else "ends"}
+            self.metrics.write("event", pause, update=self.update, step=self.experience.total)
+
+    def _seconds(self) -> float:
+        """Since the first online step, without the time between two starts, and without pauses."""
+        return 0.0 if self._first is None else time.monotonic() - self._first
+
+    # Weights, checkpoints, metrics
+
+    def _publish(self, first: bool = False) -> None:
+        version = None
+        if first:
+            path = self.run_folder / "starts.json"
+            starts = (read_json(path)["starts"] if path.exists() else 0) + 1
+            write_json(path, {"starts": starts})
+            version = starts * VERSIONS_PER_START
+        published = self.server.publish_network(self.agent.acting_state(), version)
+        self._update_of[published] = self.update
+        for old in list(self._update_of)[:-1000]:
+            del self._update_of[old]
+
+    def _save_if_due(self) -> None:
+        period, since = self.config.checkpoint_period, self.update - self._saved_update
+        due = since >= period if period else time.monotonic() - self._saved_at >= CHECKPOINT_S
+        evaluate = self._evaluation_due()
+        if (due or self._owes or evaluate) and since and not self._evaluating:
+            self._save()
+            self._to_evaluate = self._saved_update if evaluate and self._saved_update == self.update else 0
+        self._buffers.write_if_due(self.experience)
+
+    def _save(self) -> None:
+        """Begins a checkpoint, unless one is still being written: then the next update tries again."""
+        if self._saver.busy:
+            return
+        if self._saver.error is not None:
+            self.say(f"the checkpoint before was not written, and learning goes on: {self._saver.error}")
+        state = {"elapsed": self._seconds(), "experience": self.experience.state(), "seed": self.config.seed}
+        if self._saver.save(self.update, self.agent.state_dict(), state):
+            self._saved_at, self._saved_update, self._owes = time.monotonic(), self.update, False
+
+    # The goal
+
+    @property
+    def _evaluating(self) -> bool:
+        """While an evaluation goes on, no newer checkpoint is written: a policy that reaches the goal is the last one then."""
+        return self._goal is not None and (self._goal.busy or self._to_evaluate > 0)
+
+    def _evaluation_due(self) -> bool:
+        goal = self._goal
+        return goal is not None and not self._evaluating and self.update - goal.last >= goal.goal.period
+
+    def _evaluate(self) -> None:
+        """Hands on the checkpoint that is to be evaluated, and takes what came of the one before."""
+        goal = self._goal
+        if goal is None:
+            return
+        if (card := goal.poll()) is not None:
+            self._report(card)
+        if self._to_evaluate and not self._saver.busy:
+            if self._to_evaluate in numbers(self.run_folder):
+                goal.ask(self._to_evaluate)
+            self._to_evaluate = 0
+
+    def _report(self, card: Mapping[str, Any]) -> None:
+        """Tells what an evaluation gave, and puts it beside the other figures."""
+        if "error" in card:
+            self.say(f"evaluation: {card['error']}")
+            return
+        goal = self.config.goal
+        enough = "which reaches the goal" if card["success"] >= goal.success else f"the goal is {goal.success:.0%}"
+        low, high = card["low"], card["high"]
+        share = f"{card['successes']} of {card['episodes']} evaluation states, {low:.0%} to {high:.0%}; {enough}"
+        self.say(f"evaluation of update {card['update']:,}: success in {share}")
+        values = {f"validation_{name}": float(card[name]) for name in ("success", "episodes", "low", "high", "update", "seconds")}
+        self._write({**values, "validation_outcomes": card["pairs"]})
+
+    def _write(self, values: Mapping[str, float | str]) -> None:
+        """Into the metrics; what is wrong with these is said, and ends the run if `stop_on` names it."""
+        self.metrics.write("update", values, update=self.update, step=self.experience.total)
+        self._alarm = self._alarm or self._watch.take(values, update=self.update, step=self.experience.total)
+
+    def _log(self, info: Mapping[str, float]) -> None:
+        made, arrived, seconds = self._clock.since(self.update, self.experience.total)
+        shares = self._clock.shares()
+        versions = self.experience.newest_versions(max(1, len(self._heard)))
+        behind = [self.update - self._update_of[version] for version in versions if version in self._update_of]
+        values = {
+            **info,
+            "elapsed_seconds": self._seconds(),
+            "skipped_updates": float(self._skipped),
+            "updates_per_second": made / seconds,
+            "env_steps_per_second": arrived / seconds,
+            "torch_share": shares["torch"],
+            "sample_wait_share": shares["data"],
+            "wait_share": shares["wait"],
+            "other_share": shares["other"],
+            **({"staleness": sum(behind) / len(behind)} if behind else {}),
+            **self.experience.counts(),
+        }
+        if "q/online" in info and len(self._realised) == REALISED:  # what Q is to be; beyond a time limit, what it says itself
+            values["realised_q"] = sum(came + cut * info["q/online"] for came, cut in self._realised) / REALISED
+        self._write(values)
+
+    def _look(self) -> None:
+        """Now and then: takes in what came, reports episodes that ended and what actors told."""
+        if (now := time.monotonic()) - self._looked < LOOK_S:
+            return
+        self._looked = now
+        self.experience.take()
+        self._ended += [(now, episode) for episode in self.experience.finished()]
+        while self._ended and self._may_tell(*self._ended[0]):
+            episode = self._ended.pop(0)[1] | {"elapsed_seconds": self._seconds()}
+            self._realised.append((episode["return_to_go"], episode["cut_share"]))
+            if self._says.get(episode["actor"]) == "no":
+                episode |= {"success": None, "success_alone": None}
+            self.metrics.write("episode", episode, update=self.update, step=self.experience.total)
+        self._evaluate()
+        while not self._told.empty():
+            self.metrics.write("actor", self._told.get(), update=self.update, step=self.experience.total)
+
+    def _may_tell(self, since: float, episode: Mapping[str, Any]) -> bool:
+        """Not while its actor is about to tell whether its environment says anything of success."""
+        waits = self._says.get(episode["actor"]) == "not yet" and episode["actor"] in self._heard
+        return not waits or bool(self._reason) or time.monotonic() - since > ACTIVE_S
+
+    # Actors
+
+    def _answer(self, _: str, payload: Any) -> dict[str, Any]:
+        """Of "send-stats", in a thread of the wire's."""
+        told = _scalars(payload)
+        name = str(told.get("actor", ""))
+        self._pressed = self._pressed or bool(told.get("stop"))
+        ended = self._reason not in ("", "stopped")
+        if told.pop("bye", False):
+            self._heard.pop(name, None)
+        elif name:
+            self._heard[name] = time.monotonic()
+        if "contact_lost" in told:
+            (self._out_of_reach.add if told["contact_lost"] else self._out_of_reach.discard)(name)
+        if "says_success" in told:
+            self._says[name] = str(told["says_success"])
+        if len(told) > 1:
+            self._told.put({key if key not in ("kind", "time", "update", "step") else f"actor_{key}": value for key, value in told.items()})
+        left = {"left": self.config.max_env_steps - self.experience.total} if self.config.max_env_steps else {}
+        encoder = self.config.agent.encoder
+        looks = {} if encoder.kind == "none" else {"precision": encoder.precision}
+        return {"stop": ended, "update": self.update, "online": self._to_learn(), "run": self._run_id, **looks, **left}
+
+    def _to_learn(self) -> int:
+        """Online steps that updates are to keep up with: not those that were collected before."""
+        if not self.config.collect_steps:
+            return self.experience.total
+        return self.experience.total - self._collected["online"] if "online" in self._collected else 0
+
+    def _end(self) -> None:
+        self.say(f"ends: {self._reason}, after {self.update} updates with {self.experience.total} online steps")
+        if self._goal is not None and self._reason == "goal":
+            self.say(f"the policy that reached the goal is the last checkpoint, of update {self._goal.last:,}")
+        with contextlib.suppress(HiltError):  # of the one before; the last one is what counts
+            self._saver.wait(SAVE_S)
+        if self._update_of and not self._pretraining():
+            self._publish()
+        collecting = self.config.collect_steps and not self.update
+        if collecting:
+            self._note()
+        if self._reason != "stopped":
+            self._say_goodbye()
+        self._looked = 0.0
+        self._look()
+        begins_anew = collecting and 0 in numbers(self.run_folder)  # half pretrained, or repeated
+        if not self._pretraining() and not begins_anew and self._reason != "goal":  # whose policy is the last checkpoint already
+            self._save()
+        self._saver.wait(SAVE_S)
+        self._buffers.finish(self.experience, SAVE_S)
+
+    def _say_goodbye(self) -> None:
+        """Until every actor knows, and what it still had has arrived."""
+        deadline = time.monotonic() + GOODBYE_S
+        while time.monotonic() < deadline and not self._stop():
+            asking = any(time.monotonic() - heard < ACTIVE_S for heard in list(self._heard.values()))
+            if not asking and all(one["silent_s"] >= ACTIVE_S for one in self.server.stats()["actors"].values()):
+                return
+            time.sleep(NAP_S)
+            self._looked = 0.0 if self.config.store == "trajectories" else self._looked
+            self._look()
+
+
+class Clock:
+    """Where the learner's time goes, since the last look."""
+
+    def __init__(self, *counts: int) -> None:
+        self._spent: Counter[str] = Counter()
+        self._began = time.perf_counter()
+        self._last = (counts[0], counts[1], self._began)
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[what] += time.perf_counter() - began  # type: ignore[assignment]
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        self._spent[source] -= seconds  # type: ignore[assignment]
+        self._spent[target] += seconds  # type: ignore[assignment]
+
+    def shares(self) -> dict[str, float]:
+        now = time.perf_counter()
+        total = max(now - self._began, 1e-9)
+        shares = {what: self._spent[what] / total for what in ("torch", "data", "wait")}
+        self._spent.clear()
+        self._began = now
+        return {**shares, "other": max(0.0, 1.0 - sum(shares.values()))}
+
+    def since(self, *counts: int) -> tuple[float, float, float]:
+        """How far two counters have come since they were last given, and in how many seconds."""
+        now, before = time.perf_counter(), self._last
+        self._last = (counts[0], counts[1], now)
+        return counts[0] - before[0], counts[1] - before[1], max(now - before[2], 1e-9)
+
+
+def _scalars(payload: Any) -> dict[str, Any]:
+    """What an actor told, flat; only numbers, flags and text are metrics."""
+    if not isinstance(payload, Mapping):
+        raise SchemaError(f"send-stats was given a {type(payload).__name__}; give a dictionary of numbers, flags and text.")
+    flat = {}
+    for path, value in flatten(payload).items():
+        if getattr(value, "size", 2) == 1:
+            value = value.reshape(-1)[0].item()
+        if not isinstance(value, (str, bool, int, float)):
+            raise SchemaError(f"send-stats: {path} is a {type(value).__name__}; give numbers, flags and text only.")
+        flat[path] = value
+    return flat

@@ -1,0 +1,24 @@
+"""The agent that the settings of a run describe, as its learner, its actors and an evaluation make it alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hilt.hil.config import Hil
+from hilt.recording.recording_folder import nested
+from hilt.replay.schema import spec_of_space
+
+if TYPE_CHECKING:
+    from hilt.policies.agent.agent import Agent
+
+
+def make_agent(config: Hil, env: Any, seed: int | None = None) -> Agent:
+    """One that is still to be given its weights, for an environment or for its spaces; `seed`: instead of the run's own.
+
+    Reinforcement learning has the tanh-Gaussian actor of soft actor-critic; imitation (bc, hg-dagger) a plain Gaussian, as HIL-SERL has.
+    """
+    from hilt.policies.agent.agent import Agent  # needs torch
+
+    seen = nested(spec_of_space(env.observation_space, "observation_space"))
+    keys, squashed = (config.image_keys, config.proprio_keys), config.algorithm == "rlpd"
+    return Agent.make(seen, env.action_space, config.agent, *keys, config.seed if seed is None else seed, squashed)

@@ -1,0 +1,85 @@
+"""Everything that can be known of a run before anything is made or started, found at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hilt.core.errors import ConfigError, Problems
+from hilt.core.trust import check_names
+from hilt.hil.config import Hil, check
+from hilt.hil.defaults import Choice, chosen
+from hilt.hil.environment import TAKES, Spaces, check_fit, spaces
+from hilt.hil.idle import refuse_idle
+from hilt.hil.importing import check_imports
+from hilt.observe.sinks import check_sinks
+from hilt.teleop.devices import check_device
+
+
+def check_run(config: Hil) -> None:
+    """Refuses settings that cannot work, or that would do nothing."""
+    problems = Problems()
+    problems.check(check, config)
+    wrong = [str(error) for error in problems.errors]
+    idle = Problems()
+    idle.check(refuse_idle, config)
+    # what is wrong already need not be called idle, too
+    problems.errors += [one for one in idle.errors if not any(text.startswith(str(one).partition("=")[0]) for text in wrong)]
+    if config.actors < 1:
+        problems.errors.append(ConfigError(f"actors={config.actors}: a run needs at least 1. A learner alone is `hilt learner`."))
+    problems.report()
+
+
+def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, Choice | None]:
+    """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more` checks object to.
+    `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
+    `make_task` not even that, and what has to fit the task is left unchecked. Gives the settings with their defaults chosen by what the
+    policy sees, and that choice, where the task was made."""
+    problems, made = Problems(), None
+    make_task &= problems.check(check_names, config)
+    for one in more:
+        problems.check(one)
+    sound = problems.check(check_run, config)
+    problems.check(check_sinks, config.sinks)
+    if config.operator:
+        problems.check(check_operator, config, whole)
+    if sound and make_task:
+        with problems.collected():
+            made = spaces(config)
+            for check_part in (check_fit, check_imports, check_demonstrations, check_classifier):
+                problems.check(check_part, config, made)
+    problems.report()
+    if made is None:
+        return config, None
+    config, choice = chosen(config, made)
+    check_run(config)
+    return config, choice
+
+
+def check_operator(config: Hil, whole: bool) -> None:
+    options = {name: value for name, value in config.operator_options.items() if name not in TAKES}
+    try:
+        check_device(config.operator, **options)
+    except KeyError as error:
+        raise ConfigError(f"operator={config.operator}: {error} Leave it empty (operator=) where nobody takes over.") from None
+    if whole and config.operator == "keyboard":
+        raise ConfigError(
+            "operator=keyboard needs a terminal of its own, which hilt train does not give its actors: use operator=browser, or start "
+            "`hilt learner` here and `hilt actor` in another terminal."
+        )
+
+
+def check_demonstrations(config: Hil, made: Spaces) -> None:
+    """A script can record the demonstrations that are asked for."""
+    if config.demonstrations and not made.has_expert and "expert" not in config.demonstration_options:
+        raise ConfigError(
+            f"demonstrations={config.demonstrations}: {config.task} has no script that could record them. Give demonstrations=0 and "
+            "demo_path=[PATH], such as a recording of hilt record, or demonstration_options.expert=module:function."
+        )
+
+
+def check_classifier(config: Hil, made: Spaces) -> None:
+    if config.classifier:
+        from hilt.classifier.reward import reward_function  # needs torch, which takes seconds to import
+
+        reward_function(config.classifier, space=made.observation_space)

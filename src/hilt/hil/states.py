@@ -1,0 +1,193 @@
+"""What the batches of a frozen encoder are made of, kept in memory, so that a batch of n-step returns is a few index operations.
+
+For each step there is ``z`` of its observation and of its next one, which is all that the networks see (`Agent.states`), its numbers, and
+the step that follows it. A step is taken in when a batch first needs it, with all others that came since, and forgotten when its log
+forgets it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hilt.core.tree import Array
+from hilt.recording.recording_folder import SUMMED
+from hilt.replay.key_ranges import Runs
+from hilt.replay.sampling.assembly import chain
+from hilt.replay.schema import FOLLOWS
+from hilt.replay.snapshot import Snapshot
+from hilt.replay.view import View
+
+AT_ONCE, MANY = 256, 5_000
+"""Frames that go through a frozen encoder in one call; and the number of new steps, as after a restart, from which there is a message"""
+
+
+class Table:
+    """Steps by slot, a number that is given to another step when the one that had it is forgotten."""
+
+    def __init__(self, width: int, columns: Mapping[str, Any]):
+        self.before, self.after = np.zeros((0, width), np.float32), np.zeros((0, width), np.float32)
+        """``z`` of the observation and of the next one, ``[slot, width]``"""
+        self.following = np.zeros(0, np.int64)
+        """The slot of the step that follows; -1 if none does"""
+        self.follows = np.zeros(0, bool)
+        """Whether its observation is the next observation of the step before it in its trajectory"""
+        self.awaited = np.zeros(0, np.int64)
+        """The key of the step that may still follow; -1 if none may, or if it is here"""
+        self.columns = {path: np.zeros((0, *spec.shape), spec.dtype) for path, spec in columns.items()}
+        """What a batch has as it is in the log"""
+        self._free: list[int] = []
+
+    def take(self, count: int) -> list[int]:
+        """Slots for so many steps."""
+        if len(self._free) < count:
+            self._grow(count)
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def windows(self, slots: Array, n: int) -> tuple[Array, Array]:
+        """The slots of the `n` steps from each on, ``[B, n]``, and which of them there are; the rest repeat the last."""
+        window, inside = np.empty((len(slots), n), np.int64), np.ones((len(slots), n), bool)
+        window[:, 0] = slots
+        for i in range(1, n):
+            following = self.following[window[:, i - 1]]
+            inside[:, i] = inside[:, i - 1] & (following >= 0)
+            window[:, i] = np.where(inside[:, i], following, window[:, i - 1])
+        return window, inside
+
+    def batch(self, slots: Array, n: int, discount: float) -> dict[str, Array]:
+        """Returns over up to `n` steps, as `hilt.replay.sampling.assembly.NStep` makes them."""
+        window, inside = self.windows(slots, n)
+        taken = inside.sum(axis=1)
+        last = window[np.arange(len(slots)), taken - 1]
+        z = np.empty((2, len(slots), self.before.shape[1]), np.float32)
+        self.before.take(slots, axis=0, out=z[0], mode="clip")  # every slot is there; the other modes make a copy first
+        self.after.take(last, axis=0, out=z[1], mode="clip")
+        batch = {path: column[slots] for path, column in self.columns.items()}
+        batch["terminated"] = self.columns["terminated"][last]
+        for path in SUMMED & self.columns.keys():
+            rewards = self.columns[path]
+            batch[path] = (np.where(inside, rewards[window], 0) * discount ** np.arange(n)).sum(axis=1).astype(rewards.dtype)
+        return {"observations/z": z[0], "next_observations/z": z[1], **batch, "n_steps": taken}
+
+    def _grow(self, least: int) -> None:
+        have = len(self.following)
+        size = max(have + least, have * 5 // 4)
+        self.before, self.after = _extended(self.before, size), _extended(self.after, size)
+        self.following, self.follows, self.awaited = (_extended(each, size) for each in (self.following, self.follows, self.awaited))
+        self.columns = {path: _extended(column, size) for path, column in self.columns.items()}
+        self._free = [*self._free, *range(size - 1, have - 1, -1)]
+
+
+class Kept:
+    """The steps of a view that are in a table. `seen`: the paths of observations that the agent sees; `states` makes ``z`` of them."""
+
+    def __init__(
+        self, table: Table, view: View, seen: Sequence[str], states: Callable[[dict[str, Array]], Any], say: Callable[[str], None]
+    ):
+        self._table, self._view, self._seen, self._states, self._say = table, view, list(seen), states, say
+        self._slots: dict[int, int] = {}
+        self._previous: dict[int, int] = {}  # the slot of the step that each one follows
+        self._done = Runs()
+        self.seconds = 0.0
+        """Spent in the encoder so far"""
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def find(self, keys: Array) -> Array:
+        """Their slots; -1 for those that are not here."""
+        return np.array([self._slots.get(key, -1) for key in keys.tolist()], np.int64)
+
+    def lacks(self, slots: Array, n: int) -> bool:
+        """Whether steps from these on are in the view, but not here; called under the lock of the log."""
+        if not len(slots):
+            return False
+        if slots.min() < 0:
+            return True
+        awaited = self._table.awaited[self._table.windows(slots, n)[0][:, :-1]] if n > 1 else np.zeros(0, np.int64)
+        awaited = awaited[awaited >= 0]
+        return bool(len(awaited)) and bool(self._view.runs().contains(awaited).any())
+
+    def complete(self, steps: Snapshot, keys: Array, n: int) -> Array:
+        """The slots of these steps of a snapshot, after all that follow them, and all others that came, are here."""
+        self.refresh()
+        wanted = np.unique(chain(steps, keys, n)[0])
+        gone = np.array([key for key in wanted.tolist() if key not in self._slots], np.int64)
+        if len(gone):  # evicted since they were drawn; the next refresh forgets them
+            self._add(steps, gone)
+            self._done = self._done | _as_runs(gone)
+        return self.find(keys)
+
+    def refresh(self) -> None:
+        """Takes in all steps that came since, and forgets those that are gone."""
+        log = self._view.log
+        with log.lock:
+            reading, there = log.reading(), self._view.runs().copy()
+        with reading as steps:
+            for key in (self._done - there).keys().tolist():
+                self._forget(key)
+            new = (there - self._done).keys()
+            if len(new) >= MANY:
+                self._say(f"the features of {len(new)} steps are made, which takes a while")
+            for first in range(0, len(new), AT_ONCE):
+                self._add(steps, new[first : first + AT_ONCE])
+        self._done = there
+
+    def _add(self, steps: Snapshot, keys: Array) -> None:
+        table, widths = self._table, steps.widths(keys)
+        flags, terminated, truncated = steps.fields(keys, ["#flags", "terminated", "truncated"])
+        slots = np.array(table.take(len(keys)))
+        self._slots.update(zip(keys.tolist(), slots.tolist(), strict=True))
+        for path, column in steps.gather(keys, list(table.columns)).items():
+            table.columns[path][slots] = column
+        table.follows[slots], table.following[slots] = flags & FOLLOWS, -1
+        table.awaited[slots] = np.where(terminated | truncated, -1, keys + widths)
+        table.after[slots] = self._made(steps, keys, "next_")
+        earlier, later = self.find(keys - widths), self.find(keys + widths)
+        same = table.follows[slots] & (earlier >= 0)  # it begins with what the step before ended with
+        table.before[slots[same]] = table.after[earlier[same]]
+        if not same.all():
+            table.before[slots[~same]] = self._made(steps, keys[~same], "")
+        for before, slot, behind in zip(earlier.tolist(), slots.tolist(), later.tolist(), strict=True):
+            self._link(before, slot)
+            self._link(slot, behind)
+
+    def _link(self, slot: int, behind: int) -> None:
+        """Of two steps, one after the other in their trajectory, if both are here."""
+        table = self._table
+        if slot >= 0 and behind >= 0 and table.awaited[slot] >= 0:
+            table.awaited[slot] = -1
+            if table.follows[behind]:
+                table.following[slot] = behind
+                self._previous[behind] = slot
+
+    def _forget(self, key: int) -> None:
+        slot = self._slots.pop(key)
+        self._previous.pop(int(self._table.following[slot]), None)
+        if (before := self._previous.pop(slot, None)) is not None:
+            self._table.following[before] = -1
+        self._table.give_back(slot)
+
+    def _made(self, steps: Snapshot, keys: Array, prefix: str) -> Array:
+        columns = steps.gather(keys, [f"{prefix}observations/{path}" for path in self._seen])
+        began = time.perf_counter()
+        made = np.asarray(self._states({path: columns[f"{prefix}observations/{path}"] for path in self._seen}), np.float32)
+        self.seconds += time.perf_counter() - began
+        return made
+
+
+def _extended(array: Array, size: int) -> Array:
+    grown = np.zeros((size, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+def _as_runs(keys: Array) -> Runs:
+    first = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    return Runs(keys[first], np.diff(first, append=len(keys)))

@@ -1,0 +1,447 @@
+"""The agent that a learner trains and an actor carries.
+
+    agent = Agent.make(env.observation_space, env.action_space, AgentConfig(), seed=0)
+    action = agent.sample_actions(observation)  # a batch of observations gives a batch of actions
+    agent, info = agent.update(batch, networks_to_update=frozenset({"critic"}))
+
+It knows what observations look like; the arithmetic is in `hilt.algos`. Its random numbers come from generators of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Generator, Tensor, nn
+
+from hilt.algos import rlpd
+from hilt.algos.adam import Adam
+from hilt.algos.imitation import grasp_margin_loss, imitation_loss
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
+from hilt.core.trajectory import Source
+from hilt.core.tree import ArraySpec, flatten
+from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Mlp, Normaliser, Temperature
+from hilt.policies.agent.config import AgentConfig, EncoderConfig
+from hilt.policies.agent.encoders import Encoder, initialise, random_crop
+from hilt.policies.agent.layout import ActionLayout, fit
+from hilt.replay.tensors import as_tensor, check_device, generator
+
+__all__ = ["Agent", "AgentConfig", "EncoderConfig"]
+
+FEATURES, STATES = "features", "z"
+"""Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the networks see, as
+`Agent.states` makes it, instead of observations"""
+CHUNK = 16
+"""Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
+ACTING = ("encoder", "proprio", "actor", "grasp_critic")
+"""The networks that an actor needs"""
+TRAINED = ("actor", "critic", "temperature", "grasp_critic")
+"""Those that an update may name"""
+FLOOR = 0.02
+"""What normalised proprioception is divided by at least, unless the config says otherwise"""
+
+
+class Agent:
+    """Encoder, actor, critics and what trains them. `make` builds one."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, ArraySpec],
+        images: list[str],
+        proprio: list[str],
+        actions: int,
+        config: AgentConfig,
+        seed: int,
+        squashed: bool = True,
+    ):
+        self.squashed = squashed
+        """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's own number, cut off at
+        -1 and 1, as behaviour cloning has it"""
+        self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
+        self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
+        self.device = check_device(config.device)
+        self.generator = generator(seed)
+        self.updates = self.actor_updates = self.imitations = 0
+        """How often each kind of update was made"""
+        made, settings = self.generator, config.rlpd
+        self.encoder = Encoder({path: shapes[path].shape for path in images}, config.encoder, made)
+        given = {path: int(np.prod(shapes[path].shape)) for path in proprio}
+        self.sizes = {path: size // 7 * 9 if path in config.pose_keys else size for path, size in given.items()}
+        body = Body(self.encoder.width, sum(self.sizes.values()), config.proprio_width, config.hidden, config.activation)
+        moving = self.layout.continuous
+        self.networks: dict[str, nn.Module] = {
+            "encoder": self.encoder,
+            "proprio": Normaliser(body.proprio),
+            "actor": Actor(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
+            "critic": Critics(body, moving, made, settings.critics),
+            "temperature": Temperature(settings.temperature),
+        }
+        if self.layout.outcomes:
+            self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
+        if foreseen := config.encoder.pretrain_predict:
+            self.networks["forecast"] = Mlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
+            initialise(self.networks["forecast"], made)
+        for network in self.networks.values():
+            network.to(self.device)
+        followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
+        followed |= {"actor"} if settings.actor_average else set()
+        self.targets = {name: copy.deepcopy(net).requires_grad_(False) for name, net in self.networks.items() if name in followed}
+        """Slow copies"""
+        trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
+        imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
+        trained["critic"] += self.encoder.trained_by_critic()
+        self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
+        self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], settings.learning_rate)
+        self._trained = rlpd.Networks(
+            actor=self.networks["actor"],
+            critic=self.networks["critic"],
+            target_critic=self.targets["critic"],
+            temperature=self.networks["temperature"],
+            optimisers=self.optimisers,
+            grasp_critic=self.networks.get("grasp_critic"),
+            target_grasp_critic=self.targets.get("grasp_critic"),
+            encoder=self.encoder,
+            target_encoder=self.targets.get("encoder"),
+            average_actor=self.targets.get("actor"),
+        )
+        self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
+
+    @classmethod
+    def make(
+        cls,
+        observation_space: Any,
+        action_space: Any,
+        config: AgentConfig | None = None,
+        image_keys: Sequence[str] = (),
+        proprio_keys: Sequence[str] = (),
+        seed: int = 42,
+        squashed: bool = True,
+    ) -> Agent:
+        """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``; empty: all there are.
+
+        An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception. One that is not `squashed` only imitates: its actor is
+        a plain Gaussian.
+        """
+        config = config or AgentConfig()
+        return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed, squashed)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the images' features never change under `update`, so that they may be cached."""
+        return bool(self.encoder.paths) and self.config.encoder.training == "frozen"
+
+    @property
+    def width(self) -> int:
+        """Numbers that the networks see of an observation: features of the images, and proprioception."""
+        return self.encoder.width + sum(self.sizes.values())
+
+    # Acting
+
+    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
+        """The action for one observation, or for each of a batch. Draws from the agent's own generator, or from a new one of `seed`.
+
+        With `argmax` it draws nothing: the likeliest action, by the slow copy of the actor where there is one.
+        """
+        leaves, single = self._leaves(observations), False
+        known = {path: len(shape.shape) for path, shape in self.shapes.items()} | {FEATURES: 1, STATES: 1}
+        if leaves and all(leaf.ndim == known[path] for path, leaf in leaves.items()):
+            leaves, single = {path: leaf[None] for path, leaf in leaves.items()}, True
+        with torch.inference_mode():
+            z = self._encode(self.encoder, leaves)
+            mean, std = (self.targets if argmax and "actor" in self.targets else self.networks)["actor"](z)
+            source = self.generator if seed is None else generator(seed)
+            noise = 0.0 if argmax else std * torch.randn(mean.shape, generator=source).to(mean.device)
+            grasps = self.networks["grasp_critic"](z).argmax(dim=1) if self.layout.outcomes else None
+            actions = self.layout.join(self._action(mean + noise), grasps)
+        array: npt.NDArray[np.float32] = actions.float().cpu().numpy()
+        return array[0] if single else array
+
+    def _action(self, raw: Tensor) -> Tensor:
+        """From a number of the actor's Gaussian."""
+        return torch.tanh(raw) if self.squashed else raw.clamp(-1, 1)
+
+    # Learning
+
+    def update(
+        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[Agent, dict[str, float]]:
+        """One gradient step of each network named; by default of all. Returns the agent itself, and what to log.
+
+        `details` adds figures for each source of rows: ``q/online``, ``td_error/demo``, ``gradient_share/human`` and so on.
+        """
+        if not self.squashed:
+            raise ConfigError("update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it.")
+        known = self.optimisers.keys() & set(TRAINED)
+        which = frozenset(known if networks_to_update is None else networks_to_update)
+        if unknown := which - known:
+            raise UnknownNameError("network to update", sorted(unknown)[0], known)
+        now, then = self._cropped(batch, "observations"), self._cropped(batch, "next_observations")
+        learns = "critic" in which and bool(self.encoder.trained_by_critic())
+        with torch.set_grad_enabled(learns):
+            z = self._encode(self.encoder, now, self.generator if learns else None, trunk=self.config.encoder.training == "critic")
+        with torch.no_grad():
+            next_z = self._encode(self.encoder, then)
+            z, next_z = self._blurred(z), self._blurred(next_z)
+            target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
+        rows = self._rows(batch, z, next_z, target_z, details)
+        info = rlpd.update(self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
+        self.updates += 1
+        self.actor_updates += "actor" in which
+        return self, info
+
+    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+        """One step of behaviour cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
+        (and the grasp critic), and of the encoder if asked.
+
+        With `encoder` the encoder moves even if updates leave it frozen. Where the config has `pretrain_updates` this is pretraining, with
+        its own crop and learning rate; else it is behaviour cloning, at `rlpd.learning_rate` and with `rlpd.random_crop`.
+        """
+        settings, how = self.config.rlpd, self.config.encoder
+        pretrains = encoder and how.pretrain_updates > 0
+        leaves = self._cropped(batch, "observations", how.pretrain_crop if pretrains else None)
+        with torch.set_grad_enabled(encoder):
+            z = self._encode(self.encoder, leaves, self.generator if encoder else None, trunk=not self.encoder.trunk_rests)
+        z = z if encoder else self._blurred(z)
+        continuous, grasps = self.layout.split(self._column(batch, "actions"))
+        shown = self._column(batch, "imitated").float() if "imitated" in batch else None
+
+        def average(rows: Tensor) -> Tensor:
+            return rows.mean() if shown is None else (rows * shown).sum() / shown.sum().clamp(min=1)
+
+        mean, std = self.networks["actor"](z)
+        loss = average(imitation_loss(settings.imitation_loss, mean, std, continuous, self.squashed))
+        info = {"imitation_loss": loss.item(), "mse": average((self._action(mean) - continuous).square().mean(1)).item()}
+        if encoder and "forecast" in self.networks:
+            foreseen = self._forecast_loss(z, self._column(batch, "future"))
+            info["forecast_loss"] = foreseen.item()
+            loss = loss + how.pretrain_predict_weight * foreseen
+        losses = {"imitation" if encoder else "actor": loss}
+        if grasps is not None:
+            q = self.networks["grasp_critic"](z.detach())
+            losses["grasp_critic"] = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
+            accuracy = average((q.argmax(dim=1) == grasps).float()).item()
+            info |= {"grasp_loss": losses["grasp_critic"].item(), "grasp_accuracy": accuracy}
+        gradients = {name: torch.autograd.grad(each, self.optimisers[name].parameters) for name, each in losses.items()}
+        rlpd.check_finite(info, gradients)
+        if pretrains:
+            self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
+        for name, found in gradients.items():
+            self.optimisers[name].step(found)
+        for name in ("encoder", "actor", "grasp_critic"):
+            if name in self.targets and (encoder or name != "encoder"):
+                share = settings.actor_average if name == "actor" and not encoder else 1.0
+                rlpd.polyak(self.targets[name], self.networks[name], share)
+        self.imitations += 1
+        return info
+
+    def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
+        """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalised one."""
+        path = self.config.encoder.pretrain_predict
+        start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
+        columns = slice(start, start + self.sizes[path])
+        if future.shape[1:] != (2, *self.shapes[path].shape):
+            raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
+        normal = cast(Normaliser, self.networks["proprio"])
+        wanted = [(self._seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)]
+        return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
+
+    def fit_proprio(self, observations: Mapping[str, Any]) -> None:
+        """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalise_proprio` says so."""
+        if not self.config.normalise_proprio or not self.proprio:
+            return
+        given, normal, floors = flatten(observations), cast(Normaliser, self.networks["proprio"]), self.config.proprio_floor
+        columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
+        least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
+        whole = torch.cat(columns, dim=1)
+        with torch.no_grad():
+            normal.mean.copy_(whole.mean(0))
+            normal.scale.copy_(torch.maximum(whole.std(0, correction=0), least.to(whole)))
+
+    def trunk_features(self, images: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """``[N, features of all cameras]`` of images ``{path: uint8 [N, ...]}``, to be kept and given as "features" in batches.
+
+        An image's features are the same, bit for bit, whatever other images are in the call.
+        """
+        if not self.frozen:
+            training = self.config.encoder.training if self.encoder.paths else "no cameras"
+            raise ConfigError(f"features may be kept only of an encoder with training=frozen; this one has {training}.")
+        leaves = {path: self._tensor(_found(images, path), path) for path in self.encoder.paths}
+        n = len(next(iter(leaves.values())))
+        features = np.empty((n, self.encoder.width), np.float32)
+        for start in range(0, n, CHUNK):
+            part = {path: leaf[start : start + CHUNK] for path, leaf in leaves.items()}
+            size = len(next(iter(part.values())))
+            if size < CHUNK:
+                part = {path: torch.cat([leaf, leaf.new_zeros(CHUNK - size, *leaf.shape[1:])]) for path, leaf in part.items()}
+            with torch.no_grad():
+                features[start : start + size] = self.encoder(part)[:size].cpu().numpy()
+        return features
+
+    def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """``z [N, width]``, all that the networks see of observations ``{path: [N, ...]}``, to be kept and given as "z" in batches.
+
+        It is the same, bit for bit, whatever other observations are in the call.
+        """
+        leaves = {path: self._tensor(_found(observations, path), path) for path in self.proprio}
+        with torch.no_grad():
+            z = self._encode(self.encoder, {FEATURES: self._tensor(self.trunk_features(observations), FEATURES), **leaves})
+        return np.asarray(z.cpu().numpy())
+
+    # Keeping
+
+    def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """All that an actor needs, by name: copies, which later updates leave alone. `slow`: with the slow copy of the actor, which is
+        what `sample_actions` with `argmax` uses, where there is one."""
+        return {key: tensor.numpy() for key, tensor in _copied(self._acting(slow)).items()}
+
+    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `acting_state` of an agent of the same making returned. The slow copy of the actor is the same then."""
+        _load(self._acting(), state, "these weights are")
+        if "actor" in self.targets:
+            rlpd.polyak(self.targets["actor"], self.networks["actor"], 1.0)
+
+    def _acting(self, slow: bool = False) -> dict[str, Tensor]:
+        networks = {name: self.networks[name] for name in ACTING if name in self.networks}
+        networks |= {"actor": self.targets["actor"]} if slow and "actor" in self.targets else {}
+        return {f"{name}.{key}": tensor for name, net in networks.items() for key, tensor in net.state_dict().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
+        kept = {part: {name: _copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()}
+        numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations, "squashed": self.squashed}
+        return {**kept, "generator": self.generator.get_state(), **numbers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` of an agent of the same making returned."""
+        if (squashed := bool(state.get("squashed", True))) != self.squashed:
+            kinds = {True: "the tanh-Gaussian of reinforcement learning", False: "the plain Gaussian of imitation"}
+            cure = "Behaviour cloning of an older version of Hilt had the former; train it again." if squashed else "Check algorithm=."
+            raise SchemaError(f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}")
+        ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
+        _load(ours, theirs, "this state is")
+        self.generator.set_state(_found(state, "generator"))
+        self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
+
+    def begin_anew(self) -> None:
+        """It is as it was made: it has learned nothing."""
+        made = Agent(self.shapes, self.images, self.proprio, self.layout.actions, self.config, self.seed, self.squashed)
+        self.load_state_dict(made.state_dict())
+
+    def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
+        """Every tensor that learning changes."""
+        return {
+            "networks": {name: net.state_dict() for name, net in self.networks.items()},
+            "targets": {name: net.state_dict() for name, net in self.targets.items()},
+            "optimisers": {name: optimiser.tensors() for name, optimiser in self.optimisers.items()},
+        }
+
+    # What observations and batches look like
+
+    def _leaves(self, observations: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The images (or their features) and the proprioception, by path."""
+        given = flatten(observations)
+        if STATES in given and self.frozen:
+            return {STATES: self._tensor(given[STATES], STATES)}
+        images = [FEATURES] if FEATURES in given and self.frozen else self.encoder.paths
+        return {path: self._tensor(_found(given, path), path) for path in [*images, *self.proprio]}
+
+    def _cropped(self, batch: Mapping[str, Any], name: str, pixels: int | None = None) -> dict[str, Tensor]:
+        leaves = self._leaves(_found(batch, name))
+        pixels = self.config.rlpd.random_crop if pixels is None else pixels
+        return {path: random_crop(leaf, pixels, self.generator) if path in self.encoder.paths else leaf for path, leaf in leaves.items()}
+
+    def _encode(self, encoder: nn.Module, leaves: Mapping[str, Tensor], dropout: Generator | None = None, trunk: bool = True) -> Tensor:
+        """``z [B, features + proprio]``."""
+        if STATES in leaves:
+            if leaves[STATES].shape[1:] != (self.width,):
+                raise SchemaError(f"z: expected [B, {self.width}] as Agent.states makes it, got {tuple(leaves[STATES].shape)}.")
+            return leaves[STATES]
+        parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
+        if self.proprio:
+            together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)
+            parts.append(self.networks["proprio"](together) if self.config.normalise_proprio else together)
+        if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
+            raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
+        return torch.cat(parts, dim=1)
+
+    def _blurred(self, z: Tensor) -> Tensor:
+        """With noise on the features, not on proprioception: what a frozen encoder never saw it places a little off."""
+        if not (deviation := self.config.rlpd.feature_noise):
+            return z
+        noise = deviation * torch.randn(len(z), self.encoder.width, generator=self.generator)
+        return torch.cat([z[:, : self.encoder.width] + noise.to(z), z[:, self.encoder.width :]], dim=1)
+
+    def _seen(self, path: str, leaf: Tensor) -> Tensor:
+        """Proprioception as numbers ``[B, n]``."""
+        if leaf.shape[1:] != self.shapes[path].shape:
+            raise SchemaError(f"{path}: expected [B, ...] of {self.shapes[path].shape}, got {tuple(leaf.shape)}.")
+        leaf = leaf.float()
+        return (rotation_columns(leaf) if path in self.config.pose_keys else leaf).reshape(len(leaf), -1)
+
+    def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Batch:
+        continuous, grasps = self.layout.split(self._column(batch, "actions"))
+        optional = {name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch}
+        demo = optional["demo"].bool() if "demo" in optional else None
+        groups: dict[str, Tensor] = {}
+        if details and demo is not None:
+            groups |= {"online": ~demo, "demo": demo}
+        if details and "source" in optional:
+            groups["human"] = optional["source"] == Source.HUMAN
+        return rlpd.Batch(
+            z=z,
+            next_z=next_z,
+            target_z=target_z,
+            actions=continuous,
+            rewards=self._column(batch, "rewards").float(),
+            masks=self._column(batch, "masks").float(),
+            n_steps=optional.get("n_steps"),
+            demo=demo,
+            groups=groups,
+            grasps=grasps,
+            grasp_penalty=optional.get("grasp_penalty"),
+        )
+
+    def _column(self, batch: Mapping[str, Any], name: str) -> Tensor:
+        return self._tensor(_found(batch, name), name)
+
+    def _tensor(self, value: Any, path: str) -> Tensor:
+        tensor: Tensor = as_tensor(value, path)
+        return tensor.to(self.device) if self.device is not None else tensor
+
+
+def rotation_columns(pose: Tensor) -> Tensor:
+    """``[..., 7]`` position and quaternion to ``[..., 9]`` position and two columns of the rotation: equal turns, equal numbers."""
+    position, (x, y, z, w) = pose[..., :3], pose[..., 3:].unbind(-1)
+    first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
+    second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))
+    return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
+
+
+def one_cycle(progress: float) -> float:
+    """The share of a learning rate: it rises over the first twentieth and falls along a cosine."""
+    return min(1.0, progress / 0.05 + 0.04) if progress < 0.05 else 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
+
+
+def _found(tree: Mapping[str, Any], name: str) -> Any:
+    if name not in tree:
+        raise MissingFieldError(f"{name}: no such field in what the agent was given, which has {', '.join(map(str, tree)) or 'nothing'}.")
+    return tree[name]
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.detach().cpu().clone() for key, tensor in tensors.items()}
+
+
+def _load(known: Mapping[str, Tensor], given: Mapping[str, Any], what: str) -> None:
+    """Copy values into tensors, all or none."""
+    different = sorted(set(known) ^ set(given)) or [key for key, tensor in known.items() if tuple(tensor.shape) != tuple(given[key].shape)]
+    if different:
+        raise SchemaError(f"{what} of another agent: {different[0]!r} differs. Use the settings and the version of Hilt that made it.")
+    with torch.no_grad():
+        for key, tensor in known.items():
+            tensor.copy_(as_tensor(given[key], key))

@@ -1,0 +1,408 @@
+"""What pi0 and SmolVLA share: a prefix that is read once, a flow over the suffix, and folders of files.
+
+A subclass says what its modules are (`build`), how it reads the prefix (`prefix`) and the suffix (`suffix`), and what a prompt looks like.
+Here is the rest: observations to tensors and back to actions, log-probabilities by `hilt.policies.vla.flow`, the loss of imitation, a value
+head, and folders as openpi and lerobot write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.policies.base import (
+    Evaluation,
+    Observation,
+    Policy,
+    Record,
+    at_least_float32,
+    check_effect,
+    check_record,
+    check_temperature,
+    picture,
+    text,
+    to_imitate,
+)
+from hilt.policies.io.preprocess import resize_with_pad, to_float
+from hilt.policies.vla import augment
+from hilt.policies.vla import flow as flows
+from hilt.policies.vla.gemma import KeysValues
+from hilt.policies.vla.normalize import KINDS, Normalizer
+from hilt.policies.vla.tokens import padded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+IMAGES = ("full_image", "wrist_image", "right_wrist_image")
+"""What the slots for pictures are called in observations, unless said otherwise."""
+HEADS = ("value_head", "noise_head")
+"""What RL adds to a published model."""
+VALUES = ("", "actions", "prefix")
+TRAINED = ("all", "no_vision", "expert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowPolicyConfig(ABC):
+    """What all of these policies have."""
+
+    action_dim: int = 7
+    """Numbers in one action of the robot"""
+    state_dim: int = 8
+    """Numbers in the state of the robot"""
+    chunk_size: int = 50
+    """Actions that are predicted"""
+    n_action_steps: int = 50
+    """Actions that are answered, from the first on; log-probabilities are of these"""
+    max_action_dim: int = 32
+    """Numbers in an action of the model; beyond the robot's they are 0"""
+    max_state_dim: int = 32
+    """Numbers in a state of the model"""
+    tokenizer_max_length: int = 48
+    """Words of a prompt; longer ones are cut, as in training"""
+    min_period: float = 4e-3
+    """Of the embedding of the flow's time"""
+    max_period: float = 4.0
+    """Of the embedding of the flow's time"""
+    state_normalization: str = "mean_std"
+    """"mean_std", "q99", "minmax", or "" for none"""
+    action_normalization: str = "mean_std"
+    """"mean_std", "q99", "minmax", or "" for none"""
+    images: tuple[str, ...] = IMAGES
+    """Pictures of an observation, in the order of the model's slots. One that an observation has not is masked"""
+    flow: flows.Flow = field(default_factory=flows.Flow)
+    """How noise becomes actions"""
+    value: str = ""
+    """What a value head looks at: "actions" (the expert's output, as in pi0), "prefix" (the language model's, as in pi0.5), "" for none"""
+    detach_value: bool = False
+    """The value's gradient stops at its head"""
+    trained: str = "all"
+    """"all" parameters, all but those of the tower for pictures ("no_vision"), or only what is not the language model ("expert")"""
+    gradient_checkpointing: bool = False
+    """Layers are computed twice, and memory is saved"""
+    augment: bool = False
+    """In imitation pictures are cropped, turned and in other colours, at random, as openpi does; never when it acts"""
+
+    def __post_init__(self) -> None:
+        kinds = ("", *KINDS)
+        for name, known in (("value", VALUES), ("trained", TRAINED), ("state_normalization", kinds), ("action_normalization", kinds)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(map(repr, known))}.")
+        for less, more in (("n_action_steps", "chunk_size"), ("action_dim", "max_action_dim"), ("state_dim", "max_state_dim")):
+            if not 1 <= getattr(self, less) <= getattr(self, more):
+                raise ConfigError(f"{less} is {getattr(self, less)} and {more} is {getattr(self, more)}: it is from 1 to that.")
+        check_effect(self, {"detach_value": ("a value head, value=actions or value=prefix", self.value)})
+
+    @classmethod
+    @abstractmethod
+    def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Self:
+        """From the config.json of openpi or lerobot, and the names of the tensors beside it."""
+
+    @abstractmethod
+    def to_published(self) -> dict[str, Any]:
+        """A config.json in lerobot's words."""
+
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Of the square pictures that the tower sees."""
+
+    @property
+    def usual_value(self) -> str:
+        """What a value head looks at, as published."""
+        return "actions"
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[int, int]:
+        """Of the language model and of the expert."""
+
+
+class Prefix(NamedTuple):
+    """What the language model has read."""
+
+    cache: KeysValues
+    valid: Tensor
+    """bool [B, tokens]"""
+    output: Tensor
+    """[B, tokens, width]"""
+    state: Tensor | None = None
+    """[B, width], of a model whose suffix begins with it"""
+
+
+class FlowPolicy(Policy):
+    """A flow over a chunk of actions, given pictures, words and a state."""
+
+    config: FlowPolicyConfig
+    config_class: ClassVar[type[FlowPolicyConfig]]
+    anchor: ClassVar[str] = "center"
+    """Where a picture lies in the square that it is fitted into"""
+    big: ClassVar[str]
+    """The module with the two stacks; what is beside it stays in float32"""
+    tied: ClassVar[tuple[str, str]]
+    """Two names of one parameter: the head for words, and their embedding"""
+    stored_prefix: ClassVar[str] = ""
+    """Of the names in files that we write"""
+
+    def __init__(self, config: FlowPolicyConfig, tokenizer: Any = None, statistics: Mapping[str, Any] | None = None, seed: int = 0):
+        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action"; without, these are not normalised.
+
+        Weights are drawn from `seed`; those of a folder replace them.
+        """
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        self.use_statistics(statistics or {})
+        self.chunk, self.action_dim, self.horizon = config.n_action_steps, config.action_dim, config.chunk_size
+        self.checkpointing = config.gradient_checkpointing
+        self.source: Path | None = None
+        """The folder that it came from."""
+        with _seeded(seed):
+            self.build()
+        self.add_heads(seed=seed)
+        self.freeze()
+
+    def add_heads(self, device: torch.device | str | None = None, seed: int = 0) -> None:
+        """New heads of the kinds that the configuration asks for."""
+        prefix_width, expert_width = self.config.widths
+        with _seeded(seed):
+            if self.config.value:
+                width = prefix_width if self.config.value == "prefix" else expert_width
+                self.value_head = mlp((width, 512, 256, 128, 1), nn.ReLU).to(device)
+            if self.config.flow.kind == "noise":
+                self.noise_head = mlp((expert_width, 128, 64, self.config.max_action_dim), nn.Tanh).to(device)
+
+    def use_statistics(self, statistics: Mapping[str, Any], name: str = "") -> None:
+        """Normalises by these from now on, and saves them: of "action" and "state" (or "proprio"), as `normalize.statistics` makes them.
+
+        They may have an `epsilon`, if it is not 1e-8. The name of the dataset plays no role: these policies have one.
+        """
+        kinds = {"state": self.config.state_normalization, "action": self.config.action_normalization}
+        self.statistics = {{"proprio": "state"}.get(key, key): dict(stats) for key, stats in statistics.items()}
+        self.normalizers = {
+            key: Normalizer(stats, kinds[key], stats.get("epsilon", 1e-8)) for key, stats in self.statistics.items() if kinds.get(key)
+        }
+
+    # --- the parts of a subclass ---
+
+    @abstractmethod
+    def build(self) -> None:
+        """Makes the modules, under the names that the published checkpoints have, among them `action_out_proj`."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Sets aside the parameters that are not trained."""
+
+    @abstractmethod
+    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
+        """Reads pictures [B, slots, 3, H, W], of which [B, slots] are `present`, ids [B, L], of which [B, L] are `worded`, and a state."""
+
+    @abstractmethod
+    def suffix(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
+        """The expert's output float32 [B, horizon, width] for actions [B, horizon, max_action_dim] on their way, at the times [B]."""
+
+    def other_name(self, name: str) -> str:
+        """What a parameter is called in some checkpoints."""
+        return name
+
+    @abstractmethod
+    def prompt(self, instruction: str, state: np.ndarray) -> str:
+        """The text that is read, given the normalised state."""
+
+    # --- the protocol ---
+
+    def act(
+        self,
+        observations: Sequence[Observation],
+        sample: bool = True,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> tuple[np.ndarray, Record]:
+        check_temperature(temperature, sample)
+        record = self._read(observations)
+        record["temperature"] = np.full(len(observations), temperature, np.float32)
+        shape = (len(observations), self.horizon, self.config.max_action_dim)
+        with torch.no_grad():
+            prefix = self._prefix(record)
+            drawn = flows.draw(self._field(prefix), shape, self.config.flow, self._tensor(record["temperature"]), generator, sample)
+            value = self._value(prefix) if self.config.value == "prefix" else drawn.value
+        record["chain"], record["step"] = _array(drawn.chain), _array(drawn.step).astype(np.int32)
+        record["log_prob"] = _array(self._answered(drawn.log_prob))
+        if value is not None:
+            record["value"] = _array(value)
+        return self._normalize("action", _array(self._answered(drawn.actions)), back=True), record
+
+    def evaluate(self, record: Record) -> Evaluation:
+        check_record(record, "images", "image_mask", "prompt", "prompt_length", "state", "chain", "step", "temperature")
+        prefix = self._prefix(record)
+        chain, step, temperature = (self._tensor(record[name]) for name in ("chain", "step", "temperature"))
+        found = flows.evaluate(self._field(prefix), chain, step.long(), self.config.flow, temperature)
+        value = self._value(prefix) if self.config.value == "prefix" else found.value
+        return Evaluation(self._answered(found.log_prob), self._answered(found.entropy), value)
+
+    def supervised_loss(
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: torch.Generator | None = None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The flow's mean square error. `actions` may be `chunk` to `horizon` long; what is missing is masked. See `Policy`."""
+        if generator is None:
+            raise ConfigError("the loss of a flow draws noise and times: give supervised_loss() a generator of the CPU.")
+        known, mask = to_imitate(self, actions, mask, self.horizon)
+        rows, length, dim = known.shape
+        wanted = self._normalize("action", known.astype(np.float32))
+        wanted = np.pad(wanted, [(0, 0), (0, self.horizon - length), (0, 0)], mode="edge")
+        wanted = np.pad(wanted, [(0, 0), (0, 0), (0, self.config.max_action_dim - dim)])
+        noise = torch.randn(wanted.shape, generator=generator).to(self.device)
+        times = flows.training_times(rows, generator)
+        record = self._read(observations)
+        images = self._augmented(record, generator) if self.training and self.config.augment else None
+        loss = self.flow_loss(self._prefix(record, images), self._tensor(wanted), noise, times)
+        weights = self._tensor(np.asarray(mask, np.float32))[..., None].expand(-1, -1, dim)
+        loss = (loss[:, :length, :dim] * weights).sum() / weights.sum().clamp(min=1)
+        return loss, {"flow_loss": loss.item()}
+
+    def flow_loss(self, prefix: Prefix, actions: Tensor, noise: Tensor, times: Tensor) -> Tensor:
+        """The square error of the velocity, for each number: [B, horizon, max_action_dim]."""
+        times = times.to(self.device)
+        noisy, velocity = flows.towards(actions, noise, times)
+        return (self.action_out_proj(self.suffix(prefix, noisy, times)) - velocity).square()
+
+    # --- inputs and outputs ---
+
+    def _field(self, prefix: Prefix) -> flows.Field:
+        config = self.config
+
+        def field(noisy: Tensor, times: Tensor) -> flows.Step:
+            features = self.suffix(prefix, noisy, times)
+            std = flows.bounded_std(self.noise_head(features), config.flow) if config.flow.kind == "noise" else None
+            value = self._critic(features.mean(1)) if config.value == "actions" else None
+            return flows.Step(self.action_out_proj(features), std, value)
+
+        return field
+
+    def _value(self, prefix: Prefix) -> Tensor:
+        """Of the mean over the valid tokens of what the language model says."""
+        valid = prefix.valid[..., None]
+        return self._critic((at_least_float32(prefix.output) * valid).sum(1) / valid.sum(1))
+
+    def _critic(self, features: Tensor) -> Tensor:
+        return self.value_head(features.detach() if self.config.detach_value else features)[:, 0]
+
+    def _augmented(self, record: Record, generator: torch.Generator) -> Tensor:
+        """The pictures of a record on the device, each changed by chance."""
+        images = self._tensor(record["images"])
+        wrist = torch.tensor(["wrist" in name for name in self.config.images]).repeat(len(images))
+        return augment.openpi(images.flatten(0, 1), wrist, generator).unflatten(0, images.shape[:2])
+
+    def _prefix(self, record: Record, images: Tensor | None = None) -> Prefix:
+        """Slots and words that no row has are left out: they would be masked, and cost as much as others. `images`: in place of its own."""
+        slots = record["image_mask"].any(0) if len(record["image_mask"]) else np.arange(1)
+        length = int(record["prompt_length"].max(initial=1))
+        worded = np.arange(length) < record["prompt_length"][:, None]
+        seen = self._tensor(np.ascontiguousarray(record["images"][:, slots])) if images is None else images[:, torch.from_numpy(slots)]
+        pixels = to_float(seen)
+        prompt = self._tensor(record["prompt"][:, :length]).long()
+        state = self._tensor(np.pad(record["state"], [(0, 0), (0, self.config.max_state_dim - record["state"].shape[1])]))
+        return self.prefix(pixels, self._tensor(record["image_mask"][:, slots]), prompt, self._tensor(worded), state)
+
+    def _read(self, observations: Sequence[Observation]) -> Record:
+        """The part of a record that comes from the observations."""
+        if not observations:
+            raise SchemaError("there is no observation; give at least one.")
+        if self.tokenizer is None:
+            raise ConfigError("the policy has no tokenizer: give from_pretrained() the folder of one, tokenizer=FOLDER.")
+        states = np.stack([self._state(row, observation) for row, observation in enumerate(observations)])
+        states = self._normalize("state", states)
+        ids = [
+            self.tokenizer.encode(self.prompt(text(observation["instruction"], row), state))[: self.config.tokenizer_max_length]
+            for row, (observation, state) in enumerate(zip(observations, states, strict=True))
+        ]
+        prompt, lengths = padded(ids)
+        images, present = self._pictures(observations)
+        return {"images": images, "image_mask": present, "prompt": prompt, "prompt_length": lengths, "state": states}
+
+    def _state(self, row: int, observation: Observation) -> np.ndarray:
+        for name in ("state", "instruction"):
+            if name not in observation:
+                raise MissingFieldError(f"observation {row} has the fields {sorted(observation)} and no {name}: it needs one.")
+        state = np.asarray(observation["state"], np.float32)
+        if state.shape != (self.config.state_dim,):
+            raise SchemaError(f"the state of observation {row} has the shape {list(state.shape)}; expected is [{self.config.state_dim}].")
+        return state
+
+    def _pictures(self, observations: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
+        names, size = self.config.images, self.config.image_size
+        present = np.array([[observation.get(name) is not None for name in names] for observation in observations])
+        if not present.any(1).all():
+            row = int(np.argmin(present.any(1)))
+            raise MissingFieldError(f"observation {row} has none of the pictures {', '.join(names)}: it needs at least one.")
+        images = np.zeros((*present.shape, size, size, 3), np.uint8)
+        places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for row, slot in np.argwhere(present).tolist():
+            places.setdefault(np.shape(observations[row][names[slot]]), []).append((row, slot))
+        for found in places.values():  # those of one size together
+            stacked = np.stack([picture(observations[row][names[slot]], names[slot], row) for row, slot in found])
+            rows, slots = zip(*found, strict=True)
+            images[rows, slots] = resize_with_pad(stacked, size, anchor=self.anchor)
+        return images, present
+
+    def _normalize(self, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
+        if (normalizer := self.normalizers.get(name)) is None:
+            return x
+        return (normalizer.unnormalize(x) if back else normalizer.normalize(x)).astype(np.float32)
+
+    def _answered(self, x: Tensor) -> Tensor:
+        return x[:, : self.chunk, : self.action_dim]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array).to(self.device)
+        return tensor.to(self.action_out_proj.weight.dtype) if tensor.is_floating_point() else tensor
+
+    # --- folders ---
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str = torch.float32,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> Self:
+        """The policy in a folder of openpi, lerobot or ours, read as files. See `hilt.policies.io.flow_folders.load`."""
+        from hilt.policies.io import flow_folders
+
+        return flow_folders.load(cls, Path(folder), device, dtype, tokenizer, options)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """A complete folder, which from_pretrained and the policy's own library open."""
+        from hilt.policies.io import flow_folders
+
+        flow_folders.save(self, Path(folder))
+
+
+def mlp(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """A head."""
+    layers: list[nn.Module] = []
+    for size, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(size, after), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Layers draw their weights from the global generator, which is given back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        yield
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()

@@ -1,0 +1,173 @@
+"""Three ways to answer: what a policy computed of an observation becomes a distribution over chunks of actions.
+
+    tokens    every number of the chunk is one of `bins` values, evenly from -1 to 1, all drawn at once
+    gaussian  every number has a mean, and a standard deviation that does not depend on what is seen
+    flow      the whole chunk flows out of noise (policies/vla/flow.py); the field is a small network beside what was computed
+
+All are of numbers from -1 to 1 and beyond, [B, chunk, action_dim]; log-probabilities and entropies are of each number. Temperatures [B]
+divide the logits of tokens and multiply the noise of the others. The generator is a CPU one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from hilt.core.errors import ConfigError
+from hilt.policies.vla import flow
+from hilt.policies.vla.flow import Flow, Step
+
+STD_RANGE = (0.01, 2.0)
+TIME_WIDTH = 32
+
+
+class Drawn(NamedTuple):
+    """An answer, and what has to be remembered of it."""
+
+    actions: Tensor
+    memory: dict[str, Tensor]
+    """What `evaluate` needs, by its name in the record"""
+    log_prob: Tensor
+
+
+class Head(Protocol):
+    """What all three have, of the features [B, width]."""
+
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn: ...
+
+    def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies."""
+        ...
+
+    def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of imitating, for each number; and figures of each number, to show."""
+        ...
+
+
+class TokensHead(nn.Module):
+    """`decode` is what an answer without sampling is: the "mean" over the bins, or the "likeliest" one."""
+
+    def __init__(self, width: int, chunk: int, action_dim: int, bins: int = 13, decode: str = "mean", smoothing: float = 1.0):
+        super().__init__()
+        self.shape, self.decode, self.smoothing = (chunk, action_dim, bins), decode, smoothing
+        self.out = nn.Linear(width, chunk * action_dim * bins)
+
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+        logs = self._logs(features, temperature)
+        if sample:
+            uniform = torch.rand(logs.shape[:-1], generator=_given(generator)).to(logs.device)
+            tokens = pick(logs, uniform)
+        else:
+            tokens = logs.argmax(-1)
+        values = self._values(logs)
+        mean = not sample and self.decode == "mean"
+        actions = (self._logs(features, torch.ones_like(temperature)).exp() * values).sum(-1) if mean else values[tokens]
+        return Drawn(actions, {"tokens": tokens}, _taken(logs, tokens))
+
+    def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logs = self._logs(features, temperature)
+        return _taken(logs, memory["tokens"]), -(logs.exp() * logs).sum(-1)
+
+    def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
+        logs = self._logs(features, torch.ones_like(features[:, 0]))
+        values = self._values(logs)
+        away = (values - target.clamp(-1, 1)[..., None]) * (self.shape[-1] - 1) / 2  # in bins
+        nearest = away.abs().argmin(-1)
+        wanted = torch.softmax(-0.5 * (away / self.smoothing).square(), -1) if self.smoothing else F.one_hot(nearest, self.shape[-1])
+        return -(wanted * logs).sum(-1), {"accuracy": (logs.argmax(-1) == nearest).float()}
+
+    def _logs(self, features: Tensor, temperature: Tensor) -> Tensor:
+        logits = self.out(features).view(-1, *self.shape)
+        return F.log_softmax(logits / temperature[:, None, None, None], dim=-1)
+
+    def _values(self, like: Tensor) -> Tensor:
+        return torch.linspace(-1, 1, self.shape[-1], device=like.device, dtype=like.dtype)
+
+
+class GaussianHead(nn.Module):
+    """`std`: of every number at the start."""
+
+    def __init__(self, width: int, chunk: int, action_dim: int, std: float = 0.3):
+        super().__init__()
+        self.shape, self.std = (chunk, action_dim), std
+        self.out = nn.Linear(width, chunk * action_dim)
+        self.more = nn.Parameter(torch.zeros(chunk, action_dim))
+        """The logarithm of by how much the deviation is larger than at the start"""
+
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+        mean, std = self._law(features, temperature)
+        actions = mean + std * torch.randn(mean.shape, generator=_given(generator)).to(mean.device) if sample else mean
+        return Drawn(actions, {"actions": actions}, flow.gaussian_log_prob(actions, mean, std))
+
+    def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = self._law(features, temperature)
+        return flow.gaussian_log_prob(memory["actions"], mean, std), flow.gaussian_entropy(std)
+
+    def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
+        mean, std = self._law(features, torch.ones_like(features[:, 0]))
+        return -flow.gaussian_log_prob(target, mean, std), {"error": (mean - target).abs()}
+
+    def _law(self, features: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        mean = self.out(features).view(-1, *self.shape)
+        low, high = (math.log(bound / self.std) for bound in STD_RANGE)
+        return mean, (self.std * self.more.clamp(low, high).exp() * temperature[:, None, None]).expand_as(mean)
+
+
+class FlowHead(nn.Module):
+    """The field of a flow: three layers that see the noisy chunk, the time and the features."""
+
+    def __init__(self, width: int, chunk: int, action_dim: int, how: Flow, hidden: int = 256):
+        super().__init__()
+        self.shape, self.how = (chunk, action_dim), how
+        size = chunk * action_dim
+        self.seen = nn.Linear(width, hidden)
+        self.noisy = nn.Linear(size + TIME_WIDTH, hidden)
+        self.middle = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, size)
+        self.spread = nn.Linear(hidden, size) if how.kind == "noise" else None
+
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+        drawn = flow.draw(self._field(features), (len(features), *self.shape), self.how, temperature, generator, sample)
+        return Drawn(drawn.actions, {"chain": drawn.chain, "step": drawn.step}, drawn.log_prob)
+
+    def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
+        found = flow.evaluate(self._field(features), memory["chain"], memory["step"], self.how, temperature)
+        return found.log_prob, found.entropy
+
+    def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
+        noise = torch.randn(target.shape, generator=_given(generator)).to(target)
+        times = flow.training_times(len(target), _given(generator)).to(target)
+        x, velocity = flow.towards(target, noise, times)
+        return (self._field(features)(x, times).velocity - velocity).square(), {}
+
+    def _field(self, features: Tensor) -> flow.Field:
+        seen = self.seen(features)  # once for all the steps
+
+        def field(x: Tensor, times: Tensor) -> Step:
+            hidden = F.silu(seen + self.noisy(torch.cat([x.flatten(1), flow.embed_times(times, TIME_WIDTH)], dim=-1)))
+            hidden = hidden + F.silu(self.middle(hidden))
+            std = None if self.spread is None else flow.bounded_std(self.spread(hidden).view_as(x), self.how)
+            return Step(self.out(hidden).view_as(x), std)
+
+        return field
+
+
+def pick(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """The index [...] that each of `uniform` [...] in [0, 1) points to in the cumulated probabilities of [..., choices]."""
+    reached = log_probs.double().exp().cumsum(-1)
+    return (reached <= uniform[..., None].to(reached) * reached[..., -1:]).sum(-1)
+
+
+def _given(generator: Generator | None) -> Generator:
+    if generator is None:
+        raise ConfigError("chance needs a generator: give one (torch.Generator, on the CPU), or sample=False.")
+    return generator
+
+
+def _taken(logs: Tensor, tokens: Tensor) -> Tensor:
+    return logs.gather(-1, tokens.long()[..., None])[..., 0]

@@ -1,0 +1,230 @@
+"""OpenVLA, one token after the other, and OpenVLA-OFT, a whole chunk of actions in one pass.
+
+    policy = OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_spatial")
+    actions, record = policy.act(observations, sample=True, temperature=1.6, generator=generator)
+
+`OpenVLAConfig` says what a checkpoint is made of, `OpenVLAOptions` how it is run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hilt.core.errors import ConfigError
+from hilt.policies.base import Evaluation, at_least_float32
+from hilt.policies.vla.heads import pick
+from hilt.policies.vla.llama import Layout
+from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
+from hilt.policies.vla.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy
+
+__all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
+
+
+class OpenVLAOFT(OpenVLAPolicy):
+    """Parallel decoding: every slot of the chunk is predicted at once, and everything sees everything."""
+
+    causal = False
+
+    def slots_of(self, inputs: Inputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
+        """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token and all slots but one,
+        for each predicts the next. With a diffusion head, the slots have embeddings of `noisy` actions, and `time` is its step's."""
+        before, end = self._prefix(inputs, time)
+        batch, start, width = before.shape
+        stop = self._embed(torch.full_like(inputs.length, STOP))[:, None]
+        slots = before.new_zeros(batch, self.slots, width) if noisy is None else noisy.to(before.dtype)
+        x = torch.cat([before, slots, stop.to(before.dtype)], dim=1)
+        places = torch.arange(x.shape[1], device=x.device)[None]
+        if (valid := self._valid(inputs, start, self.slots + 1)) is None:
+            return self._run(x, places, Layout())[:, start - 1 : start - 1 + self.slots]
+        places = places - (places >= start) * (start - 1 - end[:, None])  # an answer follows its prompt, not the padding
+        hidden = self._run(x, places, Layout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1)))
+        last = hidden.gather(1, end[:, None, None].expand(-1, 1, width))
+        return torch.cat([last, hidden[:, start : start + self.slots - 1]], dim=1)
+
+    def action_logits(self, images: Tensor, prompt: Tensor, length: Tensor, proprio: Tensor | None = None, equal: bool = False) -> Tensor:
+        """float32 [B, chunk * action_dim, action tokens] of uint8 [B, images, H, W, 3] and prompts, all on the device. With `equal`, all
+        prompts are as long as they are wide: shapes are fixed and nothing waits for the device, so that it can be captured."""
+        with self._precision():
+            lengths = None if equal else length.cpu().numpy()
+            return self._logits(self.slots_of(Inputs(self.pixels(images), prompt, length, proprio, lengths)))
+
+    _answering = slots_of
+
+    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+        slots = self.slots_of(inputs)
+        shape = (len(slots), self.chunk, self.action_dim)
+        if self.config.head == "l1" and sample:
+            raise ConfigError("the L1 head gives one action and draws none: use sample=False, or head='laplace', which adds a scale.")
+        uniform = torch.rand(shape, generator=generator).to(slots.device) if sample else None
+        if self.config.head == "tokens":
+            log_probs = self._distribution(slots, temperature)
+            place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform.flatten(1))
+            tokens = (place + self._first).view(shape)
+            return Dealt(tokens, self._weigh(log_probs, tokens, self._value(slots[:, 0])))
+        mean, log_scale = self._laplace(slots, temperature)
+        if log_scale is None:
+            return Dealt(mean, None)
+        actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
+        return Dealt(actions, self._measure(slots, mean, log_scale, actions))
+
+    def _by_head(self, inputs: Inputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
+        if head is None or (scheduler is None) != (projector is None):
+            raise ConfigError(
+                "a noisy_action_projector and an action_head with a noise_scheduler go together: give both, or an L1 head alone."
+            )
+        if scheduler is None:
+            if sample:
+                raise ConfigError("action_head gives one action and draws none: use do_sample=False.")
+            hidden = self.slots_of(inputs)
+            return at_least_float32(getattr(head, "predict_action", head)(hidden)).view(shape), hidden
+        actions = torch.randn(shape, generator=generator).to(self.device)
+        for step in scheduler.timesteps:
+            time = head.time_encoder(torch.as_tensor([step], dtype=torch.float32, device=self.device)).expand(len(actions), -1)
+            hidden = self.slots_of(inputs, projector(actions.flatten(1)[..., None].to(self._dtype)), time)
+            actions = scheduler.step(at_least_float32(head.predict_noise(hidden)).view(shape), step, actions).prev_sample
+        return actions, hidden
+
+    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
+        if self.config.head == "l1":
+            raise ConfigError("the L1 head has no probabilities to evaluate: use head='laplace', which adds a scale.")
+        slots = self.slots_of(inputs)
+        if self.config.head == "tokens":
+            return self._weigh(self._distribution(slots, temperature), drawn, self._value(slots[:, 0]))
+        mean, log_scale = self._laplace(slots, temperature)
+        assert log_scale is not None
+        return self._measure(slots, mean, log_scale, drawn)
+
+    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+        slots = self.slots_of(inputs)
+        if self.config.head == "tokens":
+            return self._token_loss(slots, wanted, mask)
+        mean, log_scale = self._laplace(slots, torch.ones(len(slots)))
+        apart = (mean - torch.from_numpy(wanted).to(mean)).abs()[mask]
+        if log_scale is None:
+            return apart.mean(), {"loss": apart.mean().item(), "l1": apart.mean().item()}
+        # the scale is fitted to a mean that it may not move: the L1 loss alone trains that
+        spread = log_scale[mask]
+        surprise = (spread + apart.detach() * (-spread).exp() + math.log(2)).mean()
+        loss = apart.mean() + surprise
+        return loss, {"loss": loss.item(), "l1": apart.mean().item(), "nll": surprise.item()}
+
+    def _laplace(self, slots: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Middle and log-scale of each number, float32 [B, chunk, action_dim]. The temperature widens what is drawn and what is
+        judged alike; RIPT-VLA widens the draws only, so that its ratios are of a policy that never acted."""
+        assert self.action_head is not None
+        mean = at_least_float32(self.action_head(slots))
+        if self.scale_head is None:
+            return mean, None
+        log_scale = at_least_float32(self.scale_head(slots))
+        if self.options.log_scale_range is not None:
+            log_scale = log_scale.clamp(*self.options.log_scale_range)
+        return mean, log_scale + temperature.to(log_scale).log()[:, None, None]
+
+    def _measure(self, slots: Tensor, mean: Tensor, log_scale: Tensor, actions: Tensor) -> Evaluation:
+        log_prob = -(actions - mean).abs() * (-log_scale).exp() - log_scale - math.log(2)
+        return Evaluation(log_prob, 1 + math.log(2) + log_scale, self._value(slots[:, 0]))
+
+
+class OpenVLA(OpenVLAPolicy):
+    """One token after the other, with what earlier tokens left in a cache; each sees only what stands before it.
+
+    The prefix is one pass and the answer another, when acting and when judging: so both give the same log-probabilities, bit for bit.
+    """
+
+    causal = True
+
+    def prefix_of(self, inputs: Inputs, kept: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
+        """Hidden states of images and prompt [B, S, width], padding included, and where each prompt ends, [B]."""
+        before, end = self._prefix(inputs)
+        places = torch.arange(before.shape[1], device=before.device)[None]
+        return self._run(before, places, Layout(causal=True, kept=kept)), end  # padding comes after all that counts
+
+    def _answering(self, inputs: Inputs) -> Tensor:
+        return _at(*self.prefix_of(inputs))
+
+    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+        prefix: list[tuple[Tensor, Tensor]] = []
+        hidden, end = self.prefix_of(inputs, prefix)
+        uniform = torch.rand(len(hidden), self.slots, generator=generator).to(hidden.device) if sample else None
+        last, past, tokens = _at(hidden, end), prefix, torch.empty(len(hidden), 0, dtype=torch.int64, device=hidden.device)
+        while True:
+            log_probs = self._distribution(last, temperature)[:, 0]
+            place = log_probs.argmax(-1) if uniform is None else pick(log_probs, uniform[:, tokens.shape[1]])
+            tokens = torch.cat([tokens, (place + self._first)[:, None]], dim=1)
+            if tokens.shape[1] == self.slots:
+                break
+            kept: list[tuple[Tensor, Tensor]] = []
+            last = self._follow(inputs, tokens[:, -1:], hidden.shape[1], end, past, tokens.shape[1] - 1, kept)
+            past = kept
+        tokens = tokens.view(-1, self.chunk, self.action_dim)
+        return Dealt(tokens, self._told(inputs, tokens, temperature, hidden, end, prefix))
+
+    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
+        if self.options.packed and inputs.lengths is not None:
+            hidden = self._packed(inputs, drawn.flatten(1).long())
+            return self._weigh(self._distribution(hidden, temperature), drawn, self._value(hidden[:, 0]))
+        prefix: list[tuple[Tensor, Tensor]] = []
+        hidden, end = self.prefix_of(inputs, prefix)
+        return self._told(inputs, drawn, temperature, hidden, end, prefix)
+
+    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+        tokens = torch.from_numpy(self.token.encode(wanted)).to(self.device).flatten(1)
+        prefix: list[tuple[Tensor, Tensor]] = []
+        hidden, end = self.prefix_of(inputs, prefix)
+        return self._token_loss(self._predicting(inputs, tokens, hidden, end, prefix), wanted, mask)
+
+    def _told(
+        self, inputs: Inputs, drawn: Tensor, temperature: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
+    ) -> Evaluation:
+        answer = self._predicting(inputs, drawn.flatten(1).long(), hidden, end, prefix)
+        return self._weigh(self._distribution(answer, temperature), drawn, self._value(answer[:, 0]))
+
+    def _predicting(self, inputs: Inputs, tokens: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Hidden states that predict `tokens` [B, slots], all known: [B, slots, width]."""
+        last = _at(hidden, end)
+        if self.slots == 1:
+            return last
+        return torch.cat([last, self._follow(inputs, tokens[:, :-1], hidden.shape[1], end, prefix, 0)], dim=1)
+
+    def _follow(
+        self, inputs: Inputs, tokens: Tensor, before: int, end: Tensor, past: list[tuple[Tensor, Tensor]], done: int,
+        kept: list[tuple[Tensor, Tensor]] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Hidden states of `tokens` [B, n], which follow a prefix and `done` tokens of the answer."""
+        number = tokens.shape[1]
+        query, key = torch.arange(number, device=end.device)[:, None], torch.arange(before + done + number, device=end.device)
+        mask = (key <= before + done + query)[None, None]
+        if (valid := self._valid(inputs, before, done + number)) is not None:
+            mask = mask & valid[:, None, None]
+        places = end[:, None] + 1 + done + query.T
+        return self._run(self._embed(tokens), places, Layout(mask=mask, past=past, kept=kept))
+
+    def _packed(self, inputs: Inputs, tokens: Tensor) -> Tensor:
+        """As `_predicting`, in one pass without padding."""
+        before, end = self._prefix(inputs)
+        start, answer = before.shape[1], self.slots - 1
+        x = torch.cat([before, self._embed(tokens[:, :answer]).to(before.dtype)], dim=1)
+        places = torch.arange(x.shape[1], device=x.device)
+        mask = (places <= places[:, None])[None, None]
+        if (valid := self._valid(inputs, start, answer)) is not None:
+            mask = mask & valid[:, None, None]
+        places = places - (places >= start) * (start - 1 - end[:, None])
+        hidden = self._run(x, places, Layout(mask=mask, packing=self._packing(inputs, start, answer)))
+        return torch.cat([_at(hidden, end), hidden[:, start:]], dim=1)
+
+
+def _at(hidden: Tensor, end: Tensor) -> Tensor:
+    """The hidden state [B, 1, width] of each prompt's last token."""
+    return hidden.gather(1, end[:, None, None].expand(-1, 1, hidden.shape[-1]))
+
+
+def laplace(uniform: Tensor) -> Tensor:
+    """Numbers of the Laplace distribution with middle 0 and scale 1, from uniform ones in [0, 1)."""
+    centred = uniform - 0.5
+    return -centred.sign() * torch.log1p(-2 * centred.abs().clamp(max=0.5 - 2**-25))

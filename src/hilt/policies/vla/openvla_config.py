@@ -1,0 +1,163 @@
+"""What an OpenVLA checkpoint is made of (`OpenVLAConfig`, as in its config.json), and how it is run (`OpenVLAOptions`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.policies.io.preprocess import IMAGENET, SIGLIP
+from hilt.policies.precision import PRECISIONS
+from hilt.policies.vla.llama import DEFAULTS
+from hilt.policies.vla.vit import VitConfig
+
+VARIANTS, HEADS, NORMALIZATIONS = ("ar", "oft"), ("tokens", "l1", "laplace"), ("q99", "minmax")
+CAMERAS = {1: ("full_image",), 2: ("full_image", "wrist_image"), 3: ("full_image", "left_wrist", "right_wrist")}
+TIMM = {
+    "dinosiglip-vit-so-224px": (224, ["vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip_224"]),
+    "dinosiglip-vit-so-384px": (384, ["vit_large_patch14_reg4_dinov2", "vit_so400m_patch14_siglip_384"]),
+    "dinov2-vit-l": (224, ["vit_large_patch14_reg4_dinov2"]),
+    "siglip-vit-so400m": (224, ["vit_so400m_patch14_siglip_224"]),
+    "siglip-vit-so400m-384px": (384, ["vit_so400m_patch14_siglip_384"]),
+}
+"""Upstream's names of vision backbones: pixels at a side, and the transformers"""
+OURS = "hilt"
+"""The key of config.json that has what upstream's files do not say"""
+SHARED = ("text_config", "use_proprio", "proprio_dim")
+"""Fields that have upstream's names"""
+
+
+@dataclass
+class OpenVLAConfig:
+    """Everything that decides which weights there are and what they mean."""
+
+    upstream: dict[str, Any] = field(default_factory=dict)
+    """config.json as it was, but for ours and the statistics: it is written again by `to_json`"""
+    norm_stats: dict[str, Any] = field(default_factory=dict)
+    """Statistics by dataset"""
+    text_config: dict[str, Any] = field(default_factory=dict)
+    """Sizes of the language model; what is not said is Llama-2-7B's"""
+    variant: str = "oft"
+    """`ar`: a token at a time, causal; `oft`: a chunk in one pass"""
+    head: str = "tokens"
+    """What reads the action slots: `tokens`, `l1`, or `laplace`, which is `l1` with a scale"""
+    chunk: int = 8
+    """Actions in one answer"""
+    action_dim: int = 0
+    """Numbers in an action; 0: as many as the statistics have"""
+    num_images: int = 1
+    use_proprio: bool = False
+    proprio_dim: int = 0
+    film: bool = False
+    """Whether the vision transformers listen to the words"""
+    value_head: bool = False
+    normalization: str = "q99"
+    """`q99`: between the quantiles 0.01 and 0.99; `minmax`: between the least and the most"""
+    image_size: int = 224
+    """Pixels at a side"""
+    vit: list[dict[str, Any]] | None = None
+    """timm's keyword arguments of the vision transformers, where they have no name there"""
+    means: list[list[float]] = field(default_factory=list)
+    """Of the pixels' channels, for each vision transformer; the folder's preprocessor_config.json says them. Empty: those of its kind"""
+    stds: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, known in (("variant", VARIANTS), ("head", HEADS), ("normalization", NORMALIZATIONS)):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
+        if self.variant == "ar" and (self.head != "tokens" or self.film or self.use_proprio or self.num_images > 1):
+            raise ConfigError("OpenVLA answers a token at a time from one image: other heads, images, FiLM and proprio are variant=oft.")
+        if self.chunk < 1 or self.num_images < 1 or (self.use_proprio and self.proprio_dim < 1):
+            raise ConfigError(f"chunk {self.chunk}, num_images {self.num_images}, proprio_dim {self.proprio_dim}: expected at least 1.")
+        kinds = [IMAGENET if vit.class_token else SIGLIP for vit in self.vits()]
+        self.means = self.means or [list(mean) for mean, _ in kinds]
+        self.stds = self.stds or [list(std) for _, std in kinds]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], **changes: Any) -> OpenVLAConfig:
+        """From a config.json, upstream's or ours; `changes` are fields that it does not have, or has otherwise."""
+        upstream = {key: value for key, value in document.items() if key not in (OURS, "norm_stats", *SHARED)}
+        ours = {**{name: document[name] for name in SHARED if name in document}, **document.get(OURS, {})}
+        known = [item.name for item in fields(cls)]
+        for name in [*ours, *changes]:
+            if name not in known:
+                raise UnknownNameError(f"key of config.json's {OURS!r}" if name in ours else "option", name, known)
+        if ours.get("use_proprio") is False:
+            ours["proprio_dim"] = 0
+        backbone = upstream.get("vision_backbone_id", "dinosiglip-vit-so-224px")
+        if "image_sizes" in upstream:
+            ours.setdefault("image_size", upstream["image_sizes"][0])
+        elif backbone in TIMM:
+            ours.setdefault("image_size", TIMM[backbone][0])
+        return cls(**{"upstream": upstream, "norm_stats": dict(document.get("norm_stats") or {}), **ours, **changes})
+
+    def to_json(self) -> dict[str, Any]:
+        """A config.json that `from_json` and upstream's loader read."""
+        told = {name: getattr(self, name) for name in ("norm_stats", *SHARED)}
+        ours = {name: value for name, value in asdict(self).items() if name != "upstream" and name not in told}
+        return {**self.upstream, **told, OURS: ours}
+
+    def vits(self) -> list[VitConfig]:
+        if self.vit is not None:
+            return [VitConfig.of(options) for options in self.vit]
+        backbone = self.upstream.get("vision_backbone_id", "dinosiglip-vit-so-224px")
+        ids = self.upstream.get("timm_model_ids")
+        if ids is None and backbone not in TIMM:
+            raise UnknownNameError("vision backbone", backbone, TIMM)
+        if any(self.upstream.get("timm_override_act_layers") or []):
+            raise ConfigError(f"{backbone} needs another activation, {self.upstream['timm_override_act_layers']}; only GELU is built.")
+        return [VitConfig.named(name) for name in ids or TIMM[backbone][1]]
+
+    def cameras(self) -> tuple[str, ...]:
+        """The fields of an observation that are its images, in order."""
+        if self.num_images not in CAMERAS:
+            raise ConfigError(f"{self.num_images} images: expected {', '.join(map(str, CAMERAS))}.")
+        return CAMERAS[self.num_images]
+
+    @property
+    def width(self) -> int:
+        return int(self.text_config.get("hidden_size", DEFAULTS["hidden_size"]))
+
+    @property
+    def n_action_bins(self) -> int:
+        return int(self.upstream.get("n_action_bins", 256))
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the tokenizer, without the rows that only fill up: the last ones are the actions."""
+        return int(self.text_config.get("vocab_size", DEFAULTS["vocab_size"])) - int(self.upstream.get("pad_to_multiple_of", 64))
+
+
+@dataclass
+class OpenVLAOptions:
+    """How a policy is run; no weights depend on it."""
+
+    compute: str = "float32"
+    """`float32`: in the precision of the weights; `bfloat16`: products in bfloat16, weights, sums and log-probabilities as they are;
+    `auto`: on a CPU whichever is faster there, on a GPU float32. Runs on a CPU begin with `auto`"""
+    checkpointed: float = 0.0
+    """Share of the layers, from 0 to 1, that are computed once more for the gradient instead of being remembered: less memory"""
+    packed: bool = False
+    """Whether rows of different length lie one behind the other, without padding, where all of an answer is known"""
+    support: str = "actions"
+    """What may be drawn: the action tokens, or any of the `vocabulary`, as upstream's greedy decoding does"""
+    detach_value: bool = False
+    """Whether the value's gradient stops at its head"""
+    log_scale_range: tuple[float, float] | None = None
+    """Bounds of the scale head's answer; RIPT-VLA trains with (-2, 0.5)"""
+    center_crop: bool = True
+    """Whether images lose a tenth of their area, as they did in training with random crops"""
+    max_prompt_length: int = 0
+    """Tokens that a prompt may have; a longer one is refused. 0: any number"""
+    augment: bool = True
+    """Whether imitation sees images cropped at random (with center_crop) and in other colours, as published; never when it acts"""
+
+    def __post_init__(self) -> None:
+        for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
+        if self.max_prompt_length < 0:
+            raise ConfigError(f"max_prompt_length={self.max_prompt_length}: expected a number of tokens, or 0 for any.")
+        if not 0 <= self.checkpointed <= 1:
+            raise ConfigError(f"checkpointed={self.checkpointed}: expected the share of layers to compute twice, from 0 to 1.")

@@ -1,0 +1,181 @@
+"""pi0 and pi0.5: PaliGemma reads pictures and words, an action expert beside it turns noise into a chunk of actions.
+
+    policy = Pi0.from_pretrained("pi0_base", tokenizer="paligemma-3b-pt-224", images=("full_image", "wrist_image"), value="actions")
+
+The parameters have the names of the published PyTorch checkpoints (openpi, lerobot). pi0 gets the state as a token before the actions;
+pi0.5 (`adaptive`) gets it as numbers in the prompt, and the time of the flow in the norms of the expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hilt.core.errors import UnknownNameError
+from hilt.policies.base import at_least_float32
+from hilt.policies.io.flow_folders import published, to_published
+from hilt.policies.vla.flow import embed_times
+from hilt.policies.vla.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
+from hilt.policies.vla.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig
+
+VARIANTS = {
+    "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
+    "gemma_300m": StackConfig(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256),
+    "dummy": StackConfig(width=64, depth=4, mlp_dim=128, num_heads=8, num_kv_heads=1, head_dim=16),
+}
+VOCABULARY = 257_152
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pi0Config(FlowPolicyConfig):
+    """Sizes of pi0; as published unless said otherwise."""
+
+    adaptive: bool = False
+    """pi0.5: the state is in the prompt, and the time in the norms of the expert"""
+    vlm: StackConfig = VARIANTS["gemma_2b"]
+    """The language model"""
+    expert: StackConfig = VARIANTS["gemma_300m"]
+    """The action expert"""
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    """The tower for pictures"""
+    vocabulary: int = VOCABULARY
+    """Words of the language model"""
+    augment: bool = True
+    """As in `FlowPolicyConfig`"""
+
+    @property
+    def image_size(self) -> int:
+        return self.vision.image_size
+
+    @property
+    def usual_value(self) -> str:
+        """As pi_RL has it (arXiv 2510.25889): pi0's on the expert's output, pi0.5's on the language model's."""
+        return "prefix" if self.adaptive else "actions"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.vlm.width, self.expert.width
+
+    @classmethod
+    def from_published(cls, given: Mapping[str, Any], names: frozenset[str]) -> Pi0Config:
+        sizes: dict[str, Any] = {}
+        for ours, theirs, default in (("vlm", "paligemma_variant", "gemma_2b"), ("expert", "action_expert_variant", "gemma_300m")):
+            if (variant := given.get(theirs, default)) not in VARIANTS:
+                raise UnknownNameError("variant of Gemma", variant, VARIANTS)
+            sizes[ours] = VARIANTS[variant]
+        vision = VisionConfig(image_size=given.get("image_resolution", [224])[0])
+        adaptive = given.get("type") == "pi05" or any(name.endswith("time_mlp_in.weight") and "action" not in name for name in names)
+        kind = "QUANTILES" if adaptive else "MEAN_STD"
+        usual = {"tokenizer_max_length": 200 if adaptive else 48, "normalization_mapping": {"STATE": kind, "ACTION": kind}}
+        return cls(adaptive=adaptive, vision=vision, **sizes, **published({**usual, **given}))
+
+    def to_published(self) -> dict[str, Any]:
+        variants = {size: name for name, size in VARIANTS.items()}
+        return to_published(
+            self,
+            type="pi05" if self.adaptive else "pi0",
+            paligemma_variant=variants.get(self.vlm, "other"),
+            action_expert_variant=variants.get(self.expert, "other"),
+            image_resolution=[self.image_size, self.image_size],
+            num_inference_steps=self.flow.steps,
+        )
+
+
+class Pi0(FlowPolicy):
+    """pi0, or pi0.5 if its config is `adaptive`."""
+
+    config: Pi0Config
+    config_class = Pi0Config
+    big = "paligemma_with_expert"
+    tied = ("paligemma_with_expert.paligemma.lm_head.weight", "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight")
+
+    def build(self) -> None:
+        config = self.config
+        width = config.expert.width
+        expert = replace(config.expert, condition=width if config.adaptive else 0)
+        self.paligemma_with_expert = PaliGemmaWithExpert(config.vision, config.vlm, expert, config.vocabulary)
+        self.paligemma_with_expert.paligemma.model.vision_tower.vision_model.checkpointing = config.gradient_checkpointing
+        self.action_in_proj = nn.Linear(config.max_action_dim, width)
+        self.action_out_proj = nn.Linear(width, config.max_action_dim)
+        if config.adaptive:
+            self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
+        else:
+            self.state_proj = nn.Linear(config.max_state_dim, width)
+            self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    def freeze(self) -> None:
+        paligemma = self.paligemma_with_expert.paligemma
+        if self.config.trained != "all":
+            (paligemma if self.config.trained == "expert" else paligemma.model.vision_tower).requires_grad_(False)
+
+    def prefix(self, pixels: Tensor, present: Tensor, prompt: Tensor, worded: Tensor, state: Tensor) -> Prefix:
+        model = self.paligemma_with_expert.paligemma.model
+        language, config = model.language_model, self.config.vlm
+        pictures = model.multi_modal_projector.linear(model.vision_tower.vision_model(pixels.flatten(0, 1)))
+        pictures = pictures.unflatten(0, present.shape).flatten(1, 2)  # [B, slots * patches, width]
+        words = language.embed_tokens(prompt) * config.width**0.5
+        x = torch.cat([pictures.to(words.dtype), words], 1)
+        valid = torch.cat([present.repeat_interleave(self.config.vision.tokens, 1), worded], 1)
+        rotation, mask = Rotation(valid.cumsum(1) - 1, config.head_dim), valid[:, None, None, :]
+        cache = []
+        for layer in range(config.depth):
+            x, keys, values = language.run(layer, x, rotation, mask, checkpointing=self.checkpointing)
+            cache.append((keys, values))
+        return Prefix(cache, valid, language.norm(x)[0], None if self.config.adaptive else self.state_proj(state))
+
+    def suffix(self, prefix: Prefix, noisy: Tensor, times: Tensor) -> Tensor:
+        actions, condition = self.action_in_proj(noisy), None
+        moment = embed_times(times, actions.shape[-1], self.config.min_period, self.config.max_period)
+        if prefix.state is None:
+            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(moment))))
+            x = actions
+        else:
+            both = torch.cat([actions, moment[:, None].expand_as(actions)], -1)
+            both = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
+            x = torch.cat([prefix.state[:, None], both], 1)
+        expert = self.paligemma_with_expert.gemma_expert.model
+        x = x.to(expert.layers[0].self_attn.q_proj.weight.dtype)
+        rotation, mask = after(prefix.valid, x.shape[1], expert.config.head_dim, blocks=0 if self.config.adaptive else 1)
+        for layer in range(expert.config.depth):
+            x, *_ = expert.run(layer, x, rotation, mask, prefix.cache[layer], condition, checkpointing=self.checkpointing)
+        return at_least_float32(expert.norm(x, condition)[0][:, -noisy.shape[1] :])
+
+    def other_name(self, name: str) -> str:
+        return name.replace(".vision_tower.vision_model.", ".vision_tower.")  # with transformers of 2026
+
+    def prompt(self, instruction: str, state: np.ndarray) -> str:
+        text = instruction.strip().replace("_", " ").replace("\n", " ")
+        if not self.config.adaptive:
+            return f"{text}\n"
+        bins = np.digitize(state, np.linspace(-1, 1, 257)[:-1]) - 1
+        return f"Task: {text}, State: {' '.join(map(str, bins))};\nAction: "
+
+
+def after(valid: Tensor, tokens: int, head_dim: int, blocks: int) -> tuple[Rotation, Tensor]:
+    """Positions and mask of a suffix: it sees what is valid of the prefix and itself, but its first `blocks` tokens see no later one."""
+    place = torch.arange(tokens, device=valid.device)
+    own = place[None, :] <= torch.where(place < blocks, place, tokens)[:, None]
+    mask = torch.cat([valid[:, None, :].expand(-1, tokens, -1), own.expand(len(valid), -1, -1)], 2)
+    return Rotation(valid.sum(1, keepdim=True) + place, head_dim), mask[:, None]
+
+
+class PaliGemmaWithExpert(nn.Module):
+    """The modules under their published names. The heads for words are part of the checkpoints, and no use is made of them."""
+
+    def __init__(self, vision: VisionConfig, vlm: StackConfig, expert: StackConfig, vocabulary: int):
+        super().__init__()
+        tower = nn.ModuleDict({"vision_model": Siglip(vision)})
+        projector = nn.ModuleDict({"linear": nn.Linear(vision.hidden_size, vlm.width)})
+        language = Stack(vlm, vocabulary)
+        head = nn.Linear(vlm.width, vocabulary, bias=False)
+        head.weight = language.embed_tokens.weight
+        model = nn.ModuleDict({"vision_tower": tower, "multi_modal_projector": projector, "language_model": language})
+        self.paligemma: Any = nn.ModuleDict({"model": model, "lm_head": head})
+        unused = nn.Linear(expert.width, vocabulary, bias=False).requires_grad_(False)
+        self.gemma_expert: Any = nn.ModuleDict({"model": Stack(expert), "lm_head": unused})

@@ -1,0 +1,455 @@
+"""Our own small vision-language-action model, 0.5M to 20M parameters: it trains on a CPU, and is what the demos use.
+
+    policy = SmallVLA(SmallVLAConfig(cameras=("full_image",), state_dim=8, chunk=5, action_dim=7, head="tokens"), seed=0)
+    policy.fit(states, actions)                      # what numbers are usual, before anything is learned
+    loss, figures = policy.supervised_loss(observations, actions, mask, generator)
+
+The words say where to look: they are read into queries, each query finds a place in each picture (a softmax over the places of a
+convolution's map), and what is seen there, and where, becomes a token. Places are numbers too, so how far two things are from each other
+is one subtraction away. This is a strong bias towards tasks about things in places; ``vision="patches"`` has none of it. A few
+transformer layers join tokens, words and state. Their first token is what the head (policies/vla/heads.py) sees.
+
+Nothing is padded but the words, and these are read once for all rows that have the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
+from hilt.policies.base import (
+    Evaluation,
+    Observation,
+    Policy,
+    Record,
+    check_effect,
+    check_record,
+    check_temperature,
+    picture,
+    text,
+    to_imitate,
+)
+from hilt.policies.io.lora import merged
+from hilt.policies.io.preprocess import resize_with_pad
+from hilt.policies.io.tensor_files import Tensors, check_device, load_into, new_folder, read_json, write_tensors
+from hilt.policies.precision import check_precision, in_bfloat16, of_former_name
+from hilt.policies.vla.flow import Flow, embed_times
+from hilt.policies.vla.heads import FlowHead, GaussianHead, TokensHead
+from hilt.policies.vla.tokens import ByteTokenizer, padded
+
+MODEL_TYPE = "hilt_small_vla"
+CHOICES = {
+    "head": ("tokens", "gaussian", "flow"),
+    "decode": ("mean", "likeliest"),
+    "value": ("none", "shared", "detached"),
+    "vision": ("keypoints", "patches"),
+}
+CHANNELS, TEXT_WIDTH = 32, 64
+MOST_DEVIATIONS, LEAST_DEVIATION = 5.0, 1e-3
+MEMORIES = {"tokens": ("tokens",), "gaussian": ("actions",), "flow": ("chain", "step")}
+"""What each head remembers, by its name in a record"""
+
+
+@dataclass(frozen=True)
+class SmallVLAConfig:
+    """Sizes, and how it answers. About 1M parameters as it is; width 256 and depth 6 make 5M, 512 and 6 make 20M."""
+
+    cameras: tuple[str, ...] = ("full_image",)
+    """Pictures of an observation, by name"""
+    image_size: int = 64
+    """Pixels of their sides, a multiple of 16; others are resized"""
+    state_dim: int = 8
+    """Numbers of proprioception; 0: none is looked at"""
+    chunk: int = 5
+    """Actions in one answer"""
+    action_dim: int = 7
+    """Numbers in one action"""
+    head: str = "tokens"
+    """How it answers: "tokens", "gaussian" or "flow" """
+    bins: int = 13
+    """Of "tokens", evenly over the range of each number, both ends included. Few explore better than many"""
+    decode: str = "mean"
+    """Of "tokens" without sampling: the "mean" over the bins, or the "likeliest" bin"""
+    smoothing: float = 1.0
+    """Of "tokens" when imitating: the deviation, in bins, of the labels around what was shown; 0: the nearest bin alone"""
+    std: float = 0.3
+    """Of "gaussian" at the start, where each number ranges from -1 to 1"""
+    flow: Flow = field(default_factory=lambda: Flow(steps=5))
+    """Of "flow" """
+    value: str = "none"
+    """A value head: "shared" trains the trunk too, "detached" itself alone"""
+    vision: str = "keypoints"
+    """What a picture becomes: "keypoints" that the words ask for, or "patches" of 16 pixels"""
+    keypoints: int = 8
+    """In each picture"""
+    width: int = 128
+    """Of the trunk"""
+    depth: int = 4
+    """Layers of the trunk"""
+    heads: int = 4
+    """Of its attention"""
+    shift: int = 0
+    """When imitating, pictures are moved by up to so many pixels either way"""
+    precision: str = "auto"
+    """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors that have it, far slower on others), or
+    "auto": whichever is faster here. A run decides when it begins; the folder of a policy does not say it"""
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, getattr(self, name), known)
+        check_precision(self.precision)
+        least = {"chunk": 1, "action_dim": 1, "keypoints": 1, "depth": 1, "heads": 1, "bins": 2, "state_dim": 0, "shift": 0, "smoothing": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it is at least {bound}.")
+        if not self.cameras or self.image_size < 16 or self.image_size % 16:
+            raise ConfigError(f"cameras {self.cameras} of {self.image_size} pixels: give at least one, and a multiple of 16 pixels.")
+        if self.width < 1 or self.width % self.heads:
+            raise ConfigError(f"width is {self.width}; it is a multiple of heads, which is {self.heads}.")
+        if self.std <= 0:
+            raise ConfigError(f"std is {self.std}; it is above 0.")
+        needs = {name: ("head=tokens", self.head == "tokens") for name in ("bins", "decode", "smoothing")}
+        needs |= {name: (f"head={head}", self.head == head) for name, head in (("std", "gaussian"), ("flow", "flow"))}
+        check_effect(self, needs | {"keypoints": ("vision=keypoints", self.vision == "keypoints")})
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> SmallVLAConfig:
+        """From what `to_json` gave. A key that is not known is refused."""
+        settings = of_former_name({key: value for key, value in found.items() if key != "model_type"})
+        if isinstance(flow := settings.get("flow"), Mapping):
+            settings["flow"] = _made(Flow, flow)
+        return _made(cls, settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it but the precision, which belongs to whoever computes."""
+        settings = dataclasses.asdict(self)
+        del settings["precision"]
+        return {"model_type": MODEL_TYPE, **settings}
+
+
+class SmallVLA(Policy):
+    """A policy by the protocol of `policies/base.py`. All that is random at its birth comes from `seed`."""
+
+    def __init__(self, config: SmallVLAConfig, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.chunk, self.action_dim = config.chunk, config.action_dim
+        width, cameras = config.width, len(config.cameras)
+        with torch.random.fork_rng(devices=[]):  # what torch draws here is drawn again below; the meta device would import its compiler
+            self.eyes = (
+                Keypoints(width, cameras, config.keypoints, config.precision)
+                if config.vision == "keypoints"
+                else Patches(width, cameras, config.image_size, config.precision)
+            )
+            self.text = Text()
+            self.words = nn.Linear(TEXT_WIDTH, width)
+            self.summary = nn.Sequential(nn.Linear(config.state_dim + self.eyes.places, width), nn.ReLU(), nn.Linear(width, width))
+            self.blocks = nn.ModuleList([Block(width, config.heads) for _ in range(config.depth)])
+            self.norm = nn.LayerNorm(width)
+            self.action_head = _head(config)
+            self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
+        _initialise(self, torch.Generator().manual_seed(seed))
+        for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
+            self.register_buffer(name, torch.full((size,), first))
+        for name, size, first in (("action_low", config.action_dim, -1.0), ("action_high", config.action_dim, 1.0)):
+            self.register_buffer(name, torch.full((size,), first))
+        self._ids: dict[str, list[int]] = {}
+
+    def act(
+        self,
+        observations: Sequence[Observation],
+        sample: bool = True,
+        temperature: float = 1.0,
+        generator: Generator | None = None,
+    ) -> tuple[np.ndarray, Record]:
+        check_temperature(temperature, sample)
+        record = self._record(observations)
+        heat = torch.full((len(observations),), temperature, device=self.device)
+        with torch.no_grad():
+            features, value = self._features(record)
+            drawn = self.action_head.draw(features, heat, generator, sample)
+            actions = self.action_low + (drawn.actions.clamp(-1, 1) + 1) / 2 * (self.action_high - self.action_low)
+        for name, tensor in drawn.memory.items():
+            record[name] = tensor.to(tensor.dtype if tensor.is_floating_point() else torch.int32).cpu().numpy()
+        record["temperature"], record["log_prob"] = heat.cpu().numpy(), drawn.log_prob.cpu().numpy()
+        if value is not None:
+            record["value"] = value.cpu().numpy()
+        return actions.cpu().numpy(), record
+
+    def evaluate(self, record: Record) -> Evaluation:
+        names = MEMORIES[self.config.head]
+        check_record(record, "images", "prompt", "temperature", *names, *(["state"] if self.config.state_dim else []))
+        features, value = self._features(record)
+        memory = {name: torch.from_numpy(record[name]).to(self.device) for name in names}
+        heat = torch.from_numpy(record["temperature"]).to(self.device)
+        log_prob, entropy = self.action_head.evaluate(features, memory, heat)
+        return Evaluation(log_prob, entropy, value)
+
+    def supervised_loss(
+        self, observations: Sequence[Observation], actions: np.ndarray, mask: np.ndarray, generator: Generator | None = None
+    ) -> tuple[Tensor, dict[str, float]]:
+        actions, mask = to_imitate(self, actions, mask)
+        record = self._record(observations)
+        if self.config.shift:
+            record["images"] = _shifted(record["images"], self.config.shift, generator)
+        shown = torch.as_tensor(actions, dtype=torch.float32, device=self.device)
+        span = (self.action_high - self.action_low).clamp(min=1e-6)
+        losses, figures = self.action_head.loss(self._features(record)[0], 2 * (shown - self.action_low) / span - 1, generator)
+        share = torch.as_tensor(mask, dtype=torch.float32, device=self.device)[..., None].expand_as(losses)
+        share = share / share.sum().clamp(min=1)
+        loss = (losses * share).sum()
+        return loss, {"loss": loss.item()} | {name: (each * share).sum().item() for name, each in figures.items()}
+
+    def pointing_loss(self, pictures: np.ndarray, sentences: Sequence[str], places: np.ndarray) -> Tensor:
+        """How little half of the keypoints look at the place that a sentence names: a cross-entropy over the places of the picture.
+
+        `pictures`: uint8 [B, H, W, 3], which every camera is shown; `places`: [B, 2], x and y from 0 to 1.
+        """
+        if not isinstance(self.eyes, Keypoints):
+            raise ConfigError(f"vision={self.config.vision} looks at the whole picture and cannot point; it needs vision=keypoints.")
+        tokenizer = ByteTokenizer()
+        prompt, _ = padded([tokenizer.encode(sentence) for sentence in sentences])
+        cameras = len(self.config.cameras)
+        images = torch.from_numpy(np.repeat(pictures[:, None], cameras, 1)).to(self.device)
+        maps, logits = self.eyes.looks(images, self.text(torch.from_numpy(prompt).to(self.device)))
+        h, w = maps.shape[1:3]
+        column, row = (torch.as_tensor(places[:, axis] * length).long().clamp(0, length - 1) for axis, length in ((0, w), (1, h)))
+        asked = logits[:, : max(1, self.eyes.keypoints // 2)]
+        target = (row * w + column).to(self.device).repeat_interleave(cameras)[:, None].expand(asked.shape[:2])
+        return F.cross_entropy(asked.flatten(0, 1), target.flatten())
+
+    def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
+        """Learns what numbers are usual: the mean and deviation of states [N, P], the range of actions [N, action_dim].
+
+        Before it, states are taken as they are, and actions range from -1 to 1.
+        """
+        for name, found in (
+            ("state_mean", np.mean(states, 0)),
+            ("state_std", np.maximum(np.std(states, 0), LEAST_DEVIATION)),
+            ("action_low", np.min(actions, 0)),
+            ("action_high", np.max(actions, 0)),
+        ):
+            buffer = self.get_buffer(name)
+            if found.shape != buffer.shape:
+                raise SchemaError(f"{name} has {len(buffer)} numbers by the config, and {list(found.shape)} were given. Change the config.")
+            buffer.copy_(torch.from_numpy(found))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """A folder with the weights, adapters merged, and the config: whole or not there at all."""
+        state, value = merged(self)
+        with new_folder(folder) as beside:
+            write_tensors(beside, state, value=value)
+            (beside / "config.json").write_text(json.dumps(self.config.to_json(), indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], device: torch.device | str = "cpu", **changes: Any) -> SmallVLA:
+        """From a folder; `changes` are settings that leave the weights as they are, such as ``decode`` or ``flow``; or ``value``: a value
+        head that the folder has not begins untrained."""
+        tensors = Tensors(folder)
+        config = SmallVLAConfig.from_json(of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes))
+        policy = cls(config)
+        load_into(policy, tensors, optional=("value_head.",))
+        return policy.to(check_device(device))
+
+    def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:
+        """What the head sees [B, width], and the value [B]."""
+        config = self.config
+        unique, prompt_of = np.unique(record["prompt"], axis=0, return_inverse=True)
+        words = self.text(torch.from_numpy(unique).to(self.device))[torch.from_numpy(prompt_of.reshape(-1)).to(self.device)]
+        tokens, places = self.eyes(torch.from_numpy(record["images"]).to(self.device), words)
+        if config.state_dim:
+            state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
+            places = torch.cat([places, state.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)], dim=-1)
+        x = torch.cat([self.summary(places)[:, None], self.words(words)[:, None], tokens], dim=1)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(config.precision, x.device)):
+            for block in self.blocks[:-1]:
+                x = block(x, x)
+            x = self.blocks[-1](x[:, :1], x)  # of the last layer, one token is looked at
+        features = self.norm(x[:, 0])
+        if self.value_head is None:
+            return features, None
+        return features, self.value_head(features.detach() if config.value == "detached" else features)[:, 0]
+
+    def _record(self, observations: Sequence[Observation]) -> Record:
+        """The part of a record that is known before anything is answered."""
+        if not observations:
+            raise SchemaError("no observation was given; give at least one.")
+        size, pixels, states, ids = self.config.image_size, [], [], []
+        for row, seen in enumerate(observations):
+            for name in (*self.config.cameras, "instruction", *(["state"] if self.config.state_dim else [])):
+                if name not in seen:
+                    raise MissingFieldError(f"observation {row} has no {name!r}, which this policy looks at; it has {sorted(seen)}.")
+            pictures = [picture(seen[name], name, row) for name in self.config.cameras]
+            pixels.append([each if each.shape[:2] == (size, size) else resize_with_pad(each, size) for each in pictures])
+            states.append(np.asarray(seen.get("state", ()), np.float32))
+            if self.config.state_dim and states[-1].shape != (self.config.state_dim,):
+                raise SchemaError(f"the state of observation {row} is {list(states[-1].shape)}; expected is [{self.config.state_dim}].")
+            if (words := text(seen["instruction"], row)) not in self._ids:
+                self._ids[words] = ByteTokenizer().encode(words)
+            ids.append(self._ids[words])
+        prompt, length = padded(ids)
+        record = {"images": np.array(pixels), "prompt": prompt, "prompt_length": length}
+        if self.config.state_dim:
+            record["state"] = np.stack(states)
+        return record
+
+
+class Text(nn.Module):
+    """Bytes of the words, int [B, L] padded with 0, to [B, TEXT_WIDTH]: two convolutions, then what is most attended to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(ByteTokenizer.size, TEXT_WIDTH)
+        self.near = nn.ModuleList([nn.Conv1d(TEXT_WIDTH, TEXT_WIDTH, 5, padding=2) for _ in range(2)])
+        self.asked = nn.Linear(TEXT_WIDTH, 4)
+        self.out = nn.Linear(4 * TEXT_WIDTH, TEXT_WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        there = (ids != ByteTokenizer.pad)[:, None]  # [B, 1, L]
+        order = embed_times(torch.arange(ids.shape[1], device=ids.device).float(), TEXT_WIDTH, 8.0, 512.0)
+        x = (self.bytes(ids.long()) + order).transpose(1, 2) * there
+        for convolution in self.near:
+            x = x + F.relu(convolution(x)) * there
+        weights = self.asked(x.transpose(1, 2)).transpose(1, 2).masked_fill(~there, -math.inf).softmax(-1)  # [B, 4, L]
+        return self.out((weights @ x.transpose(1, 2)).flatten(1))
+
+
+class Stem(nn.Module):
+    """Convolutions of (size, stride): pictures, uint8 [B, cameras, H, W, 3], to what is at each place, [B * cameras, h, w, CHANNELS]."""
+
+    def __init__(self, layers: Sequence[tuple[int, int]], precision: str):
+        super().__init__()
+        self.precision = precision
+        inputs = [3, *[CHANNELS] * len(layers)]
+        self.layers = nn.ModuleList(
+            [nn.Conv2d(i, CHANNELS, size, stride=stride, padding=size // 2) for i, (size, stride) in zip(inputs, layers, strict=False)]
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        kind = self.layers[0].weight.dtype
+        x = images.flatten(0, 1).to(kind).mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # its memory still in the order of the picture
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(self.precision, x.device)):
+            for layer in self.layers:
+                x = F.relu(layer(x))
+        return x.to(kind).permute(0, 2, 3, 1)
+
+
+class Keypoints(nn.Module):
+    """Pictures and words to a token for each place that the words make it look at, and to the places, from -1 to 1."""
+
+    def __init__(self, width: int, cameras: int, keypoints: int, precision: str):
+        super().__init__()
+        self.cameras, self.keypoints = cameras, keypoints
+        self.places = 2 * cameras * keypoints
+        self.stem = Stem([(5, 4), (3, 1), (3, 1)], precision)
+        self.keys = nn.Linear(CHANNELS, CHANNELS)
+        self.queries = nn.Linear(TEXT_WIDTH, cameras * keypoints * CHANNELS)
+        self.out = nn.Linear(CHANNELS + 2, width)
+        self.which = nn.Parameter(torch.empty(cameras * keypoints, width))
+
+    def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        rows = len(images)
+        maps, logits = self.looks(images, words)
+        h, w = maps.shape[1:3]
+        seen, found = maps.flatten(1, 2), logits.softmax(-1)  # [B * cameras, h w, C], [B * cameras, keypoints, h w]
+        y, x = torch.meshgrid(torch.linspace(-1, 1, h), torch.linspace(-1, 1, w), indexing="ij")
+        grid = torch.stack([x, y], dim=-1).view(h * w, 2).to(maps)
+        looked = torch.cat([found @ seen, found @ grid], dim=-1).view(rows, len(self.which), CHANNELS + 2)
+        tokens, places = self.out(looked), looked[..., CHANNELS:]
+        return tokens + self.which, places.flatten(1)
+
+    def looks(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        """What is at each place, [B * cameras, h, w, C], and how much each keypoint looks there, logits [B * cameras, keypoints, h w]."""
+        maps = self.stem(images)
+        queries = self.queries(words).view(len(maps), self.keypoints, CHANNELS)
+        return maps, queries @ self.keys(maps.flatten(1, 2)).transpose(1, 2) * CHANNELS**-0.5
+
+
+class Patches(nn.Module):
+    """Pictures to a token for each square of 16 pixels. No places are named."""
+
+    places = 0
+
+    def __init__(self, width: int, cameras: int, image_size: int, precision: str):
+        super().__init__()
+        self.stem = Stem([(5, 4), (3, 2), (3, 2)], precision)
+        self.out = nn.Linear(CHANNELS, width)
+        self.which = nn.Parameter(torch.empty(cameras * (image_size // 16) ** 2, width))
+
+    def forward(self, images: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.out(self.stem(images)).reshape(len(images), *self.which.shape)
+        return tokens + self.which, tokens.new_zeros(len(images), 0)
+
+
+class Block(nn.Module):
+    """A transformer layer: the tokens `x`, which are the first of `all_of`, look at all of them."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, all_of: Tensor) -> Tensor:
+        normed = self.norm_1(all_of)
+        made = (self.query(normed[:, : x.shape[1]]), *self.key_value(normed).chunk(2, dim=-1))
+        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in made)  # [B, heads, tokens, width / heads]
+        # written out: with so few tokens it trains three times as fast in bfloat16 as torch's fused one
+        attended = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.relu(self.up(self.norm_2(x))))
+
+
+def _head(config: SmallVLAConfig) -> Any:
+    sizes = (config.width, config.chunk, config.action_dim)
+    if config.head == "tokens":
+        return TokensHead(*sizes, config.bins, config.decode, config.smoothing)
+    return GaussianHead(*sizes, config.std) if config.head == "gaussian" else FlowHead(*sizes, config.flow)
+
+
+def _initialise(module: nn.Module, generator: Generator) -> None:
+    """Weights by their fan-in, biases 0; what ends a branch begins small, so that a new layer changes little."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+        elif isinstance(part, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+            small = 0.2 if name.split(".")[-1] in ("out", "down") and "blocks" in name else 0.1 if name == "action_head.out" else 1.0
+            nn.init.normal_(part.weight, std=small / math.sqrt(math.prod(part.weight.shape[1:])), generator=generator)
+        elif isinstance(part, nn.Embedding):
+            nn.init.normal_(part.weight, generator=generator)
+        elif isinstance(part, (Keypoints, Patches)):
+            nn.init.normal_(part.which, std=0.5, generator=generator)
+        elif isinstance(part, GaussianHead):
+            nn.init.zeros_(part.more)
+        if isinstance(getattr(part, "bias", None), Tensor):
+            nn.init.zeros_(part.bias)
+
+
+def _shifted(images: np.ndarray, pixels: int, generator: Generator | None) -> np.ndarray:
+    """Each row's pictures, [B, cameras, H, W, 3], moved together by up to so many pixels; what comes in repeats the edge."""
+    if generator is None:
+        raise ConfigError(f"shift={pixels} moves pictures at random: give supervised_loss a generator.")
+    moves = torch.randint(0, 2 * pixels + 1, (len(images), 2), generator=generator).numpy()
+    wide = np.pad(images, [(0, 0), (0, 0), (pixels, pixels), (pixels, pixels), (0, 0)], mode="edge")
+    height, width = images.shape[2:4]
+    return np.stack([each[:, y : y + height, x : x + width] for each, (y, x) in zip(wide, moves, strict=True)])
+
+
+def _made(kind: Any, found: Mapping[str, Any]) -> Any:
+    known = [each.name for each in dataclasses.fields(kind)]
+    if unknown := sorted(set(found) - set(known)):
+        raise ConfigError(f"a small VLA has no setting {unknown[0]!r}{suggest(unknown[0], known)}")
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})

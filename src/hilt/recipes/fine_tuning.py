@@ -1,0 +1,36 @@
+"""Recipes for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from hilt.vla.sft import Sft
+
+
+def sft_debug() -> Sft:
+    """Every part at work, in seconds: too short to learn anything."""
+    return Sft(
+        tasks=["tabletop/reach"],
+        task_options={"image_size": 32, "step_limit": 60},
+        demonstrations=3,
+        policy_options={"width": 32, "depth": 1, "chunk": 4},
+        validation=0.3,
+        validation_period=10,
+        patience=2,
+        max_steps=30,
+        batch_size=16,
+    )
+
+
+def sft_tabletop() -> Sft:
+    """One small policy for three tasks, of which two differ in a word only, from forty demonstrations of each."""
+    return Sft(
+        tasks=["tabletop/pick_red", "tabletop/pick_blue", "tabletop/drawer"],
+        task_options={"image_size": 64},
+        demonstrations=40,
+        demonstration_options={"speed": 0.7, "noise": 0.1},
+        policy_options={"shift": 2},
+        validation_period=150,
+        patience=4,
+        max_steps=1_500,
+        warmup_steps=50,
+        schedule="cosine",
+    )

@@ -1,0 +1,138 @@
+"""A recording on the disk, and its episodes played again.
+
+- ``recording.json``: what is recorded here: the task, its options, an arm's settings, how observations look, and what is recorded
+- ``log/``: the episodes, a log as docs/replay.md has it
+- ``videos/``: one mp4 for each (`hilt.recording.film`)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, HiltError
+from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
+from hilt.core.tree import ArraySpec, flatten, unflatten
+from hilt.replay import Log, Schema
+from hilt.replay.schema import spec_of_space
+
+DEMONSTRATIONS, LABELLED = "demonstrations", "labelled frames"
+"""What a recording is, also told by the fact `recorded_as` of its episodes"""
+TIMES = ("observed", "sent", "applied")
+GRASP = "grasp_penalty"
+SUMMED = frozenset({"rewards", GRASP})
+"""Columns that n-step returns sum: a gripper's critic has its penalty over the same steps as the reward"""
+LABELS = "labels"
+"""Of frames for a classifier: 1 success, 0 failure"""
+
+
+FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_threshold", "cameras")
+"""Of an arm's settings, those that must be the same in all of a recording: what an action does, what is seen, and what is success"""
+
+
+def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Any, labels: bool) -> Log:
+    """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
+    what = LABELLED if labels else DEMONSTRATIONS
+    told = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
+    told = json.loads(json.dumps(told))
+    card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
+    if card.exists() and (log := _log_of(path)) is not None:
+        try:
+            _check_same(folder, {**told, **read_json(card)}, told)
+            (with_penalty(schema) if GRASP in log.schema.columns else schema).grown_from(log.schema)
+        except HiltError:
+            log.close()
+            raise
+        return log
+    DISK.make_folders(folder)
+    with storage_errors(folder):
+        if not card.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
+            raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
+    write_json(card, told)
+    return Log.create(path, schema)
+
+
+def fixed_settings(env: Any) -> dict[str, Any]:
+    """What an environment tells of `FIXED` in its `settings`; of a camera without its deadlines."""
+    given = env.get_wrapper_attr("settings") if env.has_wrapper_attr("settings") else {}
+    fixed = {key: value for key, value in given.items() if key.rpartition("/")[2] in FIXED}
+    for key in [key for key in fixed if key.endswith("cameras")]:
+        fixed[key] = {name: {k: v for k, v in camera.items() if not k.endswith("_seconds")} for name, camera in fixed[key].items()}
+    return fixed
+
+
+def _log_of(path: Path) -> Log | None:
+    """To go on with, if there is something in it; an empty one goes."""
+    if not (path / "log.json").exists():
+        return None
+    log = Log.open(path)
+    if log.trajectories():
+        return log
+    log.close()
+    with storage_errors(path):
+        shutil.rmtree(path)
+    return None
+
+
+def _check_same(folder: Path, found: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    if found == told:
+        return
+    cure = "Choose another folder with --out."
+    if changed := [key for key in told["settings"] if found["settings"].get(key) != told["settings"][key]]:
+        key = changed[0]
+        values = f"{key} was {found['settings'].get(key)} in {folder} and is {told['settings'][key]} now"
+        raise ConfigError(f"{values}: both in one log cannot be told apart. {cure} Or set it back.")
+    words = "{what} of {task} with the options {options} and {observations} observations"
+    there, asked = (words.format(**it) for it in (found, told))
+    raise ConfigError(f"{folder} has {there}, and {asked} were to be added. {cure}")
+
+
+def columns_of(env: Any, labels: bool = False) -> dict[str, Any]:
+    """The columns of a log for this environment: its spaces, and what every recording has."""
+    seen = nested(spec_of_space(env.observation_space, "observation_space"))
+    return {
+        "observations": seen,
+        "actions": spec_of_space(env.action_space, "action_space"),
+        "rewards": ArraySpec(np.dtype(np.float32)),
+        "next_observations": seen,
+        "times": dict.fromkeys(TIMES, ArraySpec(np.dtype(np.float64))),
+        **({LABELS: ArraySpec(np.dtype(np.int32))} if labels else {}),
+    }
+
+
+def with_penalty(schema: Schema) -> Schema:
+    """The same columns, and the gripper's penalty; steps from before there was one have 0."""
+    return Schema.declare({**schema.columns, GRASP: ArraySpec(np.dtype(np.float32), default=0.0)})
+
+
+def nested(observation: Any) -> Any:
+    """With a level for each slash in a key, such as ``left/tcp_pose``, as a log has it."""
+    if not isinstance(observation, Mapping):
+        return observation
+    return unflatten({key: nested(value) for key, value in observation.items()})
+
+
+def replay_open_loop(log: Log, trajectory: int, env: Any) -> dict[str, float]:
+    """Plays the actions of a recorded episode from its initial state: how far each observation is from the recorded one, at most.
+
+    `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and `options`. In a deterministic simulator all are 0.
+    """
+    facts, steps = log.facts.about(trajectory), log.read(log.trajectory_keys(trajectory), ["observations", "actions", "next_observations"])
+    start = {name: facts[name] for name in ("split", "state") if name in facts}
+    furthest: dict[str, float] = {}
+
+    def compare(seen: Any, recorded: Any, step: int) -> None:
+        there = flatten({"observations": recorded})
+        for path, found in flatten({"observations": nested(seen)}).items():
+            distance = np.abs(np.asarray(found, np.float64) - there[path][step]).max(initial=0.0)
+            furthest[path] = max(float(distance), furthest.get(path, 0.0))
+
+    compare(env.reset(seed=facts["seed"], options=start or None)[0], steps["observations"], 0)
+    for step, action in enumerate(steps["actions"]):
+        compare(env.step(action)[0], steps["next_observations"], step)
+    return furthest

@@ -1,0 +1,268 @@
+"""From keys to batches: single steps, n-step returns, sequences, stacked frames, whole episodes.
+
+What follows a step is known from the log: the next step of its trajectory whose observation *is* this step's next
+observation. A gap, an end or the edge of what is recorded ends the chain, and nothing is ever read across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.tree import Array, ArraySpec
+from hilt.replay.schema import FOLLOWS, PAIRS, Schema
+from hilt.replay.storage.table import check_target
+
+if TYPE_CHECKING:
+    from hilt.replay.snapshot import Snapshot
+
+
+class Assembly(Protocol):
+    """Turns the keys that a sampler drew into columns."""
+
+    added: ClassVar[tuple[str, ...]]
+    """Names of columns that it adds to those of the log."""
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        """What a batch of `n` elements consists of."""
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        """The batch; what is in `out` was checked against `leaves`. Called inside `Log.reading`."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Every key is one step: columns ``[batch, ...]``."""
+
+    added: ClassVar[tuple[str, ...]] = ()
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        return _leaves(schema, columns, n)
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        return steps.gather(keys, steps.schema.select(columns), out)
+
+
+@dataclass(frozen=True)
+class NStep:
+    """Returns over up to `n` steps: for a step at time t that is followed by k - 1 others (k <= n),
+
+        rewards = sum over i < k of discount^i * r[t+i],    discounts = discount^k, or 0 when step t+k-1 terminated,
+
+    the columns of `also` are summed in the same way, and the next observation, `terminated` and `truncated` are those
+    of step t+k-1. Termination and truncation end the
+    sum; so do gaps and the end of what is recorded, where k is smaller and the bootstrap is still right. The columns
+    ``discounts`` and ``n_steps`` (k) are added.
+    """
+
+    n: int
+    discount: float
+    reward: str = "rewards"
+    also: tuple[str, ...] = ()
+    """Further columns that are rewards, such as a penalty that is kept apart"""
+    added: ClassVar[tuple[str, ...]] = ("discounts", "n_steps")
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or not 0 <= self.discount <= 1:
+            raise ConfigError(f"n-step: expected n >= 1 and a discount in [0, 1], got n={self.n}, discount={self.discount}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        own = {"discounts": ArraySpec(np.dtype(np.float32), (n,)), "n_steps": ArraySpec(np.dtype(np.int64), (n,))}
+        return {**_leaves(schema, columns, n), **own}
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        summed = (self.reward, *self.also)
+        for path in summed:
+            if path not in steps.schema.layout.inline or steps.schema.columns[path].shape:
+                got = steps.schema.columns[path]
+                raise SchemaError(f"{path}: n-step returns need a column with one number per step, got {got}.")
+        window, inside = chain(steps, keys, self.n)
+        flat = window.reshape(-1)
+        *rewards, terminated = (x.reshape(window.shape) for x in steps.fields(flat, [*summed, "terminated"]))
+        taken = inside.sum(axis=1)  # k
+        powers = self.discount ** np.arange(self.n)
+        last = window[np.arange(len(keys)), taken - 1]
+        ended = terminated[np.arange(len(keys)), taken - 1].astype(bool)
+        paths = steps.schema.select(columns)
+        from_last = [p for p in paths if p.split("/")[0] in PAIRS.values() or p in ("terminated", "truncated", "masks", "dones")]
+        batch = steps.gather(keys, [p for p in paths if p not in from_last and p not in summed], out)
+        batch.update(steps.gather(last, from_last, out))
+        for path, each in zip(summed, rewards, strict=True):
+            if path in paths:
+                batch[path] = (np.where(inside, each, 0) * powers).sum(axis=1).astype(steps.schema.columns[path].dtype)
+        batch["discounts"] = np.where(ended, 0.0, self.discount**taken).astype(np.float32)
+        batch["n_steps"] = taken.astype(np.int64)
+        return batch
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Every key begins a window of `length` steps: columns ``[batch, length, ...]``, and ``mask [batch, length]``.
+
+    Where the chain ends earlier, the window is padded with zeros and the mask is False.
+    """
+
+    length: int
+    added: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ConfigError(f"sequences: expected a length of at least 1 step, got {self.length}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        return {**_leaves(schema, columns, n, self.length), "mask": ArraySpec(np.dtype(bool), (n, self.length))}
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        window, inside = chain(steps, keys, self.length)
+        flat_out = {p: x.reshape(-1, *x.shape[2:]) for p, x in out.items()} if out is not None else None
+        flat = steps.gather(window.reshape(-1), steps.schema.select(columns), flat_out)
+        for values in flat.values():
+            values[~inside.reshape(-1)] = 0
+        given = out or {}
+        batch = {p: given[p] if p in given else values.reshape(*window.shape, *values.shape[1:]) for p, values in flat.items()}
+        batch["mask"] = inside
+        return batch
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Every observation column in `columns` gets its last `frames` values: ``[batch, frames, ...]``, oldest first.
+
+    At the beginning of a chain its first observation is repeated.
+    """
+
+    frames: int
+    columns: tuple[str, ...]
+    added: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.frames < 1 or not self.columns:
+            raise ConfigError(f"stacked frames: expected at least 1 frame and 1 column, got {self.frames} of {self.columns}.")
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        stacked = {*self.columns, *self._nexts(schema)}
+        deep = _leaves(schema, columns, n, self.frames)
+        return {p: deep[p] if p in stacked else spec for p, spec in _leaves(schema, columns, n).items()}
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        paths = steps.schema.select(columns)
+        nexts = self._nexts(steps.schema)
+        batch = steps.gather(keys, [p for p in paths if p not in self.columns and p not in nexts], out)
+        back = self._back(steps, keys)  # [batch, frames]
+        for path in paths:
+            if path in self.columns:
+                batch[path] = self._stack(steps, back, path)
+            elif path in nexts:  # the next stack is this one moved on by one: its newest frame is the next observation
+                newest = steps.gather(keys, [path])[path]
+                older = self._stack(steps, back, nexts[path])[:, 1:]
+                batch[path] = np.concatenate([older, newest[:, None]], axis=1)
+        return batch
+
+    def _nexts(self, schema: Schema) -> dict[str, str]:
+        """The next observations of the stacked columns, and whose they are."""
+        mates = dict(schema.layout.pairs)
+        for path in self.columns:
+            if path not in mates:
+                raise SchemaError(f"{path}: only observations with a next observation can be stacked: {', '.join(mates) or 'none here'}.")
+        return {mates[path]: path for path in self.columns}
+
+    def _back(self, steps: Snapshot, keys: Array) -> Array:
+        width = steps.widths(keys)
+        back = np.repeat(keys[:, None], self.frames, axis=1)
+        for i in range(self.frames - 2, -1, -1):
+            later = back[:, i + 1]
+            goes_on = (steps.fields(later, ["#flags"])[0] & FOLLOWS).astype(bool)
+            earlier = np.where(goes_on, later - width, later)
+            back[:, i] = np.where(steps.exist(earlier), earlier, later)
+        return back
+
+    def _stack(self, steps: Snapshot, back: Array, path: str) -> Array:
+        flat = steps.gather(back.reshape(-1), [path])[path]
+        return flat.reshape(*back.shape, *flat.shape[1:])
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Every key stands for its whole trajectory: columns ``[batch, longest, ...]``, padded with zeros, and ``mask``."""
+
+    added: ClassVar[tuple[str, ...]] = ("mask",)
+
+    def leaves(self, schema: Schema, columns: Sequence[str] | None, n: int) -> dict[str, ArraySpec]:
+        raise ConfigError("out= cannot be used with whole episodes: their length is not known before they are drawn.")
+
+    def batch(self, steps: Snapshot, keys: Array, columns: Sequence[str] | None, out: Mapping[str, Array] | None) -> dict[str, Array]:
+        whole = [steps.trajectory(int(key) >> 32) for key in keys]
+        longest = max(len(k) for k in whole)
+        inside = np.array([np.arange(longest) < len(k) for k in whole])
+        window = np.array([np.r_[k, np.full(longest - len(k), k[-1])] for k in whole])
+        flat = steps.gather(window.reshape(-1), steps.schema.select(columns))
+        for values in flat.values():
+            values[~inside.reshape(-1)] = 0
+        batch = {path: values.reshape(*window.shape, *values.shape[1:]) for path, values in flat.items()}
+        batch["mask"] = inside
+        return batch
+
+
+def chain(steps: Snapshot, keys: Array, length: int) -> tuple[Array, Array]:
+    """The keys of the steps that follow, ``[n, length]``, and which of them belong to the chain; the rest repeat the last."""
+    width = steps.widths(keys)
+    window = np.repeat(keys[:, None], length, axis=1)
+    inside = np.zeros(window.shape, bool)
+    inside[:, 0] = True
+    terminated, truncated = steps.fields(keys, ["terminated", "truncated"])
+    goes_on = ~(terminated | truncated).astype(bool)
+    for i in range(1, length):
+        following = window[:, i - 1] + width
+        goes_on &= steps.exist(following)
+        safe = np.where(goes_on, following, window[:, i - 1])
+        flags, terminated, truncated = steps.fields(safe, ["#flags", "terminated", "truncated"])
+        goes_on &= (flags & FOLLOWS).astype(bool)
+        window[:, i] = np.where(goes_on, following, window[:, i - 1])
+        inside[:, i] = goes_on
+        goes_on = goes_on & ~(terminated | truncated).astype(bool)
+    return window, inside
+
+
+def _leaves(schema: Schema, columns: Sequence[str] | None, *leading: int) -> dict[str, ArraySpec]:
+    specs = {path: schema.columns[path] for path in schema.select(columns)}
+    return {path: ArraySpec(spec.dtype, (*leading, *spec.shape)) for path, spec in specs.items()}
+
+
+def check_out(leaves: Mapping[str, ArraySpec], out: Mapping[str, Any]) -> None:
+    """Whether a batch of these leaves can be put into these arrays."""
+    for path, target in out.items():
+        if path not in leaves:
+            raise UnknownNameError("field of the batch for out=", path, leaves)
+        check_target(path, leaves[path], target)
+
+
+def put_into(out: Mapping[str, Array], batch: dict[str, Array]) -> dict[str, Array]:
+    """The batch, in the arrays that were given; what was not gathered into them right away is copied."""
+    for path, target in out.items():
+        if batch[path] is not target:
+            target[...] = batch[path]
+            batch[path] = target
+    return batch
+
+
+def assembly(**options: Any) -> Assembly:
+    """The assembly that a sampler's options ask for; more than one kind at once is refused."""
+    made: list[Assembly] = []
+    if options.get("n_step") is not None:
+        made.append(NStep(options["n_step"], 0.99 if options.get("discount") is None else options["discount"]))
+    elif options.get("discount") is not None:
+        raise ConfigError("discount= is only used with n_step=; give both.")
+    if options.get("sequence_length") is not None:
+        made.append(Sequences(options["sequence_length"]))
+    if options.get("stack") is not None:
+        frames, columns = options["stack"]
+        made.append(Stacked(frames, (columns,) if isinstance(columns, str) else tuple(columns)))
+    if options.get("episodes"):
+        made.append(Episodes())
+    if len(made) > 1:
+        raise ConfigError(f"choose one of n_step, sequence_length, stack and episodes, got {len(made)} of them.")
+    return made[0] if made else Steps()

@@ -1,0 +1,436 @@
+"""An arm behind a robot server as a gymnasium task: ``RobotEnv`` for one, ``DualRobotEnv`` for two.
+
+Observations and actions mean what they mean in ``hilt.envs.tabletop.suite_env``, so a recipe swaps one for the other in one line. Making an
+environment needs no server; it is reached at the first ``reset``. What is done otherwise than upstream, and why:
+
+- The rate is kept by absolute deadlines and measured: ``timing()``. The time that a policy takes is part of the period.
+- A gripper command does not stop the loop for 0.6 s. The least time between two commands is kept all the same: one that comes too early
+  is sent as soon as it may be, unless another one has come by then.
+- An action is added to the last command, as tabletop does and for its reasons, but never further than `lead` from the measured pose;
+  ``lead=[0, 0]`` is upstream's way.
+- `truncated` at the step limit, `terminated` at success. Every request has a deadline, and a refusal raises with the server's sentence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hilt.core.config import build
+from hilt.core.errors import ConfigError, HiltError, RequestError, UnknownNameError
+from hilt.core.files import read
+from hilt.core.rate import Rate
+from hilt.envs.rotations import Array, from_euler, from_rotation_vector, inverse, multiply, normalized, to_euler, to_rotation_vector
+from hilt.envs.task import STATES, choose_state
+from hilt.robot.cameras import Camera, CameraConfig, fitted, open_camera
+from hilt.robot.robot_client import RobotClient
+
+T = TypeVar("T")
+STATE = {
+    "tcp_pose": ("pose", 7),
+    "tcp_vel": ("vel", 6),
+    "gripper_pose": ("gripper_pos", 1),
+    "tcp_force": ("force", 3),
+    "tcp_torque": ("torque", 3),
+}
+"""Our names, the server's, and how many numbers each has."""
+STEP_LIMIT = 100  # upstream's
+CONNECTION = ("url", "token_file", "request_seconds", "joint_reset_seconds")
+"""Settings that an episode does not depend on"""
+
+
+@dataclass
+class RobotConfig:
+    """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: metres, and extrinsic xyz Euler angles in radians."""
+
+    url: str = "http://127.0.0.1:5000"
+    "The robot server"
+    token_file: str = ""
+    "A file with its token, which it asks for beyond loopback"
+    request_seconds: float = 2.0
+    "Deadline of a request"
+    joint_reset_seconds: float = 60.0
+    "Deadline of a joint reset, which answers when the arm is there"
+    hz: float = 10.0
+    "Control steps in a second"
+    action_scale: list[float] = field(default_factory=lambda: [0.03, 0.15])
+    "Metres and radians that an action of 1 moves and turns in one step"
+    lead: list[float] = field(default_factory=lambda: [0.02, 0.1])
+    "Metres and radians, along each axis, that the command may be ahead of the measured pose before the action is added"
+    limit_low: list[float] = field(default_factory=lambda: [0.25, -0.35, 0.008, 1.94, -1.2, -1.8])
+    "Lowest pose that is ever commanded; the first angle is meant without its sign, because a gripper that points down is at ±pi"
+    limit_high: list[float] = field(default_factory=lambda: [0.75, 0.35, 0.5, 3.15, 1.2, 1.8])
+    "Highest pose that is ever commanded"
+    gripper_seconds: float = 0.6
+    "Least time between two gripper commands"
+    gripper_at_reset: str = "leave"
+    "``open``, ``close`` or ``leave``"
+    reset_pose: list[float] | None = None
+    "Where the arm goes before an episode; None: it stays where it is, which in simulation is its place in the initial state"
+    reset_seconds: float = 1.0
+    "How long the way there takes"
+    reset_tolerance: float = 0.05
+    "Metres from the reset pose, beyond which an episode does not begin"
+    random_reset: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    "Metres in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
+    joint_reset_period: int = 0
+    "Every so many episodes the joints are reset too; 0: never"
+    compliance: dict[str, float] = field(default_factory=dict)
+    "Impedance parameters of an episode, by upstream's names; empty: as they are"
+    precision: dict[str, float] = field(default_factory=dict)
+    "Impedance parameters of the way to the reset pose; empty: as they are"
+    target_pose: list[float] | None = None
+    "Success is this pose; None: what the simulation says, and a real arm has no success of its own"
+    reward_threshold: list[float] = field(default_factory=lambda: [0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
+    "How far from the target pose, in metres and radians, is still success"
+    step_limit: int | None = None
+    "Steps of an episode; None: the simulation's own once it is reached, else 100"
+    instruction: str = ""
+    "What is to be done, in words; empty: the simulation's own once it is reached"
+    task: str = ""
+    "The task that the simulation must have; empty: whichever it has"
+    initial_states: dict[str, int] = field(default_factory=dict)
+    "How many numbered initial states each split has; empty: tabletop's, 50 train, 50 eval, 100 test"
+    cameras: dict[str, CameraConfig] = field(default_factory=dict)
+    "By name"
+    image_size: int = 128
+    "Pixels of an observation's image, which is square"
+
+    def __post_init__(self) -> None:
+        sizes = {"action_scale": 2, "lead": 2, "random_reset": 2, "limit_low": 6, "limit_high": 6, "reward_threshold": 6}
+        for key, size in {**sizes, "target_pose": 6, "reset_pose": 6}.items():
+            if (value := getattr(self, key)) is not None and (len(value) != size or not np.isfinite(value).all()):
+                raise ConfigError(f"{key}={list(value)}: {size} finite numbers were expected.")
+        if any(low > high for low, high in zip(self.limit_low, self.limit_high, strict=True)) or self.limit_low[3] < 0:
+            raise ConfigError(f"limit_low={self.limit_low}, limit_high={self.limit_high}: low above high, or a first angle below 0.")
+        if self.reset_pose is not None:
+            begin = np.array([*self.reset_pose[:3], abs(self.reset_pose[3]), *self.reset_pose[4:]])
+            if (begin < self.limit_low).any() or (begin > self.limit_high).any():
+                raise ConfigError(f"reset_pose={self.reset_pose} is outside limit_low={self.limit_low} and limit_high={self.limit_high}.")
+        elif idle := [key for key in ("random_reset", "precision", "reset_seconds", "reset_tolerance") if self.given(key)]:
+            raise ConfigError(f"{idle[0]} is about the way to reset_pose, which is not given. Give reset_pose, or leave {idle[0]} out.")
+        positive = ("request_seconds", "joint_reset_seconds", "reset_seconds", "reset_tolerance", "step_limit", "image_size")
+        for key in [*positive, "gripper_seconds", "joint_reset_period"]:
+            if (value := getattr(self, key)) is not None and not (value > 0 or (value == 0 and key not in positive)):
+                raise ConfigError(f"{key}={value}: a number {'above 0' if key in positive else 'of at least 0'} was expected.")
+        if self.gripper_at_reset not in ("open", "close", "leave"):
+            raise ConfigError(f"gripper_at_reset={self.gripper_at_reset!r}: open, close or leave was expected.")
+
+    def given(self, key: str) -> bool:
+        """Whether a setting differs from what it is by itself."""
+        (own,) = (f for f in fields(self) if f.name == key)
+        return bool(getattr(self, key) != (own.default if own.default_factory is MISSING else own.default_factory()))
+
+
+class _Arms(gymnasium.Env[Any, Any]):
+    """Any number of arms, by what stands before their keys, stepped at the same time with one deadline."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, arms: list[Arm]):
+        first = arms[0].config
+        self.arms, self.control_hz, self.initial_states = arms, first.hz, dict(first.initial_states or STATES)
+        self.step_limit, self.instruction = first.step_limit or STEP_LIMIT, first.instruction
+        self._more_time = 1
+        self.simulation: bool | None = None
+        """Whether the server simulates; None until it was reached."""
+        self._settings, self._rate = first, Rate(first.hz)
+        self._pool: ThreadPoolExecutor | None = None
+        self._steps = self._episodes = 0
+        self.action_space = spaces.Box(-1.0, 1.0, (7 * len(arms),), np.float32)
+        state = {arm.prefix + key: spaces.Box(-np.inf, np.inf, (size,), np.float32) for arm in arms for key, (_, size) in STATE.items()}
+        images = {name: spaces.Box(0, 255, (arm.image_size, arm.image_size, 3), np.uint8) for arm in arms for name in arm.camera_configs}
+        if first.given("image_size") and not images:
+            raise ConfigError(f"image_size={first.image_size} is of pictures, and there are no cameras. Give cameras, or leave it out.")
+        parts: dict[str, Any] = {"state": spaces.Dict(state), **({"images": spaces.Dict(images)} if images else {})}
+        self.observation_space = spaces.Dict(parts)
+
+    def give_time(self, factor: int) -> None:
+        """Episodes may take this many times as long; a limit that the settings give stays as it is."""
+        self._more_time = factor
+        self.step_limit = self._settings.step_limit or factor * STEP_LIMIT
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins in ``options={"split": "eval", "state": 7}``, or a random state; ``"joint_reset": True`` resets the joints too."""
+        super().reset(seed=seed)
+        options = dict(options or {})
+        if unknown := set(options) - {"split", "state", "joint_reset"}:
+            raise UnknownNameError("reset option", min(unknown), ["split", "state", "joint_reset"])
+        split = str(options.get("split", next(iter(self.initial_states))))
+        state = choose_state(self.initial_states, split, options.get("state"), self.np_random)
+        self.connect()
+        self._episodes += 1
+        if self.simulation:
+            scene = self.arms[0].client.post("scene", {"split": split, "state": state})
+            self.instruction = self._settings.instruction or str(scene["instruction"])
+            self.step_limit = self._settings.step_limit or self._more_time * int(scene["step_limit"])
+        period, numbers = self._settings.joint_reset_period, (list(self.initial_states).index(split), state)
+        joints = bool(options.get("joint_reset")) or (period > 0 and self._episodes % period == 0)
+        self._each(lambda arm: arm.begin((*numbers, self.arms.index(arm)), joints))
+        self._steps = 0
+        return self.look(), {"succeed": _all(self._successes()), "split": split, "state": state}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.simulation is None:
+            raise ConfigError("step() before reset(): the robot server is reached at the first reset. Call reset() first.")
+        given = np.asarray(action, np.float64)
+        if given.shape != self.action_space.shape or not np.isfinite(given).all():
+            raise ConfigError(f"an action here is {self.action_space.shape[0]} finite numbers; given {given.tolist()}.")
+        parts = dict(zip(self.arms, np.clip(given, -1.0, 1.0).reshape(-1, 7), strict=True))
+        self._each(lambda arm: arm.act(parts[arm]))
+        period = self._rate.wait()
+        obs = self._observed()
+        self._steps += 1
+        successes = self._successes()
+        info = {"succeed": _all(successes), "period_seconds": period}
+        return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
+
+    def look(self) -> dict[str, Any]:
+        """What is seen now; the next period begins now. For whoever waits between a reset and the first step."""
+        obs = self._observed()
+        self._rate.restart()
+        return obs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What an episode depends on, of each arm: all settings but those of the connection. A recording has them."""
+        parts = [(arm.prefix, asdict(arm.config) | {"cameras": {n: asdict(c) for n, c in arm.camera_configs.items()}}) for arm in self.arms]
+        return {prefix + key: value for prefix, part in parts for key, value in part.items() if key not in CONNECTION}
+
+    def timing(self) -> dict[str, float]:
+        """How well the rate was kept: the period's p50, p99 and maximum in seconds, and how many were lost."""
+        return self._rate.timing()
+
+    def close(self) -> None:
+        self.simulation = None
+        for arm in self.arms:
+            arm.close()
+        if self._pool:
+            self._pool.shutdown()
+            self._pool = None
+
+    def connect(self) -> None:
+        """Reaches the servers and cameras; nothing moves. The first reset does it too."""
+        if self.simulation is not None:
+            return
+        if len(self.arms) > 1 and self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self.arms), "arm")
+        try:
+            self._each(lambda arm: arm.connect())
+            scene, task = self.arms[0].client.post("scene", {}, missing_ok=True), self._settings.task
+            if task and (scene or {}).get("task") != task:
+                other = f"the task {scene.get('task')!r}" if scene else "a real arm"
+                raise ConfigError(f"{self._settings.url} has {other}, and task={task!r} was asked for: hilt serve-robot --task {task}")
+        except HiltError:
+            for arm in self.arms:
+                arm.close()
+            raise
+        self.simulation = scene is not None
+
+    def _observed(self) -> dict[str, Any]:
+        parts = self._each(lambda arm: arm.observed())
+        merged: dict[str, Any] = {"state": {key: value for state, _ in parts for key, value in state.items()}}
+        images = {key: value for _, images in parts for key, value in images.items()}
+        return {**merged, "images": images} if images else merged
+
+    def _successes(self) -> list[bool]:
+        """Of each arm that has a target pose; else what the simulation says. Of a real arm without a target nobody knows: none."""
+        if targets := [(arm, target) for arm in self.arms if (target := arm.config.target_pose) is not None]:
+            return [arm.is_at(target) for arm, target in targets]
+        return [bool(self.arms[0].client.post("scene", {})["succeed"])] if self.simulation else []
+
+    def _each(self, function: Callable[[Arm], T]) -> list[T]:
+        """For all arms at the same time; an error is raised when all have ended."""
+        if self._pool is None:
+            return [function(arm) for arm in self.arms]
+        futures = [self._pool.submit(function, arm) for arm in self.arms]
+        wait(futures)
+        return [future.result() for future in futures]
+
+
+class RobotEnv(_Arms):
+    """One arm: 7 actions, the keys ``tcp_pose``, ``tcp_vel``, ``gripper_pose``, ``tcp_force``, ``tcp_torque``, and its cameras."""
+
+    def __init__(self, config: RobotConfig | None = None):
+        self.config = config or RobotConfig()
+        super().__init__([Arm(self.config, "", self.config.cameras, self.config.image_size)])
+
+
+class DualRobotEnv(_Arms):
+    """Two arms: 14 actions, left first, keys with ``left/`` and ``right/``. The reward needs both arms, the end of an episode one.
+
+    What belongs to both (`TOGETHER`) is taken from `left`; `right` may say the same, or nothing. `cameras` are those that belong to no
+    arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
+    """
+
+    TOGETHER = ("hz", "step_limit", "instruction", "task", "initial_states", "image_size", "joint_reset_period")
+
+    def __init__(self, left: RobotConfig, right: RobotConfig, cameras: Mapping[str, CameraConfig] | None = None):
+        if other := [key for key in self.TOGETHER if right.given(key) and getattr(right, key) != getattr(left, key)]:
+            values = f"{getattr(left, other[0])!r} for the left arm and {getattr(right, other[0])!r} for the right one"
+            raise ConfigError(f"{other[0]} is {values}; it belongs to both. Give it for the left one, or alike for both.")
+        if left.url.rstrip("/") == right.url.rstrip("/"):
+            raise ConfigError(f"{left.url} is given for both arms; each arm has a server, or a port, of its own. Correct one of them.")
+        own = [{side + name: camera for name, camera in arm.cameras.items()} for side, arm in (("left/", left), ("right/", right))]
+        size = left.image_size
+        super().__init__([Arm(left, "left/", {**(cameras or {}), **own[0]}, size), Arm(right, "right/", own[1], size)])
+
+
+class Arm:
+    """One arm's connection, cameras and last command."""
+
+    client: RobotClient
+    pose: Array  # [7] as measured last
+
+    def __init__(self, config: RobotConfig, prefix: str, cameras: Mapping[str, CameraConfig], image_size: int):
+        self.config, self.prefix, self.camera_configs, self.image_size = config, prefix, dict(cameras), image_size
+        self._cameras: dict[str, Camera] = {}
+        self._command: Array | None = None
+        self._wanted, self._gripped, self._gripped_at = "leave", "leave", -np.inf
+
+    def connect(self) -> None:
+        self.client = self._new_client()
+        for name, camera in self.camera_configs.items():
+            self._cameras[name] = open_camera(name, camera, self.image_size, self._new_client)
+
+    def close(self) -> None:
+        while self._cameras:
+            self._cameras.popitem()[1].close()
+        if hasattr(self, "client"):
+            self.client.close()
+
+    def begin(self, numbers: tuple[int, ...], joints: bool) -> None:
+        """An episode begins; the arm goes to its reset pose, if it has one, always to the same place for the same numbers."""
+        config, goal = self.config, None
+        self.client.post("clearerr")
+        self._update(config.precision)
+        if joints:
+            self.client.post("jointreset", seconds=config.joint_reset_seconds)
+        if config.gripper_at_reset != "leave":
+            self._grip(config.gripper_at_reset)
+        if config.reset_pose is not None:
+            sway = np.random.default_rng(numbers).uniform(-1, 1, 3) * np.repeat(config.random_reset, [2, 1])
+            begin = np.add(config.reset_pose, [*sway[:2], 0, 0, 0, sway[2]])
+            goal = self.safe(np.concatenate([begin[:3], from_euler(begin[3:])]))
+            self._move(goal)
+        self._wanted, self._gripped, self._command = "leave", "leave", goal
+        self._update(config.compliance)
+
+    def observed(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        reply = self._measured()
+        state = {self.prefix + key: reply[name].astype(np.float32) for key, (name, _) in STATE.items()}
+        images = {}
+        for name, camera in self._cameras.items():
+            images[name] = fitted(name, camera.read().image, self.camera_configs[name].crop, self.image_size)
+        return state, images
+
+    def act(self, action: Array) -> None:
+        """Sends the next pose, and the gripper's command if there is one that may be sent now."""
+        if abs(action[6]) >= 0.5:
+            self._wanted = "open" if action[6] > 0 else "close"
+        if self._wanted != self._gripped and time.monotonic() - self._gripped_at >= self.config.gripper_seconds:
+            self._grip(self._wanted)
+        self._send(self.target(action))
+
+    def target(self, action: Array) -> Array:
+        """The pose to command for an action, from the last command, the measured pose and the limits."""
+        (metres, radians), now = self.config.lead, self.pose
+        last = now if self._command is None else self._command
+        ahead = np.clip(to_rotation_vector(multiply(last[3:], inverse(now[3:]))), -radians, radians)
+        position = np.clip(last[:3], now[:3] - metres, now[:3] + metres) + action[:3] * self.config.action_scale[0]
+        rotation = multiply(from_rotation_vector(ahead), now[3:])
+        return self.safe(np.concatenate([position, multiply(from_euler(action[3:6] * self.config.action_scale[1]), rotation)]))
+
+    def safe(self, pose: Array) -> Array:
+        """The nearest pose inside the limits. The first angle jumps from pi to -pi where a gripper points down: its size is limited."""
+        low, high, angles = np.array(self.config.limit_low), np.array(self.config.limit_high), to_euler(pose[3:])
+        angles[0] = np.copysign(np.clip(abs(angles[0]), low[3], high[3]), angles[0])
+        angles[1:] = np.clip(angles[1:], low[4:], high[4:])
+        return np.concatenate([np.clip(pose[:3], low[:3], high[:3]), from_euler(angles)])
+
+    def is_at(self, target: list[float]) -> bool:
+        """Upstream's test: position, and the angles of the rotation that is left, each within its threshold."""
+        left = to_euler(multiply(inverse(self.pose[3:]), from_euler(target[3:])))
+        return bool(np.all(np.abs([*(self.pose[:3] - target[:3]), *left]) < self.config.reward_threshold))
+
+    def _move(self, goal: Array) -> None:
+        """Goes straight to a pose, waits until the arm is there, and says so if it does not get there."""
+        start, rate = self._measured()["pose"], Rate(self.config.hz)
+        turn = to_rotation_vector(multiply(goal[3:], inverse(start[3:])))
+        steps = max(1, round(self.config.reset_seconds * self.config.hz))
+        for share in [*(np.arange(steps) + 1) / steps, *[1.0] * steps]:
+            position = start[:3] + share * (goal[:3] - start[:3])
+            self._send(self.safe(np.concatenate([position, multiply(from_rotation_vector(share * turn), start[3:])])))
+            rate.wait()
+            away = float(np.linalg.norm(self._measured()["pose"][:3] - goal[:3]))
+            if share == 1.0 and away < 0.005:
+                break
+        if away > self.config.reset_tolerance:
+            raise RequestError(
+                f"{self.config.url}: the arm is {away:.3f} m from its reset pose, and at most reset_tolerance="
+                f"{self.config.reset_tolerance:g} m are allowed. Is it blocked, or in error? Clear its way and reset again."
+            )
+
+    def _measured(self) -> dict[str, Array]:
+        """What the server says of the arm, each as numbers in a row."""
+        reply, values = self.client.post("getstate"), {}
+        for name, size in STATE.values():
+            try:
+                values[name] = np.ravel(np.array(reply[name], np.float64))
+            except (KeyError, TypeError, ValueError):
+                values[name] = np.empty(0)
+            if values[name].size != size or not np.isfinite(values[name]).all():
+                raise RequestError(f"{self.config.url}/getstate: {name} is not {size} finite numbers. Is it a robot server?")
+        self.pose = np.concatenate([values["pose"][:3], normalized(values["pose"][3:])])
+        return values
+
+    def _send(self, pose: Array) -> None:
+        self.client.post("clearerr")  # as upstream, so that a reflex of the arm does not end the episode
+        self.client.post("pose", {"arr": pose.tolist()})
+        self._command = pose
+
+    def _grip(self, command: str) -> None:
+        self.client.post(f"{command}_gripper")
+        self._gripped, self._gripped_at = command, time.monotonic()
+
+    def _update(self, parameters: Mapping[str, float]) -> None:
+        if parameters:
+            self.client.post("update_param", dict(parameters))
+
+    def _new_client(self) -> RobotClient:
+        token = read(Path(self.config.token_file)).decode().strip() if self.config.token_file else ""
+        return RobotClient(self.config.url, token, self.config.request_seconds)
+
+
+def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """``make("robot/NAME")``: NAME is ``HOST:PORT``, an address or a YAML file of settings; two with a comma, left first, are two arms.
+
+    Options are settings of ``RobotConfig``, for both arms where there are two. ``cameras=["front", "wrist"]``, names alone, are a
+    simulation's cameras; with two arms, ``left/NAME`` belongs to the left one, and ``NAME`` to none.
+    """
+    cameras = options.pop("cameras", {})
+    cameras = dict(cameras) if isinstance(cameras, Mapping) else {camera: CameraConfig() for camera in cameras}
+    places = name.split(",")
+    sides = [""] if len(places) == 1 else ["left/", "right/"]
+    if len(places) > 2:
+        raise ConfigError(f"robot/{name}: {len(places)} arms were given; one, or two with a comma between them, were expected.")
+    configs = []
+    for side, place in zip(sides, places, strict=True):
+        own = {key.removeprefix(side): cameras.pop(key) for key in list(cameras) if key.startswith(side)}
+        where: Any = Path(place) if place.endswith((".yaml", ".yml")) else {"url": place if "://" in place else f"http://{place}"}
+        configs.append(build(RobotConfig(), where, options, *([{"cameras": own}] if own else [])))  # empty would take a file's away
+    shared = build(RobotConfig(), {"cameras": cameras}).cameras
+    return RobotEnv(configs[0]) if len(configs) == 1 else DualRobotEnv(configs[0], configs[1], shared)
+
+
+def _all(successes: list[bool]) -> bool | None:
+    """Whether all succeeded; None where nobody knows."""
+    return all(successes) if successes else None

@@ -1,0 +1,477 @@
+"""The robot server: the HTTP routes of HIL-SERL over any arm, with limits that hold whoever asks.
+
+    with RobotServer("tabletop", {"task": "pick"}, port=5000) as server:
+        ...
+
+This process speaks HTTP and renders simulated cameras. The arm moves in a process of its own, ``control.py``: it reads no request and
+waits for nobody. Between them go lines of JSON on a socket; the state comes by shared memory, so that reading it costs the arm nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from hilt.core.children import run_module
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
+from hilt.envs.rotations import Array
+from hilt.robot.backends import Box, backend_class
+from hilt.robot.control import START_S, STOP_S, Board, Limits, News, receive_line, send_line
+from hilt.robot.request_auth import Door, Lease, listen, own_address, read_tokens
+from hilt.robot.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
+
+_log = logging.getLogger("hilt.envs")
+
+MOST_BODY_BYTES = 1 << 16
+MOST_CONNECTIONS, MOST_PER_ADDRESS = 256, 128
+MOST_PICTURES = 32  # asked for and not yet rendered
+IDLE_S = 30.0
+FIRST_S = 10.0  # until the first whole request of a connection
+BODY_S = 5.0
+ANSWER_S = 60.0
+PATIENCE_S = 2.0  # until it is told for what the server waits
+STALE_S = 1.0
+LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
+LOOK_S = 0.1  # how often a long request is checked for a client that has gone
+LET_IN = "hilt.let_in"
+"""In the scope of a request that passed the door and is whole"""
+OWN_ROUTES = ("/scene", "/image", "/status")
+
+
+class RobotServer:
+    """Serves the arms of one backend: the first at `port`, a second at the next one. Port 0 takes free ones."""
+
+    def __init__(
+        self,
+        backend: str = "tabletop",
+        options: Mapping[str, Any] | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 5000,
+        tokens: Sequence[str | os.PathLike[str]] = (),
+        limits: Limits | None = None,
+    ):
+        optional_module("uvicorn", "the robot server", "robot")
+        self._door = Door(host, read_tokens(tokens))
+        with contextlib.ExitStack() as undo:
+            # the port before the arm: a second server, begun by mistake, must not come near the arm of the first
+            self._sockets = [undo.enter_context(listen(host, port))]
+            self.control = Control(backend, options or {}, limits or Limits())
+            undo.callback(self.control.close)
+            self._sockets += [undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])]
+            undo.pop_all()
+        self._pictures = Pictures(backend, options or {})
+        shown = own_address() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        self.urls = [f"http://{shown}:{s.getsockname()[1]}/" for s in self._sockets]
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+
+    def __enter__(self) -> RobotServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Serves from a thread of this process, until `stop`."""
+        ready, problems = threading.Event(), list[Exception]()
+
+        def serve() -> None:
+            try:
+                asyncio.run(self.serve(ready.set))
+            except Exception as error:  # noqa: BLE001 - raised below, or told by `failure` later
+                problems.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=serve, name="hilt-robot-server", daemon=True)
+        self._thread.start()
+        if not ready.wait(START_S):
+            raise DeadlineError(f"the robot server did not begin to serve in {START_S:.0f} s.")
+        if problems:
+            raise problems[0]
+
+    def stop(self) -> None:
+        """Ends both, with the arms held."""
+        loop, ending, thread = self._loop, self._ending, self._thread
+        if thread is not None and loop is not None and ending is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(ending.set)
+            thread.join(2 * STOP_S)
+        self._close()
+
+    def _close(self) -> None:
+        for listening in self._sockets:
+            listening.close()
+        self._pictures.close()
+        self.control.close()
+
+    async def serve(self, ready: Callable[[], None] = lambda: None, signals: Sequence[int] = ()) -> None:
+        """Serves until `stop`, or one of the signals."""
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        for number in signals:
+            self._loop.add_signal_handler(number, self._ending.set)
+        try:
+            await self.control.connect()
+            apps = [App(arm, self.control, self._door, self._pictures) for arm in range(len(self._sockets))]
+            servers = [web_server(app) for app in apps]
+            running = [asyncio.create_task(s.serve(sockets=[at])) for s, at in zip(servers, self._sockets, strict=True)]
+            while not all(server.started for server in servers):
+                await asyncio.sleep(0.005)
+            ready()
+            await self._ending.wait()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*running)
+        finally:
+            self._close()
+
+
+class App:
+    """One arm's routes, as an ASGI application."""
+
+    def __init__(self, arm: int, control: Control, door: Door, pictures: Pictures):
+        self._arm, self._control, self._door, self._pictures = arm, control, door, pictures
+        self._lease = Lease(arm, control.limits.heartbeat)
+        low, high = control.hello["workspaces"][arm]
+        self._box: Box = (np.array(low), np.array(high))
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        kind, status = "text/plain; charset=utf-8", 200
+        try:
+            answer = await self._answer(scope, receive)
+        except HiltError as error:
+            answer, status = str(error), getattr(error, "status", 500)
+        if isinstance(answer, dict):
+            kind, answer = "application/json", json.dumps(answer)
+        elif isinstance(answer, bytes):
+            kind = "application/octet-stream"
+        data = answer if isinstance(answer, bytes) else answer.encode(errors="backslashreplace")  # JSON may have half a character
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(data)).encode()), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    async def _answer(self, scope: dict[str, Any], receive: Any) -> Any:
+        who, path = self._door.who(scope), scope["path"]
+        if path not in READS and path not in COMMANDS and path not in OWN_ROUTES:
+            raise Refusal(404, f"no route {path!r:.60}{suggest(path, [*READS, *COMMANDS, *OWN_ROUTES])} All are listed in docs/robot.md.")
+        if scope["method"] != "POST":
+            raise Refusal(405, f"{path}: expected POST, got {scope['method']}.")
+        data = await _body(scope, receive)
+        scope[LET_IN] = True
+        if path in READS:
+            return READS[path]((await self._control.news()).states[self._arm])
+        if path in COMMANDS:
+            return await self._command(path, data, who, receive)
+        return await self._own(path, parse(data, path), who)
+
+    async def _command(self, path: str, data: bytes, who: str, receive: Any) -> str:
+        command = COMMANDS[path]
+        values = command.read(parse(data, path), self._box) if command.read else command.values
+        gone = asyncio.ensure_future(_gone(receive))
+        await asyncio.sleep(0)  # lets it look
+        if gone.done():  # this process stood still meanwhile: what was wanted then is not wanted now
+            raise Refusal(408, f"{path}: its client left before it was done.")
+        with self._lease.command(who):
+            asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
+            try:
+                while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+                    if gone.done():  # nobody waits for this motion any more
+                        await self._control.ask("release", self._arm)
+                await asked
+            finally:
+                gone.cancel()
+                asked.cancel()
+        return command.reply
+
+    async def _own(self, path: str, body: Any, who: str) -> Any:
+        hello, control = self._control.hello, self._control
+        if path == "/status":
+            return await self._status(read_seconds(body))
+        if not hello["simulation"]:
+            raise Refusal(404, f"{path}: this backend is no simulation; read its cameras where they are connected.")
+        if path == "/scene":
+            values = read_scene(body)
+            if values["split"] is not None:
+                self._lease.take(who)
+            return await control.ask("scene", self._arm, **values)
+        camera, height, width = read_image(body, hello["cameras"])
+        return await self._pictures.take((await control.news()).snapshot, camera, height, width)
+
+    async def _status(self, seconds: float) -> dict[str, Any]:
+        hello, news = self._control.hello, await self._control.news()
+        return {
+            "arm": self._arm,
+            "arms": hello["arms"],
+            "mode": news.modes[self._arm],
+            "controller": self._lease.holder(),
+            "time": news.time,
+            "workspace": {"low": self._box[0].tolist(), "high": self._box[1].tolist()},
+            "cameras": hello["cameras"],
+            "realtime": hello["realtime"],
+            **asdict(self._control.limits),
+            "period": await self._control.ask("period", self._arm, seconds=seconds),
+        }
+
+
+class Control:
+    """The control process, as seen from here."""
+
+    def __init__(self, backend: str, options: Mapping[str, Any], limits: Limits):
+        self.limits = limits
+        self.failure: str | None = None
+        """Why the control process is no more: its own traceback."""
+        self.held = False
+        """Whether it said, as it ended, that the arms hold: one that was killed could not"""
+        self._numbers, self._asked = itertools.count(), dict[int, asyncio.Future[Any]]()
+        self._closing = False
+        self._line, theirs = socket.socketpair()
+        file = Board.create()
+        self._board = Board(file)
+        command = run_module("hilt.robot.control", str(theirs.fileno()), str(file), str(os.getpid()))
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(), file), stdin=subprocess.DEVNULL, start_new_session=True)
+        theirs.close()
+        os.close(file)
+        try:
+            send_line(self._line, {"backend": backend, "options": dict(options), "limits": asdict(limits)})
+            if not select.select([self._line], [], [], PATIENCE_S)[0]:
+                _log.warning("waiting for the backend %r to tell its first state, for %.0f s at most", backend, START_S)
+            self.hello = receive_line(self._line, START_S)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, (EOFError, OSError)):
+                raise  # Ctrl-C
+            raise RequestError(f"the control process did not come up ({error!r}): {self._ended()}.") from error
+        if "failed" in self.hello:
+            self.close()
+            if self.hello["failed"]:
+                raise ConfigError(self.hello["failed"])
+            whole = self.hello["traceback"].strip()
+            raise RequestError(f"the backend {backend!r} did not start: {whole.splitlines()[-1]}") from RequestError(whole)
+
+    async def connect(self) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._line)
+        self._listening = asyncio.create_task(self._listen(reader))
+
+    async def ask(self, do: str, arm: int, **values: Any) -> Any:
+        """The control process's answer, with a deadline."""
+        self._need()
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({"id": number, "do": do, "arm": arm, **values}).encode() + b"\n")
+        try:
+            return await asyncio.wait_for(self._asked[number], ANSWER_S)
+        except asyncio.TimeoutError:
+            raise Refusal(504, f"the control process did not answer {do!r} in {ANSWER_S:.0f} s.") from None
+        finally:
+            del self._asked[number]
+
+    async def news(self) -> News:
+        """The state that was published last. An old one is refused, unless a new one comes while this process is awake."""
+        age = 0.0
+        for _ in range(LOOKS):
+            self._need()
+            try:
+                news = self._board.read(0.1)
+            except DeadlineError as error:
+                raise Refusal(503, str(error)) from None
+            if (age := time.monotonic() - news.time) <= STALE_S:
+                return news
+            await asyncio.sleep(0.01)
+        raise Refusal(503, f"the control process has published no state for {age:.1f} s: its backend hangs.")
+
+    def close(self) -> None:
+        """Ends the process, with the arms held: it does so by itself when the line is closed."""
+        self._closing = True
+        with contextlib.suppress(OSError):  # when it is closed already
+            self._line.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._line.close()
+
+    def _need(self) -> None:
+        if self.failure is not None:
+            last = self.failure.strip().splitlines()[-1]
+            held = "and the arm is held" if self.held else "and did not say that the arm is held: look at it, and use its own stop"
+            raise Refusal(503, f"the control process has ended, {held}: {last} (the server's log has all of it).")
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        traceback = ""
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                message = json.loads(line)
+                traceback = message.get("traceback", traceback)
+                self.held = message.get("held", self.held)
+                if "warning" in message:
+                    _log.warning("%s", message["warning"])
+                asked = self._asked.get(message.get("id"))
+                if asked is not None and not asked.done():
+                    if "error" in message:
+                        asked.set_exception(Refusal(message["status"], message["error"]))
+                    else:
+                        asked.set_result(message["answer"])
+        if self._closing:
+            return
+        self.failure = traceback or await asyncio.to_thread(self._ended)
+        _log.error("the control process has ended:\n%s", self.failure)
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(Refusal(503, f"the control process ended meanwhile: {self.failure.strip().splitlines()[-1]}"))
+
+    def _ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_S)
+        code = self._process.returncode
+        return f"it was ended by signal {-code}" if code is not None and code < 0 else f"it ended with code {code}"
+
+
+class Pictures:
+    """Renders simulated cameras in a thread of its own, from what the control process published."""
+
+    def __init__(self, backend: str, options: Mapping[str, Any]):
+        self._backend, self._options = backend, options
+        self._thread = ThreadPoolExecutor(1, "hilt-pictures")
+        self._render: Callable[[Array, str, int, int], Array] | None = None
+        self._pending = 0
+
+    async def take(self, snapshot: Array, camera: str, height: int, width: int) -> bytes:
+        if self._pending >= MOST_PICTURES:
+            raise Refusal(503, f"{self._pending} pictures are asked for already; expected fewer, ask again later.")
+        self._pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._take, snapshot, camera, height, width)
+        finally:
+            self._pending -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _take(self, snapshot: Array, camera: str, height: int, width: int) -> bytes:
+        if self._render is None:
+            self._render = backend_class(self._backend).renderer(self._options)
+        return self._render(snapshot, camera, height, width).tobytes()
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------------------
+
+
+def web_server(app: App) -> Any:
+    """Uvicorn, without its signal handlers, with a bound on connections and on how long one may be idle or dawdle."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        seen: Any = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
+            self.is_proven, self.used = False, self.loop.time()
+            everybody = [c for c in self.connections if not c.transport.is_closing()]
+            neighbours = [c for c in everybody if c.client[0] == self.client[0]]
+            if len(neighbours) > MOST_PER_ADDRESS:
+                self.make_room(neighbours)
+            elif len(everybody) > MOST_CONNECTIONS:
+                self.make_room(everybody)
+            self.loop.call_later(FIRST_S, self.look_first)
+            self.loop.call_later(IDLE_S, self.look)
+
+        def make_room(self, crowd: list[Any]) -> None:
+            """Ends the connection that is worth least, so that a crowd shuts nobody out: of those that have sent no request that was
+            let in the oldest, then the one that was used longest ago. If all the others wait for their answers, it is this one."""
+            others = [c for c in crowd if c is not self and not (c.proven() and c.is_busy())]
+            worst = min(others, key=lambda c: (c.proven(), c.used), default=self)
+            worst.transport.abort()
+
+        def proven(self) -> bool:
+            """Whether a request came by it that was let in, and was whole."""
+            self.is_proven |= bool(self.scope and self.scope.get(LET_IN))
+            return self.is_proven
+
+        def is_busy(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def on_response_complete(self) -> None:
+            self.proven()
+            self.used = self.loop.time()
+            super().on_response_complete()
+
+        def look_first(self) -> None:
+            if not self.proven() and not self.transport.is_closing():
+                self.transport.abort()
+
+        def look(self) -> None:
+            """Closes a connection that did nothing since the last look, begin a request or take an answer: uvicorn waits for ever."""
+            if self.transport.is_closing():
+                return
+            answered = self.cycle is None or self.cycle.response_complete
+            if self.cycle is self.seen and (answered or self.transport.get_write_buffer_size()):
+                self.transport.abort()
+                return
+            self.seen = self.cycle
+            self.loop.call_later(IDLE_S, self.look)
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # X-Forwarded-For would let anybody be anybody
+        server_header=False,
+        timeout_keep_alive=int(IDLE_S),
+        timeout_graceful_shutdown=1,
+    )
+    return Server(config)
+
+
+async def _body(scope: Mapping[str, Any], receive: Any) -> bytes:
+    """The request's body: not too long, and not for ever."""
+    too_long = Refusal(413, f"expected a body of at most {MOST_BODY_BYTES} bytes.")
+    if int(dict(scope["headers"]).get(b"content-length", 0)) > MOST_BODY_BYTES:
+        raise too_long
+
+    async def collect() -> bytes:
+        data, more = b"", True
+        while more:
+            message = await receive()
+            data, more = data + message.get("body", b""), message.get("more_body", False)
+            if len(data) > MOST_BODY_BYTES:
+                raise too_long
+        return data
+
+    try:
+        return await asyncio.wait_for(collect(), BODY_S)
+    except asyncio.TimeoutError:
+        raise Refusal(408, f"the request's body did not come in {BODY_S:.0f} s.") from None
+
+
+async def _gone(receive: Any) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,9 @@
+"""What every kind of run has in common: its folder, its checkpoints, its precision, and the evaluation of what it learned.
+
+The kinds are ``hil`` (a person and an agent that learns from replay), ``sft`` (a policy that imitates) and ``vla`` (a policy that learns
+from its own rollouts). They are built on this package and do not import each other.
+"""
+
+from hilt.runs.folder import CARD, CONFIG, RunKind, check_new, note_end
+
+__all__ = ["CARD", "CONFIG", "RunKind", "check_new", "note_end"]

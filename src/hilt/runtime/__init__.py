@@ -1,1 +1,0 @@
-"""Programs that run for long: so far the one that records demonstrations."""

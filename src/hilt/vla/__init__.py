@@ -1,0 +1,1 @@
+"""A vision-language-action policy: supervised fine-tuning, and post-training on its own rollouts."""

@@ -1,0 +1,468 @@
+"""What a run of post-training is told: a policy rolls out groups of episodes over tasks and learns from how they ended.
+
+Sizes are named with their unit: an *episode* is one rollout, a *group* is `collect.group_size` episodes from one initial state, a *row*
+is one chunk that the policy was asked for. `Vla.arithmetic` says in words what they come to, before anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hilt.algos import prime
+from hilt.algos.config import GROUPED, Optimiser, PolicyGradient, Prime
+from hilt.core.errors import ConfigError, Problems, UnknownNameError
+from hilt.core.hub import local
+from hilt.core.url_folder import UrlFolder
+from hilt.distributed.group import Placement, Sharding
+from hilt.envs.task import ready
+from hilt.observe.alarms import Facts, check_stop_on
+from hilt.observe.sinks import check_sinks
+from hilt.policies.base import check_effect
+from hilt.policies.io.tensor_files import check_device
+from hilt.policies.vla.flow import check_entropy
+from hilt.policies.vla.small_vla import MODEL_TYPE, SmallVLAConfig
+from hilt.runs.run_precision import document_of
+from hilt.vla.collect import Collecting
+from hilt.vla.sft import Lora, words
+
+BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
+"""Filters of collect that drop groups by how their episodes ended"""
+BASELINES = {
+    "gae": "the critic would learn what the kept ones earn, not what a state is worth",
+    "reinforce_plus_plus": "their mean is the baseline",
+    "remax": "the baseline, a greedy episode, is not one of those",
+}
+"""Of the estimators that do not compare within a group: what goes wrong when groups are chosen by their outcome"""
+RATES = {"a small_vla": 3e-4, "adapters": 1e-4, "all weights of a large policy": 5e-6}
+"""Learning rates where none is given. Of adapters: RLinf's for OpenVLA and OFT with LoRA; of all weights: SimpleVLA-RL's, and pi_RL's"""
+CRITIC_RATE = 1e-4
+"""Of a critic, at least: pi_RL's for the value head of pi0"""
+CRITICS = ("none", "shared", "detached", "separate")
+
+
+@dataclass
+class Simulators:
+    """The environments of each rank."""
+
+    workers: int = 0
+    """Processes of each rank; 0: in the rank's own process. The results are the same with any number"""
+    slots: int = 8
+    """Environments that are in flight at each rank. While one half of them is simulated, the policy answers the other"""
+    envs_per_worker: int = 0
+    """Environments that a process keeps for later, at most; 0: as many as it has slots"""
+    start_s: float = 120.0
+    """Seconds within which a process must have made its environment. This and the next two need workers above 0"""
+    step_s: float = 60.0
+    """Seconds within which a chunk must have been simulated"""
+    restarts: int = 3
+    """Times that a process that died or hung is started again, in a row"""
+
+
+@dataclass
+class Critic:
+    """Who says what a state is worth: for algorithm.estimator=gae."""
+
+    kind: str = "none"
+    """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
+    own, begun from the same weights; "none" """
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    """Of the critic, a head or a policy of its own. Its learning rate, where none is given: 1e-4, or the policy's if that is higher"""
+    warmup_steps: int = 0
+    """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
+
+
+@dataclass
+class Reference:
+    """The policy as it was at the start: for algorithm.kl and prime."""
+
+    offload: bool = False
+    """Its weights lie in the host's memory, and go to the device only while they are needed"""
+
+
+@dataclass
+class Rewards:
+    """What an episode earns: the sum of these, each times its coefficient, 0 for none."""
+
+    success: float = 1.0
+    """At the last row of an episode that succeeded"""
+    format: float = 0.0
+    """At the last row of one without an ill-formed chunk; for collect.filter_format=false"""
+    environment: float = 0.0
+    """Of the environment's own reward, at each row"""
+    classifier: str = ""
+    """The folder of a reward classifier (`hilt train classifier`), which judges the last frame"""
+    learned: float = 0.0
+    """At the last row: of the classifier's 0 or 1"""
+
+
+@dataclass
+class Validation:
+    """How good the policy is, on initial states that training never sees. Every episode counts."""
+
+    split: str = "eval"
+    """Whose initial states: another than collect.split"""
+    episodes: int = 0
+    """Of each task, from the first state on; 0: every state once"""
+    at_most: int = 0
+    """Of all tasks together, which take turns, so that some may have none; 0: no limit"""
+    before: bool = True
+    """Before the first step"""
+    period: int = 10
+    """Training steps between two; 0: none meanwhile"""
+    after: bool = True
+    """After the last step"""
+    sample: bool = False
+    """Actions are drawn as in training, not the likeliest"""
+    goal: float = 0.0
+    """Share of successful episodes, over all tasks, at which training ends; 0: success does not end it"""
+    hold: int = 2
+    """Number of validations in a row that must reach the goal"""
+    videos: int = 0
+    """Of so many episodes each time, one picture for each chunk"""
+
+
+@dataclass
+class Imitation:
+    """A term of the loss that keeps the policy near demonstrations."""
+
+    weight: float = 0.0
+    """Of their loss, beside the policy gradient"""
+    data: list[str] = field(default_factory=list)
+    """Logs or datasets, as `hilt train sft` takes them"""
+    batch_size: int = 32
+    """Samples in each optimiser step at each rank"""
+
+
+@dataclass
+class Vla:
+    """A run of post-training."""
+
+    policy: str = "small_vla"
+    """The folder of a checkpoint; or small_vla: a new one that has learned nothing, whose sizes come from the first task"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
+    device: str = "cpu"
+    """Where it is: cpu, cuda (each rank on a machine has its own), cuda:1"""
+    lora: Lora = field(default_factory=Lora)
+    tasks: list[str] = field(default_factory=list)
+    """By their full names: tabletop/pick_red, libero_spatial/3"""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """What all of them are given"""
+    suite: str = ""
+    """Whose names the observations have; empty: those of the first task"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
+    pool: Simulators = field(default_factory=Simulators)
+    collect: Collecting = field(default_factory=Collecting)
+    rewards: Rewards = field(default_factory=Rewards)
+    algorithm: PolicyGradient = field(default_factory=PolicyGradient)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    critic: Critic = field(default_factory=Critic)
+    prime: Prime = field(default_factory=Prime)
+    reference: Reference = field(default_factory=Reference)
+    imitation: Imitation = field(default_factory=Imitation)
+    validation: Validation = field(default_factory=Validation)
+    placement: Placement = field(default_factory=Placement)
+    sharding: Sharding = field(default_factory=Sharding)
+    max_steps: int = 100
+    """Training steps: each collects episodes and learns from them. A step whose groups only wait for the next one does not count; after
+    as many of these in a row, 20 at least, the run ends. 0: the policy is validated, and that is all"""
+    max_seconds: float = 0.0
+    """A cap: it ends after the step in which so many seconds of work have passed; 0: max_steps alone counts. The learning rate's schedule
+    follows whichever of the two comes first"""
+    solved_steps: int = 5
+    """It ends as solved after so many training steps in a row, of 256 episodes at least, in which all members of all groups succeeded; 0:
+    never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
+    stop_on: list[str] = field(default_factory=list)
+    """Alarms that end the run when they are raised, with a checkpoint, such as [ppo_kl, validation]: docs/observe.md lists them"""
+    checkpoint_period: int = 10
+    """Training steps between two checkpoints"""
+    checkpoint_keep: int = 1
+    """The newest so many stay"""
+    export_period: int = 0
+    """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
+    lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
+    export_keep: int = 0
+    """The newest so many of these folders stay; 0: all"""
+    copy_to: str = ""
+    """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and from which a run
+    can be resumed; empty: none"""
+    rollouts_gb: float = 20.0
+    """Of collected episodes each rank keeps so many gigabytes on its disk, the newest; 0: all"""
+    sinks: list[str] = field(default_factory=list)
+    """Where metrics go besides: tensorboard, wandb, trackio"""
+    seed: int = 0
+    """Of the first weights, the starts and all that is drawn"""
+
+    def check(self, here: bool = True) -> None:
+        """Raises for what cannot work, and for what would change nothing: for all of it at once. Without `here`, what this machine lacks is
+        left out."""
+        problems = Problems()
+        problems.check(self._check_ranges)
+        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.prime, self.placement, self.sharding):
+            problems.check(section.check)
+        problems.check(prime.check, self.algorithm, self.prime)
+        problems.check(self._check_tasks)
+        if not problems.errors:  # without sound sizes there is nothing that could fit together
+            problems.check(self._check_sizes)
+        problems.check(self._check_sense)
+        problems.check(self._check_limits)
+        problems.check(words, self)
+        if here:
+            problems.check(self.check_place)
+        problems.report()
+
+    def check_place(self) -> None:
+        """Raises for what this machine lacks: a device, a package, a folder, a simulator."""
+        problems = Problems()
+        problems.check(check_device, self.device)
+        problems.check(check_sinks, self.sinks)
+        problems.check(self._check_there)
+        if self.copy_to:
+            problems.check(UrlFolder(self.copy_to).check)
+        problems.report()
+
+    def _check_ranges(self) -> None:
+        problems = Problems()
+        least = {"pool.workers": 0, "pool.slots": 1, "pool.envs_per_worker": 0, "pool.start_s": 0.1, "pool.step_s": 0.1, "pool.restarts": 0}
+        least |= {"critic.warmup_steps": 0, "imitation.weight": 0, "imitation.batch_size": 1, "lora.rank": 0, "lora.alpha": 1e-6, "seed": 0}
+        least |= {"validation.goal": 0, "validation.hold": 1}
+        least |= {"validation.episodes": 0, "validation.at_most": 0, "validation.period": 0, "validation.videos": 0, "rollouts_gb": 0}
+        least |= {"max_steps": 0, "max_seconds": 0, "checkpoint_period": 1, "checkpoint_keep": 1, "solved_steps": 0}
+        least |= {"export_period": 0, "export_keep": 0}
+        for name, low in least.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if not low <= value < math.inf:
+                problems.errors.append(ConfigError(f"{name}={value:g}: expected a number from {low:g} on."))
+        problems.report()
+
+    def _check_tasks(self) -> None:
+        if not self.tasks:
+            raise ConfigError("there is nothing to try: give tasks=[tabletop/pick_red, tabletop/pick_blue], or another list of tasks.")
+        if len(set(self.tasks)) != len(self.tasks):
+            twice = next(task for task in self.tasks if self.tasks.count(task) > 1)
+            raise ConfigError(f"tasks names {twice} twice: name each once; all are visited in turn.")
+
+    def _check_sizes(self) -> None:
+        """What has to fit together in numbers."""
+        episodes, each = self.episodes, self.algorithm.batch.trajectories_per_step
+        if each > episodes or (each and episodes % each):
+            fits = [n for n in range(1, episodes + 1) if episodes % n == 0]
+            raise ConfigError(
+                f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
+                f"whole steps of the optimiser; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
+            )
+        if self.algorithm.estimator in GROUPED and self.collect.group_size < 2:
+            raise ConfigError(
+                f"collect.group_size={self.collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
+            )
+        cut = self.collect.data_batch_size % self.collect.group_size
+        if cut and self.algorithm.estimator in GROUPED and self.algorithm.kl.where == "reward":
+            raise ConfigError(
+                f"collect.data_batch_size={self.collect.data_batch_size} cuts groups of collect.group_size={self.collect.group_size}, and "
+                "algorithm.kl.where=reward compares what all members of a group paid: give a multiple, or algorithm.kl.where=loss."
+            )
+        if self.validation.videos and self.validation.episodes and self.validation.videos > self.validation.episodes * len(self.tasks):
+            raise ConfigError(
+                f"validation.videos={self.validation.videos}: a validation has {self.validation.episodes * len(self.tasks)} episodes."
+            )
+
+    def _check_sense(self) -> None:
+        """What one setting needs of another."""
+        critic, gae, validation = self.critic, self.algorithm.estimator == "gae", self.validation
+        if critic.kind not in CRITICS:
+            raise UnknownNameError("critic", critic.kind, CRITICS)
+        if gae and critic.kind == "none":
+            raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
+        problems = Problems()
+        problems.check(self._check_filters)
+        near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
+        problems.check(check_effect, self.collect, {"prefetch": near})
+        problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
+        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
+        problems.check(self._check_entropy)
+        problems.check(check_stop_on, self.stop_on, self.facts)
+        problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
+        alone = "rewards.environment=0, rewards.learned=0, prime.coefficient=0 and algorithm.discount=1; without, solved_steps=5 is neutral"
+        problems.check(check_effect, self, {"solved_steps": (alone, self.may_be_solved)})
+        held = ("algorithm.kl.where=reward or loss, or prime.coefficient with prime.reference=frozen", self.has_reference)
+        problems.check(check_effect, self.reference, {"offload": held})
+        problems.check(check_effect, self.rewards, {"classifier": ("a coefficient, rewards.learned=1", self.rewards.learned)})
+        problems.check(check_effect, self.rewards, {"learned": ("rewards.classifier=FOLDER", self.rewards.classifier)})
+        ill = ("collect.filter_format=false, without which every episode that is learned from earns it", not self.collect.filter_format)
+        problems.check(check_effect, self.rewards, {"format": ill})
+        watched = ("pool.workers above 0; without, start_s=120 step_s=60 restarts=3 are neutral", self.pool.workers)
+        problems.check(check_effect, self.pool, dict.fromkeys(("start_s", "step_s", "restarts"), watched))
+        given = ("imitation.weight and imitation.data together", self.imitation.weight and self.imitation.data)
+        problems.check(check_effect, self.imitation, dict.fromkeys(("weight", "data", "batch_size"), given))
+        some = ("one of validation.before, period and after", validation.before or validation.period or validation.after)
+        problems.check(check_effect, validation, dict.fromkeys(("split", "episodes", "at_most", "sample", "videos"), some))
+        problems.check(check_effect, validation, {"goal": ("validation.period, so that it can be reached", validation.period)})
+        problems.check(check_effect, validation, {"hold": ("validation.goal", validation.goal)})
+        problems.report()
+
+    def _check_filters(self) -> None:
+        """Filters choose groups by how they ended: only what compares the members of a group with each other is not misled by that."""
+        filters = [f"collect.{name}=true" for name in BY_OUTCOME if getattr(self.collect, name)]
+        if filters and (estimator := self.algorithm.estimator) not in GROUPED:
+            raise ConfigError(
+                f"{' and '.join(filters)} with algorithm.estimator={estimator}: groups are kept by how they ended, and "
+                f"{BASELINES[estimator]}, so that advantages would be wrong. Give false for "
+                f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
+            )
+
+    def _check_entropy(self) -> None:
+        """Of a policy that is made here; one of a folder is asked when it is opened."""
+        if self.algorithm.entropy and self.policy == "small_vla":
+            options = SmallVLAConfig.from_json(self.policy_options)
+            if options.head == "flow":
+                check_entropy(self.algorithm.entropy, options.flow.kind)
+
+    def settled(self) -> Vla:
+        """With learning rates as numbers, chosen by what is trained where none was given."""
+        policy, critic = self.optimiser, self.critic
+        rate = RATES[self._trains] if policy.learning_rate is None else policy.learning_rate
+        judged = max(rate, CRITIC_RATE) if critic.optimiser.learning_rate is None else critic.optimiser.learning_rate
+        if critic.kind != "none":
+            critic = replace(critic, optimiser=replace(critic.optimiser, learning_rate=judged))
+        process = self.prime
+        if process.coefficient and process.update != "none" and process.optimiser.learning_rate is None:
+            process = replace(process, optimiser=replace(process.optimiser, learning_rate=rate))
+        return replace(self, optimiser=replace(policy, learning_rate=rate), critic=critic, prime=process)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a policy is kept as it was: to measure a divergence, or the log-ratio of a process reward."""
+        return self.algorithm.kl.where != "none" or bool(self.prime.coefficient and self.prime.reference == "frozen")
+
+    @property
+    def _trains(self) -> str:
+        """What is trained, in words."""
+        if self.lora.rank:
+            return "adapters"
+        small = self.policy == "small_vla" or document_of(self).get("model_type") == MODEL_TYPE
+        return "a small_vla" if small else "all weights of a large policy"
+
+    def _check_limits(self) -> None:
+        validation = self.validation
+        if validation.goal > 1:
+            raise ConfigError(f"validation.goal={validation.goal:g}: expected a share of the episodes, from 0 (off) to 1.")
+        if validation.split == self.collect.split:
+            raise ConfigError(
+                f"validation.split={validation.split} are the states that are trained on (collect.split): give another split."
+            )
+        if not self.max_steps and not validation.before:
+            raise ConfigError("max_steps=0 and validation.before=false: there is nothing to do. Give one of them.")
+        rewards = (self.rewards.success, self.rewards.format, self.rewards.environment, self.rewards.learned, self.prime.coefficient)
+        if not any(rewards):
+            raise ConfigError("all coefficients of rewards are 0, so that there is nothing to learn: give rewards.success=1.")
+        if not self.lora.rank and self.lora != Lora():
+            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
+
+    def _check_there(self) -> None:
+        """Folders that are named exist."""
+        problems = Problems()
+        for part in (self._check_policy, self._check_folders):
+            problems.check(part)
+        if self.placement.kind != "ray":  # its machines have simulators of their own
+            with problems.collected():
+                ready(self.tasks, **self.task_options)
+        problems.report()
+
+    def _check_policy(self) -> None:
+        if self.policy == "small_vla":
+            SmallVLAConfig.from_json(self.policy_options)
+        elif not local(self.policy).is_dir():
+            raise ConfigError(
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
+                "machine, or a name that `hilt fetch` has shown."
+            )
+
+    def _check_folders(self) -> None:
+        if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
+            raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
+        for name, folder in (("prime.policy", self.prime.policy), ("prime.reference_policy", self.prime.reference_policy)):
+            if folder and not local(folder).is_dir():
+                raise ConfigError(f"{name}={folder}: expected the folder of a checkpoint. Give one on this machine, or leave it out.")
+        for path in self.imitation.data:
+            if not local(path).exists():
+                raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
+
+    @property
+    def may_be_solved(self) -> bool:
+        """Whether nothing more can be earned where every episode succeeds."""
+        others = self.rewards.environment or self.rewards.learned or self.prime.coefficient
+        return not others and self.algorithm.discount == 1
+
+    @property
+    def facts(self) -> Facts:
+        """What alarms must know of these settings."""
+        algorithm, compares = self.algorithm, self.algorithm.estimator in GROUPED
+        compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
+        validates, gae = self.validation.period > 0, algorithm.estimator == "gae"
+        return Facts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
+
+    # Sizes, in words
+
+    @property
+    def episodes(self) -> int:
+        """Of a training step, of all ranks together."""
+        return self.collect.data_batch_size * self._working
+
+    @property
+    def _working(self) -> int:
+        """Ranks that collect and have a task; idle ones count with weight zero, unless they steal."""
+        collecting = self.placement.rollout_ranks or self.placement.ranks
+        return collecting if self.collect.idle_ranks == "steal" else min(collecting, len(self.tasks))
+
+    @property
+    def _factors(self) -> str:
+        return f"{self.collect.data_batch_size} of each of {_many(self._working, 'rank')} with work"
+
+    def _rates_in_words(self) -> str:
+        usual, settled = RATES[self._trains], self.settled()
+        rate = settled.optimiser.learning_rate
+        compared = f"as is usual for {self._trains}" if rate == usual else f"where {usual:g} is usual for {self._trains}"
+        head = f"; of the critic {settled.critic.optimiser.learning_rate:g}" if self.critic.kind != "none" else ""
+        return f"learning rate: {rate:g}, {compared}{head}"
+
+    def arithmetic(self) -> list[str]:
+        """What the sizes come to, a line for each part of a training step."""
+        collect, batch, epochs = self.collect, self.algorithm.batch, self.algorithm.epochs
+        ranks, collecting = self.placement.ranks, self.placement.rollout_ranks or self.placement.ranks
+        groups, left = divmod(collect.data_batch_size, collect.group_size)
+        each = batch.trajectories_per_step or self.episodes
+        steps = epochs * (self.episodes // each)
+        more = ", and what is rolled out beyond that" if collect.oversample_factor > 1 or collect.groups_at_once else ""
+        many = f"{groups * self._working} groups of {collect.group_size}"
+        if left:
+            many = f"at each {groups} groups of {collect.group_size} and {left} of the next one, the others of which are in the next step"
+        passes = f"{batch.tokens_per_pass:,} tokens" if batch.tokens_per_pass else f"{batch.chunks_per_pass} chunks"
+        where = f"{self.pool.workers} processes" if self.pool.workers else "the rank's own process"
+        lines = [
+            f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each {self.pool.slots} environments in {where}",
+            f"training step: {self._factors} = {self.episodes} episodes = {many}{more}",
+            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimiser = {_many(steps, 'step')}; "
+            f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
+            self._rates_in_words(),
+            f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
+            f"{self.max_steps * steps:,} steps of the optimiser" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
+        ]
+        each = self.validation.episodes
+        times = self.validation.before + self.validation.after
+        times += (self.max_steps - 1) // self.validation.period if self.validation.period else 0
+        tried = f"{each * len(self.tasks)} episodes" if each else f"every {self.validation.split} state of every task"
+        tried += f", at most {self.validation.at_most} of all tasks" if self.validation.at_most else ""
+        return [*lines, f"validation: {times} times {tried}" if times else "validation: none"]
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+__all__ = ["Critic", "Imitation", "Lora", "Rewards", "Simulators", "Validation", "Vla"]

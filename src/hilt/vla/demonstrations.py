@@ -1,0 +1,198 @@
+"""What a policy is taught by: steps of episodes, from logs or from whatever a log can be made of, with the actions that follow each.
+
+    lessons = Demonstrations([Path("demos/log")], Path("run/data"), suite("tabletop"))
+    train, held_out = lessons.split(0.1, seed=0)
+    observations, actions, mask = lessons.batch(train[:64], horizon=8)
+
+Actions are in memory. Pictures stay in the log until their step is drawn, so a dataset may be larger than the memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
+from hilt.core.progress import Report, silent
+from hilt.core.tree import Array
+from hilt.formats import detect, located
+from hilt.formats.convert import convert
+from hilt.formats.episodes import INSTRUCTION
+from hilt.formats.experience import LogDataset
+from hilt.policies.vla.observation_adapters import SUITES, Suite
+
+AT_ONCE, MOST_STATES = 256, 4096
+"""Steps that are looked at together, and at most, to know what states are like"""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One episode."""
+
+    log: Any
+    keys: Array
+    """Of its steps in the log"""
+    actions: Array
+    """float32 [T, D], as the policy is to give them"""
+    texts: tuple[str, ...]
+    begins: tuple[int, ...]
+    """The steps from which each text is what is to be done"""
+
+    def instruction(self, step: int) -> str:
+        return self.texts[bisect.bisect_right(self.begins, step) - 1]
+
+
+class Demonstrations:
+    """All steps of the episodes that are to be imitated. A *row* is a pair: the episode's number and the step's."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        folder: Path,
+        suite: Suite,
+        instruction: str = "",
+        successes_only: bool = True,
+        say: Callable[[str], None] = lambda text: None,
+        report: Report = silent,
+    ):
+        """What is no log is made one in `folder`, once. An `instruction` is said of every episode; empty: as the data has it.
+        `successes_only` passes over episodes that are known to have failed."""
+        self._suite, self._datasets = suite, [_opened(path, folder, number, say, report) for number, path in enumerate(paths)]
+        self.lessons: list[Lesson] = []
+        failed = 0
+        for path, dataset in zip(paths, self._datasets, strict=True):
+            done = 0
+            if dataset.episodes:
+                _look(suite, dataset, path)
+            for keys, job in zip(dataset.episodes, dataset.jobs(images=False), strict=True):
+                report(f"reading {path}, episodes", done := done + 1, len(dataset.episodes))
+                episode: Any = job()
+                if successes_only and episode.facts.get("success") is False:
+                    failed += 1
+                    continue
+                told = instruction or episode.facts.get(INSTRUCTION, "")
+                texts, begins = ((told,), (0,)) if isinstance(told, str) else (tuple(told["texts"]), tuple(told["begins"]))
+                if not all(texts):
+                    raise ConfigError(f"{path}: an episode does not say what is to be done; give instruction=TEXT.")
+                self.lessons.append(Lesson(dataset.log, keys, _taught(suite, episode.columns, path), texts, begins))
+        if not self.lessons:
+            lost = f"; {failed} failed, and successes_only=true" if failed else ""
+            raise ConfigError(f"there is no episode to learn from in {', '.join(map(str, paths)) or 'nothing: give data=[PATH]'}{lost}.")
+        if len(widths := {lesson.actions.shape[1] for lesson in self.lessons}) > 1:
+            raise SchemaError(f"the episodes have actions of {' and '.join(map(str, sorted(widths)))} numbers; teach one robot at a time.")
+        if failed:
+            say(f"{failed} episodes that failed are passed over")
+
+    def close(self) -> None:
+        for dataset in self._datasets:
+            dataset.log.close()
+
+    def __len__(self) -> int:
+        return sum(len(lesson.keys) for lesson in self.lessons)
+
+    @property
+    def action_dim(self) -> int:
+        return int(self.lessons[0].actions.shape[1])
+
+    def rows(self, episodes: Sequence[int] | None = None) -> Array:
+        """All steps of these episodes, or of all, int64 [N, 2]."""
+        chosen = range(len(self.lessons)) if episodes is None else episodes
+        parts = [np.stack([np.full(n := len(self.lessons[e].keys), e), np.arange(n)], 1) for e in chosen]
+        return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+
+    def split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
+        """Episodes to learn from, and those held out: this share of each instruction's, and one at least. Every instruction is learned."""
+        groups: dict[str, list[int]] = {}
+        for number, lesson in enumerate(self.lessons):
+            groups.setdefault(lesson.texts[0], []).append(number)
+        draw, held = np.random.default_rng(seed), []
+        for group in groups.values():
+            draw.shuffle(group)
+            held += group[: min(round(share * len(group)), len(group) - 1)]
+        if share and not held:
+            largest = max(groups.values(), key=len)
+            if len(largest) < 2:
+                raise ConfigError(
+                    f"validation={share:g} holds out whole episodes, and there is one for each instruction: give more, or "
+                    "validation=0 and max_steps."
+                )
+            held = largest[:1]
+        return sorted(set(range(len(self.lessons))) - set(held)), sorted(held)
+
+    def batch(self, rows: Array, horizon: int) -> tuple[list[dict[str, Any]], Array, Array]:
+        """Observations, the actions from there on, float32 [B, horizon, D], and which of these are in the episode, bool [B, horizon].
+        After its end the last one is repeated."""
+        steps = rows[:, 1:] + np.arange(horizon)
+        lengths = np.array([len(self.lessons[e].keys) for e in rows[:, 0]])
+        mask = steps < lengths[:, None]
+        steps = np.minimum(steps, lengths[:, None] - 1)
+        actions = np.stack([self.lessons[e].actions[at] for e, at in zip(rows[:, 0], steps, strict=True)])
+        return self._observations(rows), actions, mask
+
+    def numbers(self, episodes: Sequence[int]) -> tuple[Array, Array]:
+        """States [N, P], of some thousand steps at most since they are read with their pictures, and all actions [M, D] of episodes."""
+        rows, states = self.rows(episodes), []
+        rows = rows[:: math.ceil(len(rows) / MOST_STATES)]
+        for first in range(0, len(rows), AT_ONCE):
+            states += [row.get("state", np.zeros(0, np.float32)) for row in self._observations(rows[first : first + AT_ONCE])]
+        return np.stack(states), np.concatenate([self.lessons[e].actions for e in episodes])
+
+    def _observations(self, rows: Array) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{}] * len(rows)
+        logs = {id(self.lessons[e].log): self.lessons[e].log for e in rows[:, 0]}
+        for name, log in logs.items():
+            mine = [place for place, (e, _) in enumerate(rows) if id(self.lessons[e].log) == name]
+            keys = [self.lessons[rows[place, 0]].keys[rows[place, 1]] for place in mine]
+            views = self._suite.views(log.read(keys, ["observations"])["observations"])
+            for at, place in enumerate(mine):
+                told = self.lessons[rows[place, 0]].instruction(int(rows[place, 1]))
+                found[place] = {**{view: column[at] for view, column in views.items()}, "instruction": told}
+        return found
+
+
+def batches(rows: Array, size: int, seed: int, first: int = 0) -> Iterator[Array]:
+    """Without end, from batch number `first` on: every row once in each round, in an order that the seed and the round decide."""
+    size, orders = min(size, len(rows)), dict[int, Array]()
+    for number in itertools.count(first):
+        rounds, places = np.divmod(np.arange(number * size, (number + 1) * size), len(rows))
+        orders = {r: orders[r] if r in orders else np.random.default_rng([seed, r]).permutation(len(rows)) for r in rounds.tolist()}
+        yield rows[[orders[r][place] for r, place in zip(rounds.tolist(), places, strict=True)]]
+
+
+def _opened(path: Path, folder: Path, number: int, say: Callable[[str], None], report: Report) -> LogDataset:
+    path = located(path)
+    if detect(path) != "log":
+        made = folder / f"{number}-{path.name}"
+        if not made.exists():
+            summary = convert(path, made, progress=partial(report, f"converting {path}, episodes"))
+            say(f"{summary.episodes} episodes, {summary.steps} steps were read from {path} into {made}")
+        path = made
+    return LogDataset(path)
+
+
+def _look(suite: Suite, dataset: LogDataset, path: Path) -> None:
+    """At the first step: whether the observations are named as the suite has them."""
+    try:
+        suite.views(dataset.log.read(dataset.episodes[0][:1], ["observations"])["observations"])
+    except MissingFieldError as error:
+        cure = f"suite={suite.name} is of other data: give the right one ({', '.join(SUITES)}), or" if suite.name else "Mend"
+        raise MissingFieldError(f"{path}: {error} {cure} columns={{full_image: PATH, state: PATH}}.") from None
+
+
+def _taught(suite: Suite, columns: Any, path: Path) -> Array:
+    actions = np.asarray(columns["actions"])
+    if actions.ndim != 2 or actions.dtype.kind != "f":
+        raise SchemaError(f"{path}: its actions are {actions.dtype} {list(actions.shape[1:])}; expected rows of real numbers.")
+    if not np.isfinite(actions).all():
+        raise SchemaError(
+            f"{path}: step {int(np.argwhere(~np.isfinite(actions))[0, 0])} of an episode has an action that is no finite number."
+        )
+    return suite.taught(actions).astype(np.float32)

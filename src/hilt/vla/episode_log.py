@@ -1,0 +1,144 @@
+"""The episodes that a rank collected, as trajectories of a log: written once, where they were made, and read back bit for bit.
+
+One step of the log is one chunk: the policy's record, how many of its actions were carried out, the environment's reward of these
+(``rewards``) and what is learned from (``earned``). What is known
+of the whole episode (task, state, seed, group, success) are facts of its trajectory, so `hilt data` shows and selects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import ConfigError
+from hilt.core.trajectory import Source
+from hilt.formats.episodes import INSTRUCTION
+from hilt.formats.units import beside
+from hilt.formats.video import VideoWriter
+from hilt.policies.base import widen
+from hilt.recording.film import COLOURS, GREEN, RED, picture
+from hilt.replay import Log, Schema
+from hilt.replay.settings import segment_bytes_for
+from hilt.vla.episode import Episode, Start
+
+PROMPT = 255
+"""Tokens for which a log has room, at least: a column has one width, and instructions have many"""
+STARTED = ("task", "split", "state", "seed", "group", "member")
+ENDED = ("success", "steps", "truncated", "version", "ill_formed")
+
+
+class EpisodeLog:
+    """Opened by the one rank that writes it. `path` is made with the first episode, which says what the columns are. Beyond
+    `capacity_bytes` the oldest go that are not pinned; 0: none does."""
+
+    def __init__(self, path: Path, capacity_bytes: int = 0):
+        self.path, self._capacity = path, capacity_bytes
+        self._log = Log.open(path, "a", capacity_bytes=None) if (path / "log.json").is_file() else None
+        self._pinned: set[int] = set()
+
+    def add(self, episode: Episode, step: int, earned: np.ndarray) -> int:
+        """Writes an episode of training step `step` and what its rows `earned`, float32 [rows]; its number is also in
+        `episode.trajectory`, and it is pinned. One without a chunk has none: a trajectory has a row at least."""
+        if not episode.rows:
+            return -1
+        record = episode.record
+        width = record["prompt"].shape[1] if "prompt" in record else 0
+        if width:
+            record = widen(record, self._prompt(width))
+        end = np.zeros((2, episode.rows), bool)
+        end[int(episode.truncated), -1] = True
+        columns = {
+            "record": record, "rewards": episode.rewards, "executed": episode.executed, "earned": earned,
+            "terminated": end[0], "truncated": end[1],
+            "source": np.full(episode.rows, Source.POLICY, np.uint8), "policy_version": np.full(episode.rows, episode.version, np.int64),
+        }  # fmt: skip
+        trajectory = _wide(columns)
+        if self._log is None:
+            most = segment_bytes_for(self._capacity or None)  # they go one by one
+            self._log = Log.create(self.path, Schema.of(trajectory, leading=2), durability="never", segment_bytes=most)
+        facts = {name: getattr(episode.start, name) for name in STARTED} | {name: getattr(episode, name) for name in ENDED}
+        facts |= {INSTRUCTION: episode.instruction, "first": episode.first.hex(), "prompt_width": width, "training_step": step}
+        episode.trajectory = self._log.add(trajectory, actor="rollout", facts=facts)
+        self._pinned.add(episode.trajectory)
+        self._make_room()
+        return episode.trajectory
+
+    def pin(self, trajectories: Iterable[int]) -> None:
+        """From now on these stay whatever room there is, and no others of those that are there."""
+        self._pinned = set(trajectories)
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """A log's own capacity knows of no pins; its bytes go when nothing of a segment is wanted."""
+        if self._log is None or not self._capacity or self._log.live_bytes <= self._capacity:
+            return
+        for trajectory in self._log.trajectories():
+            if trajectory not in self._pinned:
+                self._log.delete(trajectory)
+                if self._log.live_bytes <= self._capacity:
+                    return
+
+    def read(self, trajectory: int) -> tuple[Episode, np.ndarray]:
+        """An episode as it was added, and what it earned."""
+        if self._log is None:
+            raise ConfigError(f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder.")
+        facts = self._log.facts.about(trajectory)
+        columns = self._log.read(self._log.trajectory_keys(trajectory), ["record", "rewards", "executed", "earned"])
+        record = dict(columns["record"])
+        if facts["prompt_width"]:
+            record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
+        told = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
+        start = Start(**{name: facts[name] for name in STARTED})
+        return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
+
+    def __contains__(self, trajectory: int) -> bool:
+        """Whether it is there."""
+        return self._log is not None and trajectory in self._log.trajectories()
+
+    def end(self) -> int:
+        """The number of the last one, -1 when there is none."""
+        return max(self._log.trajectories(), default=-1) if self._log is not None else -1
+
+    def forget_after(self, last: int) -> None:
+        """Takes out those of a step that was interrupted: it is made again."""
+        for trajectory in self._log.trajectories() if self._log is not None else []:
+            if trajectory > last:
+                self._log.delete(trajectory)  # type: ignore[union-attr]
+
+    def sync(self) -> None:
+        """What was added is power-safe when this returns."""
+        if self._log is not None:
+            self._log.sync()
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+    def _prompt(self, width: int) -> int:
+        if self._log is None:
+            return max(PROMPT, 2 * width)
+        return int(self._log.schema.columns["record/prompt"].shape[0])
+
+
+def film(episode: Episode, path: Path, hz: float) -> None:
+    """A video of what the policy saw, one picture for each chunk; the file is whole or absent."""
+    images = episode.record["images"]  # [rows, cameras, H, W, 3]
+    mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)
+    with beside(path) as place:
+        shown = [
+            picture(list(row), COLOURS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last)
+            for number, row in enumerate(images)
+            for last in [mark if number == len(images) - 1 else None]
+        ]
+        writer = VideoWriter(place, hz, shown[0].shape[0], shown[0].shape[1], "h264")
+        for frame in [*shown, *[shown[-1]] * max(1, round(hz))]:
+            writer.add(frame[None])
+        writer.close()
+
+
+def _wide(tree: Any) -> Any:
+    """With the second axis of a trajectory, of one episode."""
+    return {name: _wide(value) if isinstance(value, dict) else np.asarray(value)[:, None] for name, value in tree.items()}

@@ -1,0 +1,103 @@
+"""How much memory a rank of a run will need, before a byte of its policy is loaded: `policies/io/memory.py`, for the settings of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.envs.pool import Pool
+from hilt.policies.base import Record
+from hilt.policies.io.memory import Estimate, estimate, free_bytes, readable_size
+from hilt.vla.config import Vla
+from hilt.vla.sft import words
+from hilt.vla.worker import attach_adapters, first_policy, sizes_of
+
+PROMPT = 40
+"""Tokens of an instruction, about"""
+
+
+def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
+    """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the device has free,
+    which must be on this machine."""
+    options = {}
+    if config.policy == "small_vla":
+        with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
+            options = sizes_of(config.tasks[0], pool, words(config))
+    batch = config.algorithm.batch
+    rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
+    needs = {"policy, in training": _needs(config, options, rows, training=True)}
+    if config.has_reference:
+        held = _needs(config, options, batch.log_prob_chunks_per_pass or rows, training=False)
+        needs["reference" + ", on the host but for its passes" * config.reference.offload] = held
+    if config.prime.coefficient:
+        needs["reward policy, in training"] = _needs(config, options, rows, training=True)
+    if config.critic.kind == "separate":
+        needs["critic, in training"] = _needs(config, options, rows, training=True, value="shared")
+    share = (
+        f", of which each of {config.placement.ranks} ranks has a part" if config.sharding.enabled and config.placement.ranks > 1 else ""
+    )
+    yield from (f"memory of the {role} with {one.rows} chunks in a pass: {one}{share}" for role, one in needs.items())
+    if config.export_period:
+        yield disk(config, options, run)
+    yield f"memory that {config.device} has free here: {free_bytes(config.device) / 1e9:.1f} GB"
+
+
+def disk(config: Vla, sizes: dict[str, Any], run: Path) -> str:
+    """How much room the checkpoint folders of `export_period` will take, in a line."""
+    with torch.device("meta"):
+        policy = first_policy(config, sizes, device="meta")
+        each = sum(tensor.nbytes for tensor in policy.state_dict().values())
+        attach_adapters(policy, config)
+        each += sum(parameter.nbytes for parameter in policy.parameters() if parameter.requires_grad) * bool(config.lora.rank)
+    made = config.max_steps // config.export_period
+    kept = min(made, config.export_keep or made)
+    above = next((folder for folder in (run, *run.absolute().parents) if folder.exists()), Path())
+    free, rule = shutil.disk_usage(above).free, f"the newest {kept} stay" if config.export_keep else "all of them stay"
+    line = f"checkpoint folders: one every {config.export_period} training steps, {made} in all, of which {rule}"
+    line += f": {kept} x {readable_size(each)} = {readable_size(kept * each)} of disk in {run / 'actor'}"
+    line += f", and the same at {config.copy_to}" * bool(config.copy_to)
+    cure = f"; that is too little, export_keep={max(1, free // max(each, 1) - 1)} would fit" if kept * each > free else ""
+    return f"{line}; {readable_size(free)} are free{cure}"
+
+
+def _needs(config: Vla, options: dict[str, Any], rows: int, training: bool, value: str = "") -> Estimate:
+    """With so many chunks in a pass; 0: as many as batch.tokens_per_pass lets."""
+
+    def build() -> Any:
+        return first_policy(config, options, value=value, device="meta")
+
+    with torch.device("meta"):
+        policy = build()
+        tokens = PROMPT + policy.chunk * policy.action_dim
+        record = blank_record(policy, rows or max(1, config.algorithm.batch.tokens_per_pass // tokens))
+    return estimate(build, record, training, prepare=lambda policy: attach_adapters(policy, config))
+
+
+def blank_record(policy: Any, rows: int) -> Record:
+    """A record of zeros with the shapes of what `act` gives."""
+    config, chunk, horizon = policy.config, (rows, policy.chunk, policy.action_dim), getattr(policy, "horizon", 0)
+    openvla = hasattr(config, "num_images")
+    pictures = config.num_images if openvla else len(config.images if horizon else config.cameras)
+    record = {
+        "images": np.zeros((rows, pictures, config.image_size, config.image_size, 3), np.uint8),
+        "prompt": np.zeros((rows, PROMPT), np.int32),
+        "prompt_length": np.full(rows, PROMPT, np.int32),
+        "state": np.zeros((rows, config.proprio_dim if openvla else config.state_dim), np.float32),
+        "temperature": np.ones(rows, np.float32),
+        "log_prob": np.zeros(chunk, np.float32),
+    }
+    if horizon:
+        record["image_mask"] = np.ones((rows, pictures), bool)
+    else:
+        record |= {"tokens": np.full(chunk, policy.token.first if openvla else 0, np.int32), "actions": np.zeros(chunk, np.float32)}
+    if not openvla:  # it may answer by a flow
+        states = config.flow.steps + 1 if config.flow.kind == "noise" else 2
+        shape = (rows, states, horizon, config.max_action_dim) if horizon else (rows, states, *chunk[1:])
+        record |= {"chain": np.zeros(shape, np.float32), "step": np.zeros(rows, np.int32)}
+    return record

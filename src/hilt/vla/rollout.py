@@ -1,0 +1,218 @@
+"""Rollouts: a policy acts in many environments at once, a chunk at a time.
+
+The slots of a pool are two halves. While one half simulates, the policy answers the other; the halves take turns, and each waits for all
+of its slots. So what happens does not depend on how many processes the pool has or how quick they are, and a run can be repeated bit for
+bit. A slot whose episode has ended takes the next start at once; nobody asks the policy about an episode that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.core.errors import ConfigError, HiltError
+from hilt.envs.task import SUCCESS_KEYS
+from hilt.policies.base import Observation, Policy, Record, join
+from hilt.policies.vla.observation_adapters import Suite
+from hilt.vla.episode import Episode, Lost, Start, digest
+
+
+def roll_out(
+    policy: Policy,
+    pool: Any,
+    starts: Iterable[Start],
+    *,
+    suite: Suite,
+    temperature: float = 1.0,
+    sample: bool = True,
+    generator: torch.Generator | None = None,
+    version: int = 0,
+    execute: int = 0,
+    rows_at_once: int = 0,
+    retries: int = 0,
+    strict: bool = False,
+    begun: Mapping[int, Start] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Episode | Lost]:
+    """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
+
+    `execute`: so many actions of each chunk are carried out, 0: all. `rows_at_once`: observations that go through the policy together,
+    0: those of half the slots. `retries`: times that an episode is begun again after its simulator failed, before it counts as lost.
+    `strict`: an ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is raised, and only
+    numbers that are not finite end an episode. `begun`: slots whose `pool.start` was called before. Closed early or told to `stop`, it
+    waits for what the simulators are doing, so that the pool can be used again.
+    """
+    if not 0 <= execute <= policy.chunk:
+        raise ConfigError(f"execute={execute}: this policy answers with {policy.chunk} actions; give 1 to {policy.chunk}, or 0 for all.")
+    ask = _Asking(policy, temperature, sample, generator, rows_at_once, strict)
+    coming, again, failures = iter(starts), deque[Start](), dict[Start, int]()
+    under_way: dict[int, _Running] = {slot: _Running(start) for slot, start in (begun or {}).items()}
+
+    def begin(slot: int) -> None:
+        start = again.popleft() if again else next(coming, None)
+        if start is not None:
+            pool.start(slot, start)
+            under_way[slot] = _Running(start)
+
+    halves = range(pool.slots // 2), range(pool.slots // 2, pool.slots)
+    try:
+        for slot in range(pool.slots):
+            if slot not in under_way:
+                begin(slot)
+        while under_way:
+            for half in halves:
+                if stop():
+                    return
+                ended: list[Episode | Lost] = []
+                acting: list[tuple[int, _Running]] = []
+                there = [slot for slot in half if slot in under_way]
+                replies = pool.collect(there) if there else []
+                for slot, reply in zip(there, replies, strict=True):
+                    running = under_way.pop(slot)
+                    outcome = running.take(reply, version)
+                    if outcome is None:
+                        acting.append((slot, running))
+                        continue
+                    if isinstance(outcome, Lost) and (failed := failures.get(running.start, 0)) < retries:
+                        failures[running.start] = failed + 1
+                        again.append(running.start)
+                    else:
+                        ended.append(outcome)
+                    begin(slot)
+                answers = ask([suite.observe(running.observation, running.instruction) for _, running in acting])
+                for (slot, running), (actions, record, fault) in zip(acting, answers, strict=True):
+                    if outcome := running.answered(record, fault, strict or not np.isfinite(actions).all(), version, strict):
+                        ended.append(outcome)
+                        begin(slot)
+                        continue
+                    pool.step(slot, np.asarray(suite.command(actions[: execute or policy.chunk]), np.float32))
+                    under_way[slot] = running
+                yield from ended  # after the simulators have their orders
+    finally:
+        if under_way:
+            with contextlib.suppress(HiltError):  # of a pool that failed: what it raised is on its way
+                pool.collect(sorted(under_way))
+
+
+@dataclass
+class _Running:
+    """An episode under way."""
+
+    start: Start
+    rows: list[Record] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    first: bytes = b""
+    instruction: str = ""
+    ill_formed: str = ""
+    observation: Any = None
+    """Valid until the slot's next call"""
+
+    def take(self, reply: Any, version: int) -> Episode | Lost | None:
+        """What the environment answered; None: it goes on."""
+        if reply.error:
+            return Lost(self.start, reply.error)
+        self.observation = reply.observation
+        if not self.first:
+            self.first, self.instruction = digest(reply.observation), reply.instruction
+            return None
+        self.executed.append(int(reply.executed))
+        self.rewards.append(float(np.sum(reply.rewards[: reply.executed])))
+        if not (reply.terminated or reply.truncated):
+            return None
+        if reply.success is None:
+            raise ConfigError(
+                f"{self.start.task} does not report success: at the end of an episode its info has none of {', '.join(SUCCESS_KEYS)}, and "
+                "every episode would count as a failure. Let the environment report it in info, or name a function of yours as the task, "
+                "package.module:function, that returns hilt.envs.task.as_task(env, success=...)."
+            )
+        return self._ended(reply.success, bool(reply.truncated and not reply.terminated), version)
+
+    def answered(self, record: Record, fault: str, fatal: bool, version: int, strict: bool) -> Episode | None:
+        """What the policy answered; an episode when that is its end. A chunk that is not carried out is no row of it; but an episode that
+        may be learned from (not `strict`) has a row at least, the first chunk's, of which no action was carried out."""
+        self.ill_formed = self.ill_formed or fault
+        if fault and fatal:
+            if not strict and not self.rows:
+                self.rows.append(_finite(record))
+                self.executed.append(0)
+                self.rewards.append(0.0)
+            return self._ended(False, False, version)
+        self.rows.append(record)
+        return None
+
+    def _ended(self, success: bool, truncated: bool, version: int) -> Episode:
+        executed, rewards = np.array(self.executed, np.int32), np.array(self.rewards, np.float32)
+        record = join(self.rows) if self.rows else {}
+        end = Episode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, version, self.first)
+        end.ill_formed, end.instruction, end.last = self.ill_formed, self.instruction, _copied(self.observation)
+        return end
+
+
+@dataclass
+class _Asking:
+    """The policy, asked about some rows: for each its actions, the record of them, and what is wrong with them."""
+
+    policy: Policy
+    temperature: float
+    sample: bool
+    generator: torch.Generator | None
+    rows_at_once: int
+    strict: bool
+
+    def __call__(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
+        at_once = self.rows_at_once or len(observations) or 1
+        for low in range(0, len(observations), at_once):
+            yield from self._answers(observations[low : low + at_once])
+
+    def _answers(self, observations: Sequence[Observation]) -> Iterator[tuple[np.ndarray, Record, str]]:
+        before = self.generator.get_state() if self.generator is not None else None
+        try:
+            actions, record = self.policy.act(observations, self.sample, self.temperature, self.generator)
+        except HiltError:
+            raise  # a mistake of who set it up, not of what was drawn
+        except Exception:  # a policy may raise anything
+            if not self.strict:
+                raise
+            if len(observations) == 1:
+                yield np.full((self.policy.chunk, self.policy.action_dim), np.nan, np.float32), {}, traceback.format_exc()
+                return
+            if self.generator is not None and before is not None:
+                self.generator.set_state(before)
+            for one in observations:  # whose fault it is
+                yield from self._answers([one])
+            return
+        for row in range(len(observations)):
+            own = {name: np.array(array[row : row + 1]) for name, array in record.items()}
+            yield actions[row], own, ill_formed(self.policy, actions[row], own)
+
+
+def ill_formed(policy: Policy, actions: np.ndarray, record: Record) -> str:
+    """What is wrong with a chunk and its record of one row; nothing when it is well-formed."""
+    if not np.isfinite(actions).all():
+        return "an action is not finite"
+    if "log_prob" in record and not np.isfinite(record["log_prob"]).all():
+        return "a log-probability is not finite"
+    if (tokens := record.get("tokens")) is not None and (span := getattr(policy, "token_range", None)) is not None:
+        low, high = span
+        if (outside := tokens[(tokens < low) | (tokens > high)]).size:
+            return f"token {outside[0]} is none of the action tokens {low} to {high}"
+    return ""
+
+
+def _finite(record: Record) -> Record:
+    """With zeros for numbers that are not finite: they count in no loss, and in a network they would make every gradient NaN."""
+    return {name: np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array for name, array in record.items()}
+
+
+def _copied(observation: Any) -> Any:
+    if isinstance(observation, Mapping):
+        return {name: _copied(value) for name, value in observation.items()}
+    return np.array(observation)

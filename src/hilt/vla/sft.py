@@ -1,0 +1,574 @@
+"""Supervised fine-tuning: a policy imitates demonstrations until held-out episodes say that it is at its best.
+
+    RUN/config.yaml, run.json   every setting, frozen; its identity
+    RUN/tasks/NAME/             demonstrations that the script of a task recorded before
+    RUN/data/                   logs that were made of datasets in other formats
+    RUN/best/STEP/              what was trained, as it was at the lowest validation loss so far
+    RUN/checkpoints/            where --resume goes on, bit for bit
+    RUN/policy/                 the end: a complete checkpoint of the policy at its best, adapters merged
+
+It works with every `hilt.policies.base.Policy`, through `supervised_loss`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from hilt.algos.adam import Adam
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.files import DISK, read_json, write_json
+from hilt.core.hub import local
+from hilt.core.progress import Report, silent
+from hilt.core.trust import check_names
+from hilt.envs.fitted import open_task
+from hilt.observe.metrics import Metrics
+from hilt.policies.base import check_effect
+from hilt.policies.io.memory import free_bytes
+from hilt.policies.io.tensor_files import check_device
+from hilt.policies.precision import of_former_name
+from hilt.policies.vla.normalize import statistics
+from hilt.policies.vla.observation_adapters import Suite, columns, known_suites, suite
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.recording.record import Settings
+from hilt.recording.script import record_with_script
+from hilt.replay.tensors import generator
+from hilt.runs import checkpoint
+from hilt.runs.folder import RunKind, check_new
+from hilt.runs.run_precision import described, settle
+from hilt.runs.run_precision import frozen as frozen_settings
+from hilt.vla.chunks import ChunkAgent
+from hilt.vla.demonstrations import Demonstrations, batches
+
+POLICY, RESULT = "policy", "result.json"
+CHANGEABLE = frozenset({"max_steps", "patience", "log_period", "checkpoint_period", "sinks", "device", "samples_at_once", "learning_rate"})
+"""What may be another when a run is resumed"""
+RECORDED = {"data", "tasks", "task_options", "demonstrations", "demonstration_options", "seed"}
+"""What may not even where it has learned nothing yet: what was recorded or converted depends on it"""
+
+
+@dataclass
+class Lora:
+    """Adapters instead of all weights."""
+
+    rank: int = 0
+    """Of the adapters; 0: none, and all weights are trained"""
+    alpha: float = 16.0
+    """They count alpha / rank times"""
+    targets: list[str] = field(default_factory=list)
+    """The ends of the names of layers that get one, such as q_proj; empty: all linear layers"""
+
+
+@dataclass
+class Sft:
+    """A run of supervised fine-tuning."""
+
+    policy: str = "small_vla"
+    """The folder of a checkpoint; or small_vla: a new one, whose sizes and statistics come from the data"""
+    policy_options: dict[str, Any] = field(default_factory=dict)
+    """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
+    statistics: str = "checkpoint"
+    """By which numbers are normalised: the checkpoint's own, or those of the "data", where it is of another robot"""
+    device: str = "cpu"
+    """Where it is trained: cpu, cuda, cuda:1"""
+    data: list[str] = field(default_factory=list)
+    """Logs, recordings of `hilt record`, or datasets in any format that `hilt data convert` reads"""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks that `hilt eval` tries the policy on, and whose scripts record the demonstrations"""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """What all of them are given"""
+    demonstrations: int = 0
+    """So many are recorded of each task"""
+    demonstration_options: dict[str, Any] = field(default_factory=dict)
+    """What their script is given, such as speed and noise"""
+    suite: str = ""
+    """Whose names the observations have, such as libero or tabletop; empty: those of the first task"""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
+    instruction: str = ""
+    """Said of every episode; empty: as the data has it"""
+    successes_only: bool = True
+    """Episodes that failed are passed over"""
+    validation: float = 0.1
+    """Share of the episodes that is not learned from, but tells when to stop; 0: none, and max_steps is the end"""
+    validation_period: int = 100
+    """Steps between two validations"""
+    patience: int = 5
+    """Validations without a new minimum, in a row, after which it ends"""
+    max_steps: int = 10_000
+    """Gradient steps at most"""
+    batch_size: int = 64
+    """Samples in each: a step of an episode, and the actions that follow"""
+    samples_at_once: int = 0
+    """Samples that go through the policy together; 0: the whole batch. Fewer need less memory, and give the same gradient"""
+    learning_rate: float = 3e-4
+    """Of AdamW, at its highest"""
+    warmup_steps: int = 0
+    """Steps in which it rises to that"""
+    schedule: str = "constant"
+    """What follows: constant; or cosine, which falls until max_steps"""
+    final_learning_rate: float = 0.0
+    """Where cosine ends, as a share of the highest"""
+    weight_decay: float = 0.0
+    """Of AdamW"""
+    gradient_clip: float = 1.0
+    """The longest that a gradient may be; 0: as long as it is"""
+    lora: Lora = field(default_factory=Lora)
+    log_period: int = 10
+    """Steps between two records of metrics"""
+    checkpoint_period: int = 0
+    """Steps between two checkpoints; 0: one with every validation"""
+    sinks: list[str] = field(default_factory=list)
+    """Where metrics go besides: tensorboard, wandb, trackio"""
+    seed: int = 0
+    """Of the split, the first weights, the batches and the scripts"""
+
+    def check(self) -> None:
+        """Raises for what cannot work, and for what would change nothing."""
+        whole = dict.fromkeys(("validation_period", "patience", "max_steps", "batch_size", "log_period"), 1)
+        whole |= dict.fromkeys(("demonstrations", "samples_at_once", "warmup_steps", "checkpoint_period", "lora.rank", "seed"), 0)
+        real: dict[str, tuple[float, float]] = {
+            "validation": (0, 0.9),
+            "learning_rate": (0, 1),
+            "final_learning_rate": (0, 1),
+            "weight_decay": (0, 10),
+        }
+        real |= {"gradient_clip": (0, math.inf), "lora.alpha": (1e-6, 1e6)}
+        for name, (low, high) in {**{name: (low, math.inf) for name, low in whole.items()}, **real}.items():
+            value = self.lora.__dict__[name.removeprefix("lora.")] if name.startswith("lora.") else getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name}={value:g}: expected a number from {low:g}" + (f" to {high:g}." if high < math.inf else " on."))
+        if self.schedule not in ("constant", "cosine"):
+            raise UnknownNameError("schedule", self.schedule, ["constant", "cosine"])
+        if self.statistics not in ("checkpoint", "data"):
+            raise UnknownNameError("statistics", self.statistics, ["checkpoint", "data"])
+        if not self.data and not self.demonstrations:
+            raise ConfigError("there is nothing to learn from: give data=[PATH], or tasks=[tabletop/pick] and demonstrations=20.")
+        needs = {
+            "demonstrations": ("tasks=[NAME]", self.tasks), "task_options": ("tasks=[NAME]", self.tasks),
+            "demonstration_options": ("demonstrations=N", self.demonstrations), "patience": ("validation", self.validation),
+            "validation_period": ("validation", self.validation), "suite": ("no columns beside it", not self.columns),
+            "final_learning_rate": ("schedule=cosine", self.schedule == "cosine"),
+            "statistics": ("policy=FOLDER: a new policy has none but those of the data", self.policy != "small_vla"),
+        }  # fmt: skip
+        check_effect(self, needs)
+        if not self.lora.rank and self.lora != Lora():
+            raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
+        words(self)
+        check_device(self.device)
+        if self.policy == "small_vla":
+            SmallVLAConfig.from_json(self.policy_options)
+        elif not local(self.policy).is_dir():
+            raise ConfigError(
+                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
+                "machine, or a name that `hilt fetch` has shown."
+            )
+
+
+class Named(Protocol):
+    """Settings that say how observations are named."""
+
+    columns: dict[str, str]
+    suite: str
+    tasks: list[str]
+
+
+def words(config: Named) -> Suite:
+    """How the observations of a run are named."""
+    if config.columns:
+        return columns(config.columns)
+    if not config.suite and not config.tasks:
+        raise ConfigError("whose names do the observations have? Give suite=NAME, such as libero, or columns={full_image: PATH, ...}.")
+    try:
+        return suite(config.suite or config.tasks[0])
+    except UnknownNameError:
+        if config.suite:
+            raise
+        raise ConfigError(
+            f"{config.tasks[0]} is of no suite that Hilt knows: give the paths of its observations by the policy's names, such as "
+            "columns={full_image: images/front, state: state}; or suite=NAME where they are named as those of a suite "
+            f"({', '.join(known_suites())})."
+        ) from None
+
+
+# --- the run ---
+
+
+def _may_change(run: Path, key: str) -> bool:
+    """Nearly everything may change until the run has learned something."""
+    return not checkpoint.numbers(run) and key.partition(".")[0] not in RECORDED
+
+
+KIND = RunKind("sft", Sft, CHANGEABLE, Sft.check, thaw=partial(frozen_settings, Sft), may_change=_may_change)
+
+
+def begin_run(run: Path, recipe: str, config: Sft) -> Sft:
+    """Begins a run: makes its folder and freezes its settings. Whatever cannot work is refused before anything is made."""
+    check_names(config)
+    config.check()
+    check_new(run)
+    config, choice = settle(config)
+    return KIND.begin(run, recipe, config, described(choice))
+
+
+is_run, resume_run = KIND.is_run, KIND.resume
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run, or this part of it, ended."""
+
+    reason: str
+    """"best": validation did not fall any more; "max_steps"; or "stopped" from outside"""
+    step: int
+    best_step: int
+    """Of the policy that is kept"""
+    loss: float
+    """Its validation loss; without validation, the last training loss"""
+    seconds: float
+
+
+def agents(run: Path) -> Iterator[tuple[str, ChunkAgent, int]]:
+    """Yields for each task of a run: its name, the policy as it acts there, and the number of steps that it had learned."""
+    config = frozen_settings(Sft, run)
+    if not (run / RESULT).is_file():
+        raise ConfigError(
+            f"{run} has no policy yet: it is written when the run ends or is stopped. Go on with: hilt train sft --run {run} --resume"
+        )
+    if not config.tasks:
+        raise ConfigError(f"{run} names no task to try its policy on: it was given data, and no tasks=[NAME].")
+    policy = open_policy(run, config).eval()
+    for name in config.tasks:
+        with contextlib.closing(open_task(name, config.task_options)) as env:
+            instruction = config.instruction or str(env.get_wrapper_attr("instruction"))
+        yield name, ChunkAgent(policy, words(config), instruction), int(read_json(run / RESULT)["best_step"])
+
+
+def demonstrations_of(run: Path, task: str) -> Path:
+    """Returns the folder in which a run records the demonstrations of a task."""
+    return run / "tasks" / task.replace("/", "-") / "demonstrations"
+
+
+def open_policy(run: Path, config: Sft) -> Any:
+    """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
+    from hilt.policies.io.folders import load_policy
+
+    options = of_former_name(config.policy_options)
+    kept = {"precision"} if config.policy == "small_vla" else options.keys() - {"unnorm_key"}
+    return load_policy(run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept})
+
+
+Watch = Callable[[int, dict[str, float]], None]
+"""Told of each record of metrics: the step, and what was measured"""
+
+
+def train(
+    config: Sft,
+    run: Path,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Watch = lambda step, values: None,
+    stop: Callable[[], bool] = lambda: False,
+    report: Report = silent,
+) -> Summary:
+    """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    config.check()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
+        stack.enter_context(checkpoint.alone(run, "is being trained already"))
+        report(f"loading the policy {config.policy}")
+        policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
+        paths = [local(path) for path in config.data]
+        for task in config.tasks if config.demonstrations else []:
+            folder, wanted = demonstrations_of(run, task), Settings(task, config.task_options, config.demonstrations, seed=config.seed)
+            make_task = partial(open_task, task, config.task_options)
+            record_with_script(wanted, folder, make_task, config.demonstration_options, say, stop, report)
+            paths.append(folder / "log")
+        if stop():
+            return _stopped_early(run, say)
+        lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say, report)
+        stack.callback(lessons.close)
+        metrics = stack.enter_context(Metrics(run, config.sinks))
+        report("making the policy, its statistics and its optimiser")
+        return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
+
+
+def _stopped_early(run: Path, say: Callable[[str], None]) -> Summary:
+    """Of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
+    saved = checkpoint.latest(run, say)
+    if saved is None:
+        return Summary("stopped", 0, 0, math.nan, 0.0)
+    loss = saved.state["best"] if saved.state["best"] is not None else math.nan
+    return Summary("stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"]))
+
+
+class Training:
+    """One policy, its optimiser, and where they stand."""
+
+    def __init__(
+        self,
+        config: Sft,
+        run: Path,
+        policy: Any,
+        lessons: Demonstrations,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        watch: Watch,
+        report: Report = silent,
+    ):
+        self._report = report
+        self._config, self._run, self._lessons, self._metrics, self._say, self._watch = config, run, lessons, metrics, say, watch
+        learned, held = lessons.split(config.validation, config.seed)
+        self._rows, self._held = lessons.rows(learned), lessons.rows(held)
+        say(f"{len(self._rows):,} steps of {len(learned)} episodes to learn from, {len(self._held):,} of {len(held)} held out")
+        self.policy = make_policy(config, policy, lessons, learned)
+        if self.policy.action_dim != lessons.action_dim:
+            raise ConfigError(f"the policy gives actions of {self.policy.action_dim} numbers, and the data has {lessons.action_dim}.")
+        self._draws = generator(config.seed)
+        self._horizon = int(getattr(self.policy, "horizon", self.policy.chunk))
+        if config.lora.rank:
+            from hilt.policies.io.lora import attach
+
+            targets = config.lora.targets or "all-linear"
+            attach(self.policy, config.lora.rank, config.lora.alpha, targets, seed=config.seed, dtype=torch.float32)
+        self._trained = {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._fits()
+        self._adam: Adam | None = None
+        self.step, self._elapsed = 0, 0.0
+        self._best, self._best_step, self._waited = math.inf, 0, 0
+        self._last = math.nan
+        if (saved := checkpoint.latest(run, say)) is not None:
+            self._load(saved)
+
+    def run(self, stop: Callable[[], bool]) -> Summary:
+        config, began = self._config, time.monotonic() - self._elapsed
+        drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self._samples())
+        reason = self._over()
+        while not reason and not stop():
+            values = self._learn(next(drawn))
+            self.step += 1
+            self._report("training", self.step, config.max_steps, f"loss {values['loss']:.4f}")
+            reason = self._over()
+            if self.step % config.log_period == 0 or reason:
+                now = time.monotonic()
+                values["samples_per_second"] = (self._samples() - measured[1]) / (now - measured[0])
+                measured = now, self._samples()
+                self._tell(values)
+            if len(self._held) and (self.step % config.validation_period == 0 or reason):
+                self._tell(self._validate())
+                reason = reason or self._over()
+            self._elapsed = time.monotonic() - began
+            if self.step % (config.checkpoint_period or config.validation_period) == 0:
+                self._save()
+        if not len(self._held):
+            self._keep(self._last)
+        self._save()
+        done = Summary(reason or "stopped", self.step, self._best_step, self._best, self._elapsed)
+        if self._best_step:
+            self._report("writing the policy")
+            self._finish()
+            write_json(self._run / RESULT, asdict(done))
+        return done
+
+    def _fits(self) -> None:
+        """Refuses before the first step what would run out of memory at it; what a pass needs besides is not counted."""
+        need, free = sum(3 * p.numel() * p.element_size() for p in self._trained.values()), free_bytes(self.policy.device)
+        if need > free:
+            raise ConfigError(
+                f"gradients and optimiser need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
+                "adapters (lora.rank=32), or on another device."
+            )
+
+    def _over(self) -> str:
+        if len(self._held) and self._waited >= self._config.patience:
+            return "best"
+        return "max_steps" if self.step >= self._config.max_steps else ""
+
+    def _learn(self, rows: np.ndarray) -> dict[str, float]:
+        """One gradient step. Parts of a batch count by the actions in them, so that they add up to the loss of the whole."""
+        self.policy.train()
+        rate = learning_rate(self._config, self.step)
+        total, figures = 0.0, dict[str, float]()
+        everything: tuple[Any, ...] = self._lessons.batch(rows, self._horizon)
+        at_once = self._config.samples_at_once or len(rows)
+        for first in range(0, len(rows), at_once):
+            observations, actions, mask = (part[first : first + at_once] for part in everything)
+            share = float(mask.sum() / everything[2].sum())
+            loss, shown = self.policy.supervised_loss(observations, actions, mask, generator=self._draws)
+            (loss * share).backward()
+            total += float(loss.detach()) * share
+            for name, value in shown.items():
+                figures[name] = figures.get(name, 0.0) + float(value) * share
+        self._check_finite("loss", total)
+        if self._adam is None:  # heads that imitation does not use have no gradient, and are left alone
+            self._trained = {name: p for name, p in self._trained.items() if p.grad is not None}
+            self._adam = Adam(self._trained.values(), rate, self._config.weight_decay)
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._trained.values()]
+        length = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients])))
+        self._check_finite("gradient's length", length)
+        if self._config.gradient_clip and length > self._config.gradient_clip:
+            torch._foreach_mul_(gradients, self._config.gradient_clip / length)
+        self._adam.learning_rate = rate
+        self._adam.step(gradients)
+        for parameter in self._trained.values():
+            parameter.grad = None
+        self._last = total
+        return {"loss": total, "learning_rate": rate, "gradient_norm": length, **figures}
+
+    def _check_finite(self, what: str, value: float) -> None:
+        """Before any weight is changed by it."""
+        if not math.isfinite(value):
+            rate, last = self._config.learning_rate, max(checkpoint.numbers(self._run), default=0)
+            raise ConfigError(
+                f"the {what} is {value} after {self.step} steps. Go on from step {last} with a lower rate than {rate:g}: "
+                f"hilt train sft --run {self._run} --resume learning_rate={rate / 10:g}"
+            )
+
+    def _validate(self) -> dict[str, float]:
+        """The loss of all that was held out, with the same draws every time; a new minimum is kept."""
+        self.policy.eval()
+        draws, sums, weight = generator(self._config.seed + 1), dict[str, float](), 0.0
+        at_once = self._config.samples_at_once or self._config.batch_size
+        for first in range(0, len(self._held), at_once):
+            self._report(f"validating after step {self.step}, samples", first, len(self._held))
+            observations, actions, mask = self._lessons.batch(self._held[first : first + at_once], self._horizon)
+            with torch.no_grad():
+                loss, shown = self.policy.supervised_loss(observations, actions, mask, generator=draws)
+            for name, value in {"loss": float(loss), **shown}.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * float(mask.sum())
+            weight += float(mask.sum())
+        values = {f"validation_{name}": value / weight for name, value in sums.items()}
+        self._waited += 1
+        if values["validation_loss"] < self._best:
+            self._keep(values["validation_loss"])
+        return {**values, "best_step": self._best_step}
+
+    def _tell(self, values: Mapping[str, float]) -> None:
+        self._metrics.write("update", dict(values), update=self.step, step=self._samples())
+        self._watch(self.step, dict(values))
+
+    def _samples(self) -> int:
+        """That it has learned from so far."""
+        return self.step * min(self._config.batch_size, len(self._rows))
+
+    # What is kept
+
+    def _keep(self, loss: float) -> None:
+        from hilt.policies.io.tensor_files import new_folder, write_tensors
+
+        self._best, self._best_step, self._waited = loss, self.step, 0
+        folder = self._run / "best" / str(self.step)
+        DISK.remove(folder)  # of a process that was killed before it said so
+        DISK.make_folders(folder.parent)
+        with new_folder(folder) as beside:
+            write_tensors(beside, {name: p.detach() for name, p in self._trained.items()})
+
+    def _save(self) -> None:
+        tree = {"trained": {name: p.detach().cpu() for name, p in self._trained.items()}}
+        if self._adam is not None:
+            tree["adam"] = {name: tensor.cpu() for name, tensor in self._adam.tensors().items()}
+        numbers = {"best": self._best, "last": self._last, "elapsed": self._elapsed}
+        state = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        state |= {"best_step": self._best_step, "waited": self._waited}
+        checkpoint.save(self._run, self.step, tree, {**state, "draws": checkpoint.generator_state(self._draws)}, keep=1)
+        for old in (self._run / "best").glob("*"):
+            if old.name != str(self._best_step):
+                DISK.remove(old)
+
+    def _load(self, saved: checkpoint.Checkpoint) -> None:
+        self.step, state = saved.update, saved.state
+        self._trained = {name: self._trained[name] for name in saved.agent["trained"]}
+        with torch.no_grad():
+            for name, tensor in saved.agent["trained"].items():
+                self._trained[name].copy_(tensor)
+            if "adam" in saved.agent:
+                self._adam = Adam(self._trained.values(), 0.0, self._config.weight_decay)
+                for name, tensor in self._adam.tensors().items():
+                    tensor.copy_(saved.agent["adam"][name])
+        self._best_step, self._waited, self._elapsed = int(state["best_step"]), int(state["waited"]), float(state["elapsed"])
+        self._best, self._last = (math.inf if state[name] is None else float(state[name]) for name in ("best", "last"))
+        checkpoint.set_generator_state(self._draws, state["draws"])
+        self._metrics.resumed(self.step, self._samples())
+
+    def _finish(self) -> None:
+        """The policy as it was at its best becomes a whole checkpoint. It is of no use for training after that."""
+        from hilt.policies.io.tensor_files import Tensors
+
+        kept = Tensors(self._run / "best" / str(self._best_step))
+        for name, parameter in self._trained.items():
+            kept.read(name, parameter)
+        if self._config.lora.rank:
+            from hilt.policies.io import lora
+
+            DISK.remove(self._run / "adapter")
+            lora.save_adapter(self.policy, self._run / "adapter")
+            lora.merge(self.policy)
+        made = self._run / ".policy.new"
+        DISK.remove(made)
+        self.policy.save_pretrained(made)
+        DISK.remove(self._run / POLICY)
+        DISK.rename(made, self._run / POLICY)
+
+
+def open_first(config: Sft) -> Any:
+    """The policy of a folder, as a run begins with it, but for the statistics of its data."""
+    from hilt.policies.io.folders import load_policy
+
+    policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
+    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
+        policy.float()
+    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+        raise ConfigError(
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
+            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+        )
+    if config.statistics == "data" and not hasattr(policy, "use_statistics"):
+        raise ConfigError(f"statistics=data: {config.policy} is a {type(policy).__name__}, which keeps its own; leave statistics out.")
+    return policy
+
+
+def make_policy(config: Sft, policy: Any, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+    """The policy that learns: the one that was opened, with the statistics of the data if it is to have them; or a new one."""
+    if policy is None:
+        return _new(config, lessons, episodes).to(config.device)
+    if config.statistics == "data":
+        states, actions = lessons.numbers(episodes)
+        policy.use_statistics({"action": statistics(actions)} | ({"proprio": statistics(states)} if states.size else {}), "data")
+    return policy
+
+
+def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
+    row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
+    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
+    if not pictures:
+        raise ConfigError(
+            f"the observations have {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=."
+        )
+    sizes = {"cameras": list(pictures), "image_size": max(16 * math.ceil(max(shape[:2]) / 16) for shape in pictures.values())}
+    sizes |= {"state_dim": states.shape[1], "action_dim": lessons.action_dim}
+    policy = SmallVLA(SmallVLAConfig.from_json({**sizes, **config.policy_options}), seed=config.seed)
+    policy.fit(states, actions)
+    return policy
+
+
+def learning_rate(config: Sft, step: int) -> float:
+    """Of the step after so many: rises in a line during the warm-up; then stays, or falls as a half cosine until `max_steps`."""
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.learning_rate
+    passed = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
+    low = config.final_learning_rate
+    return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
+
+
+__all__ = ["Sft", "Lora", "Summary", "Training", "train", "begin_run", "resume_run", "make_policy"]

@@ -1,0 +1,109 @@
+"""How good a policy of chunks is: it tries numbered initial states of several tasks through a pool, and every try counts.
+
+Post-training validates with it, and `hilt eval` tries the policy of such a run. `hilt.hil.evaluate` is for agents of single steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hilt.core.errors import UnknownNameError
+from hilt.core.files import DISK, write_json
+from hilt.envs.task import split_to_report
+from hilt.policies.vla.observation_adapters import Suite
+from hilt.replay.tensors import generator
+from hilt.runs.evaluation import CARD, Evaluation, Outcome
+from hilt.vla.collect import Collecting
+from hilt.vla.episode import Episode, Lost, Start
+from hilt.vla.episode_log import film
+from hilt.vla.rollout import roll_out
+
+VIDEO_HZ = 4.0
+"""Chunks that a video shows in a second"""
+
+
+def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
+    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `split`: empty for the one to be
+    reported, as `split_to_report` has it. `group` is a start's place, in which
+    the tasks take turns: videos of the first few show all of them, and with `at_most` above 0 only so many first places are taken."""
+    found: list[Start] = []
+    for turn, task in enumerate(tasks):
+        there = pool.describe(task)["initial_states"]
+        chosen = split or split_to_report(there)
+        if chosen not in there:
+            raise UnknownNameError(f"split of {task}", chosen, there)
+        seeds = np.random.SeedSequence([seed, 3]).generate_state(episodes or there[chosen])
+        found += [Start(task, chosen, n % there[chosen], int(one), group=n * len(tasks) + turn) for n, one in enumerate(seeds)]
+    return [start for start in found if start.group < at_most] if at_most else found
+
+
+def tried(
+    policy: Any,
+    pool: Any,
+    starts: Sequence[Start],
+    suite: Suite,
+    how: Collecting,
+    *,
+    sample: bool,
+    version: int,
+    seed: Sequence[int],
+    videos: Path | None = None,
+    filmed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[dict[str, Any]]:
+    """A card of each episode as it ends: its place, its `Outcome`, its task. `videos` of the `filmed` first places."""
+    draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
+    options: dict[str, Any] = {
+        "temperature": how.temperature,
+        "execute": how.execute,
+        "rows_at_once": how.rows_at_once,
+        "retries": how.retries,
+    }
+    for one in roll_out(policy, pool, starts, suite=suite, sample=sample, generator=draws, version=version, stop=stop, **options):
+        if videos is not None and one.start.group < filmed and isinstance(one, Episode) and one.rows:
+            DISK.make_folders(videos)
+            film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
+        yield card_of(one)
+
+
+def card_of(one: Episode | Lost) -> dict[str, Any]:
+    """A lost one is a failure, with the last line of its error."""
+    start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
+    if isinstance(one, Lost):
+        return {**start, "success": False, "steps": 0, "total": 0.0, "error": one.error.strip().splitlines()[-1]}
+    return {**start, "success": one.success, "steps": one.steps, "total": float(one.rewards.sum()), "error": ""}
+
+
+def evaluations_of(
+    cards: Sequence[dict[str, Any]],
+    tasks: Sequence[str],
+    split: str,
+    version: int,
+    sample: bool,
+    seed: int,
+    seconds: float,
+    folder: Path,
+    again: bool = False,
+    of_train: Mapping[str, int] | None = None,
+) -> list[Evaluation]:
+    """One for each task, all episodes counted, and written below the folder: beside what is there, or, when made `again`, in its place.
+    `of_train`: how many states of the split train each task's have among them."""
+    made = []
+    for task in tasks:
+        mine = sorted((card for card in cards if card["task"] == task), key=lambda card: card["place"])
+        one = Evaluation(
+            task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards), of_train=(of_train or {}).get(task, 0)
+        )
+        one.outcomes = [Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine]
+        stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
+        names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        one.folder = next(path for path in (folder / name for name in names) if again or not path.exists())
+        DISK.make_folders(one.folder)
+        write_json(one.folder / CARD, one.card())
+        made.append(one)
+    return made

@@ -1,0 +1,582 @@
+"""The worker of a rank: the roles of post-training as one plain object, which lives where its rank lives.
+
+    actor-rollout   the policy, the simulators it acts in, and the log of what came of it
+    reference       the policy as it was at the start, which a divergence is measured from
+    critic          what a state is worth: a head on the policy, or a policy of its own
+    process reward  what each chunk earns, by a policy that learns from outcomes (PRIME)
+    reward          what an episode earned: the success verifier, the format, the environment, a learned classifier
+
+The controller (`hilt.vla.train`) calls the same methods whether the worker is in its process, in one beside it, or an actor of Ray
+on another machine: `collect`, `update`, `validate`, and `shared`, `own` and `trained` for what is kept. Answers are small: figures and
+cards. `collect` and `validate` are a rank's own affair; in `update` and `shared` all ranks do the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hilt.algos.config import Optimiser
+from hilt.core.config import build
+from hilt.core.errors import ConfigError
+from hilt.core.hub import local
+from hilt.core.progress import Report, silent
+from hilt.distributed.group import Stopped, rank_folder
+from hilt.distributed.optimizer import Trainee
+from hilt.distributed.ranks import Ranks
+from hilt.envs.pool import Pool
+from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
+from hilt.policies.io.tensor_files import read_json
+from hilt.policies.vla.flow import check_entropy
+from hilt.policies.vla.observation_adapters import Suite
+from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+from hilt.replay.tensors import generator
+from hilt.vla.collect import Collector
+from hilt.vla.config import Critic, Rewards, Vla
+from hilt.vla.episode import Episode, Start, pack, unpack
+from hilt.vla.episode_log import EpisodeLog
+from hilt.vla.sft import words
+from hilt.vla.trials import starts_of, tried
+from hilt.vla.update import ProcessReward, Updater
+
+
+def make_worker(
+    settings: Mapping[str, Any], run: str, *, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"
+) -> Worker:
+    """The worker of one rank, from settings as a tree. `role`: it trains, rolls out, or both."""
+    return Worker(build(Vla(), settings), Path(run), ranks, stop, role)
+
+
+class Worker:
+    """All that a rank has."""
+
+    def __init__(self, config: Vla, run: Path, ranks: Ranks, stop: Callable[[], bool] = lambda: False, role: str = "both"):
+        config = config.settled()
+        self._config, self._ranks, self._stop = config, ranks, stop
+        self._run = rank_folder(config.placement, run, ranks.rank)
+        self._said: list[str] = []
+        self.report: Report = silent
+        """Told how far `collect`, `update` and `validate` are; the group puts its own here"""
+        self._clock = Clock()
+        self._suite = words(config)
+        self._rollout = role != "train"
+        self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
+        self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
+        self._mind_stop()
+        self.policy = first_policy(config, self._sizes)
+        self._mind_stop()
+        if (kind := flow_kind(self.policy)) is not None:
+            check_entropy(config.algorithm.entropy, kind)
+        self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
+        self.episodes: list[Episode] = []
+        """Of the step that is under way"""
+        self._rewards: list[np.ndarray] = []
+        self._earned: dict[int, np.ndarray] = {}
+        """By trajectory, of the episodes of this step and of the surplus"""
+        self._baselines: dict[int, float] | None = None
+        self._beside: list[tuple[int, np.ndarray]] = []
+        """Group and rewards of episodes of other steps, with which those of this one are compared"""
+        self._before: dict[str, Any] | None = None
+        self._version = -1
+        """Of the weights that came from a trainer"""
+        self._saved: deque[Mapping[str, Any]] = deque(maxlen=config.checkpoint_keep)
+        """This rank's own, as the checkpoints have it"""
+        if self._rollout:
+            self.log = EpisodeLog(self._run / "rollouts" / f"rank-{ranks.rank}", int(config.rollouts_gb * 1e9))
+            self._timed = _TimedPool(self._pool, self._clock)
+            self._collector = Collector(
+                config.collect, config.tasks, self._timed, self._suite,
+                rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
+            )  # fmt: skip
+            self._collector.report = self._tell
+            self._actor: Any = _TimedPolicy(self.policy, self._clock)
+        if role == "roll_out":
+            attach_adapters(self.policy, config)
+        else:
+            self._learn()
+
+    def _mind_stop(self) -> None:
+        """Between parts that take long to make: a start that is stopped goes no further, and leaves no simulator behind."""
+        if self._stop():
+            self._pool.close()
+            raise Stopped
+
+    def _learn(self) -> None:
+        """The side that trains."""
+        config = self._config
+        reference = Reference(self.policy, config.reference.offload) if config.has_reference else None
+        critic = None
+        if config.critic.kind == "separate":
+            judge = first_policy(config, self._sizes, value="shared")
+            self._mind_stop()
+            attach_adapters(judge, config)  # its value head is trained in full
+            critic = self._trainee(judge, config.critic.optimiser)
+        self.process = self._process_reward(reference)
+        attach_adapters(self.policy, config)
+        head = config.critic.optimiser if config.critic.kind in ("shared", "detached") else None
+        self.trainee, self.critic = self._trainee(self.policy, config.optimiser, head), critic
+        extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
+        self._extra = extra
+        self.updater = Updater(
+            config.algorithm, self.trainee, ranks=self._ranks, critic=critic,
+            reference=reference if config.algorithm.kl.where != "none" else None, extra_loss=extra,
+            critic_warmup=config.critic.warmup_steps, process=self.process, seed=config.seed,
+        )  # fmt: skip
+        self.updater.report = self._tell
+
+    def _process_reward(self, reference: Any) -> ProcessReward | None:
+        """PRIME's reward policy, and what its log-ratio is to; `reference` is the policy as it was at the start."""
+        prime, config = self._config.prime, replace(self._config, critic=Critic())
+        if not prime.coefficient:
+            return None
+        judge = first_policy(replace(config, policy=prime.policy or config.policy), self._sizes)
+        attach_adapters(judge, config)
+        if prime.reference_policy:
+            other = first_policy(replace(config, policy=prime.reference_policy), self._sizes)
+            reference = Reference(other, config.reference.offload)
+        fixed = prime.update == "none"  # then no step is made, and no rate was chosen
+        optimiser = replace(prime.optimiser, learning_rate=0.0) if fixed else prime.optimiser
+        return ProcessReward(prime, self._trainee(judge, optimiser), reference if prime.reference == "frozen" else None)
+
+    def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
+        self.report(phase, done, total, note)
+
+    def _trainee(self, module: Policy, optimiser: Optimiser, head: Optimiser | None = None) -> Any:
+        if self._config.sharding.enabled:
+            from hilt.distributed.shard import Sharded
+
+            return Sharded(module, optimiser, self._ranks, self._config.sharding, head)
+        return Trainee(module, optimiser, self._ranks, head)
+
+    # Collecting
+
+    def collect(self, step: int) -> dict[str, Any]:
+        """The episodes of a step, of which the log and this worker have the frames, and the answer has cards."""
+        began, cards = self._timed.begin(), []
+        self._before = self._standing()
+
+        def keep(episode: Episode) -> None:
+            earned = reward_of(episode, self._config.rewards, self._judge)
+            self._earned[self.log.add(episode, step, earned)] = earned
+            episode.last = None  # it was judged
+            cards.append(card_of(episode, step))
+
+        self.policy.eval()
+        with self._whole():
+            greedy = self._config.algorithm.estimator == "remax"
+            found = self._collector.collect(self._actor, step, greedy=greedy, keep=keep, stop=self._stop)
+        if found.stopped:
+            self._restore(self._before, step)
+            return {"stopped": True}
+        self.episodes = found.episodes
+        self._rewards = [self._earned[episode.trajectory] for episode in self.episodes]
+        self._beside = [(episode.start.group, self._earned[episode.trajectory]) for episode in found.beside]
+        self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
+        self._earned = {number: self._earned[number] for number in _carried(self._standing())}
+        self._pin()
+        said, self._said[:] = list(self._said), []
+        return {"episodes": cards, "figures": found.figures, "said": said, "seconds": self._clock.since(began)}
+
+    def _pin(self) -> None:
+        """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
+        states = [self._standing(), *self._saved, *([self._before] if self._before is not None else [])]
+        self.log.pin({number for state in states for number in _carried(state)})
+
+    # Learning
+
+    def update(self, progress: float, ahead: bool = False) -> dict[str, float]:
+        """One update from the episodes of this step; the figures are the same on all ranks. `progress`: how much of the run is done with
+        it, for the learning rate. `ahead`: simulators may begin the next step."""
+        if ahead and self._rollout:
+            self._collector.ahead()
+        self.policy.train()
+        figures: dict[str, float] = self.updater.update(
+            self.episodes, self._rewards, progress=progress, baselines=self._baselines, beside=self._beside, expected=self._config.episodes
+        )
+        self.episodes, self._rewards, self._baselines, self._beside, self._before = [], [], None, [], None
+        return figures
+
+    # Validation
+
+    def validate(self, step: int) -> dict[str, Any]:
+        """This rank's part of the validation: every so-manieth episode. A lost one is a failure, with its error."""
+        config, settings, rank = self._config, self._config.validation, self._ranks.rank
+        self._collector.settle()
+        chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
+        starts = chosen[rank :: self._ranks.size]
+        options: dict[str, Any] = {"sample": settings.sample, "version": step, "seed": (config.seed, step, rank), "filmed": settings.videos}
+        videos = self._run / "evaluations" / f"videos-{step:08d}"
+        self.policy.eval()
+        with self._whole():
+            given = tried(self._actor, self._pool, starts, self._suite, config.collect, **options, videos=videos, stop=self._stop)
+            outcomes = []
+            for card in given:
+                outcomes.append(card)
+                self.report("validating", len(outcomes), len(starts))
+        return {"stopped": True} if len(outcomes) < len(starts) else {"outcomes": outcomes}
+
+    # What a checkpoint has
+
+    def own(self) -> dict[str, Any]:
+        """What is this rank's alone: cursors, draws, and the surplus as numbers in the log. In the middle of a step, as it began."""
+        self.log.sync()
+        self._saved.append(self._before if self._before is not None else self._standing())
+        return dict(self._saved[-1])
+
+    def _standing(self) -> dict[str, Any]:
+        return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
+
+    def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
+        """Where each rank was after so many steps; without states it begins. What its log has of later steps is taken out: they are made
+        again."""
+        if states:
+            self._saved.append(states[self._ranks.rank])
+        self._restore(states[self._ranks.rank] if states else None, step)
+
+    def _restore(self, state: Mapping[str, Any] | None, step: int) -> None:
+        self._before, self._earned = None, {}
+        if state is not None or not step:
+            self.log.forget_after(int(state["log_end"]) if state is not None else -1)
+
+        def find(held: Mapping[str, Any]) -> Episode:
+            episode, earned = self.log.read(int(held["trajectory"]))
+            self._earned[episode.trajectory] = earned
+            return episode
+
+        if state is not None:
+            waiting = {n: group for n, group in state["surplus"].items() if all(held["trajectory"] in self.log for held in group.values())}
+            if gone := len(state["surplus"]) - len(waiting):
+                self._said.append(
+                    f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in {self.log.path}: others are collected "
+                    "in their place, and it does not go on bit for bit."
+                )
+            self._collector.load_state_dict({**state, "surplus": waiting}, find)
+        self._pin()
+
+    def shared(self) -> dict[str, Any]:
+        """What all ranks have in common; whole at rank 0."""
+        tree = {"actor": self.trainee.state_dict(), "updater": self.updater.state_dict()}
+        if self.critic is not None:
+            tree["critic"] = self.critic.state_dict()
+        if self.process is not None:
+            tree["prime"] = self.process.trainee.state_dict()
+        if self._extra is not None:
+            tree["imitation"] = self._extra.state_dict()
+        return tree if self._ranks.rank == 0 else {}
+
+    def load_shared(self, tree: Mapping[str, Any]) -> None:
+        self.trainee.load_state_dict(tree["actor"])
+        self.updater.load_state_dict(tree["updater"])
+        if self.critic is not None:
+            self.critic.load_state_dict(tree["critic"])
+        if self.process is not None:
+            self.process.trainee.load_state_dict(tree["prime"])
+        if self._extra is not None:
+            self._extra.load_state_dict(tree["imitation"])
+
+    def trained(self) -> dict[str, torch.Tensor]:
+        """What is trained, by name; whole at rank 0."""
+        state: dict[str, torch.Tensor] = self.trainee.state_dict()["trained"]
+        return state if self._ranks.rank == 0 else {}
+
+    def sizes(self) -> dict[str, Any]:
+        """Of a new policy, as the first task has them."""
+        return self._sizes
+
+    # Where those that roll out are not those that train
+
+    def hand_out(self) -> list[Any]:
+        """The episodes of this step, for a trainer; rewards beside them."""
+        given = [(pack(episode), rewards) for episode, rewards in zip(self.episodes, self._rewards, strict=True)]
+        self.episodes, self._rewards, self._before = [], [], None
+        return [given, self._baselines, self._beside]
+
+    def take_in(self, parts: Sequence[Any]) -> None:
+        for given, baselines, beside in parts:
+            self._beside += [(int(group), rewards) for group, rewards in beside]
+            self.episodes += [unpack(packed) for packed, _ in given]
+            self._rewards += [rewards for _, rewards in given]
+            self._baselines = baselines if self._baselines is None else {**self._baselines, **(baselines or {})}
+
+    def weights(self) -> tuple[int, dict[str, np.ndarray]]:
+        """What is trained, and its version."""
+        return int(self.updater.updates), {name: at_least_float32(tensor).numpy() for name, tensor in self.trained().items()}
+
+    def take_weights(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
+        """What a trainer has learned; the version that is here already is not copied again."""
+        if version == self._version:
+            return
+        self._version = version
+        own = dict(self.policy.named_parameters())
+        with torch.no_grad():
+            for name, array in weights.items():
+                own[name].copy_(torch.from_numpy(np.array(array)))
+
+    def close(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self.log.close()
+        self._pool.close()
+
+    def _whole(self) -> Any:
+        """Within it all weights are there, also where ranks share them."""
+        return self.trainee.whole() if hasattr(self, "trainee") else contextlib.nullcontext()
+
+
+# --- actor ---
+
+
+def pool_of(config: Vla, workers: int) -> Pool:
+    """The simulators of a rank."""
+    pool = config.pool
+    options: dict[str, Any] = {
+        "start_s": pool.start_s,
+        "step_s": pool.step_s,
+        "restarts": pool.restarts,
+        "envs_per_worker": pool.envs_per_worker,
+    }
+    return Pool(workers, pool.slots, task_options=config.task_options, **options)
+
+
+def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Any:
+    """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
+    from hilt.policies.io.folders import load_policy
+
+    value, device = value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""), device or config.device
+    if config.policy == "small_vla":
+        options = {**sizes, **config.policy_options, **({"value": value} if value else {})}
+        return SmallVLA(SmallVLAConfig.from_json(options), seed=config.seed).to(device)
+    policy: Any = load_policy(config.policy, device=device, **{**config.policy_options, **_valued(config, value)})
+    if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
+        policy.float()
+    elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
+        raise ConfigError(
+            f"policy_options.dtype={config.policy_options['dtype']}: weights that are trained are float32. Leave it out "
+            "(policy_options.compute=bfloat16 is for products), or train adapters (lora.rank=32)."
+        )
+    return policy
+
+
+def flow_kind(policy: Any) -> str | None:
+    """Where chance comes in, of a policy that answers by a flow; None of others."""
+    config: Any = getattr(policy, "config", None)
+    return config.flow.kind if hasattr(config, "flow") and getattr(config, "head", "flow") == "flow" else None
+
+
+def attach_adapters(policy: Any, config: Vla) -> None:
+    if config.lora.rank:
+        from hilt.policies.io.lora import attach
+
+        attach(policy, config.lora.rank, config.lora.alpha, config.lora.targets or "all-linear", seed=config.seed, dtype=torch.float32)
+
+
+def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
+    """What a new policy must know of a task: its cameras and their size, and how many numbers states and actions have."""
+    pool.start(0, Start(task, next(iter(pool.describe(task)["initial_states"])), 0, 0))
+    (reply,) = pool.collect([0])
+    if reply.error:
+        raise ConfigError(f"{task} does not begin:\n{reply.error}")
+    row = suite.views(reply.observation)
+    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
+    if not pictures:
+        raise ConfigError(f"{task} shows {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=.")
+    side = max(16 * -(-max(shape[:2]) // 16) for shape in pictures.values())
+    numbers = {"state_dim": len(row.get("state", ())), "action_dim": int(pool.describe(task)["action_dim"])}
+    return {"cameras": list(pictures), "image_size": side, **numbers}
+
+
+def _valued(config: Vla, value: str) -> dict[str, Any]:
+    """The options by which the policy of a folder is opened with a value head."""
+    if not value:
+        return {}
+    kind = read_json(local(config.policy) / "config.json").get("model_type", "")
+    if kind == "hilt_small_vla":
+        return {"value": value}
+    head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "auto")}
+    return {**head, "detach_value": value == "detached"}
+
+
+def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Any:
+    """The policy of a run with what it has learned, adapters beside its weights if it has some."""
+    policy = first_policy(config, sizes, device=device)
+    attach_adapters(policy, config)
+    own = dict(policy.named_parameters())
+    with torch.no_grad():
+        for name, tensor in trained.items():
+            own[name].copy_(tensor)
+    return policy.eval()
+
+
+# --- reference ---
+
+
+class Reference(torch.nn.Module):
+    """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
+
+    def __init__(self, policy: Any, offload: bool):
+        super().__init__()
+        self._device, self._offload = policy.device, offload
+        self.module = copy.deepcopy(policy).eval().requires_grad_(False)
+        if offload:
+            self.module.to("cpu")
+
+    def evaluate(self, record: Record) -> Evaluation:
+        if not self._offload:
+            return self.module.evaluate(record)
+        self.module.to(self._device)
+        try:
+            return self.module.evaluate(record)
+        finally:
+            self.module.to("cpu")
+
+
+# --- reward ---
+
+
+def reward_of(episode: Episode, rewards: Rewards, judge: Callable[[Any], float] | None = None) -> np.ndarray:
+    """What each row earned, float32 [rows]: environment's rewards where they came, all else at the last one.
+
+    r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned * classifier(last frame)
+    """
+    earned = rewards.environment * episode.rewards.astype(np.float32)
+    if episode.rows:
+        earned[-1] += rewards.success * episode.success + rewards.format * (not episode.ill_formed)
+        if judge is not None:
+            earned[-1] += rewards.learned * judge(episode.last)
+    return earned
+
+
+def _classifier(folder: str) -> Callable[[Any], float]:
+    from hilt.classifier.reward import reward_function
+
+    return reward_function(folder)
+
+
+# --- imitation ---
+
+
+class Imitating:
+    """A term of the loss: some samples of the demonstrations, drawn anew for each optimiser step."""
+
+    def __init__(self, config: Vla, run: Path, policy: Any, suite: Suite, rank: int):
+        from hilt.vla.demonstrations import Demonstrations, batches
+
+        self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
+        self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
+        self._horizon = int(getattr(policy, "horizon", policy.chunk))
+        self._batches = lambda first: batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
+        self._made, self._coming = 0, self._batches(0)
+
+    def __call__(self) -> tuple[torch.Tensor, dict[str, float]]:
+        observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
+        draws = generator(int(np.random.SeedSequence([*self._seed, self._made]).generate_state(1)[0]))
+        self._made += 1
+        loss, _ = self._policy.supervised_loss(observations, actions, mask, generator=draws)
+        return self._weight * loss, {"imitation_loss": float(loss.detach())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same on all ranks."""
+        return {"made": self._made}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._made, self._coming = int(state["made"]), self._batches(int(state["made"]))
+
+
+# --- cards and clocks ---
+
+
+def card_of(episode: Episode, step: int) -> dict[str, Any]:
+    """What the controller is told of an episode: some hundred bytes, whatever it saw."""
+    start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
+    told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
+    ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
+    return {**start, **told, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
+
+
+class Clock:
+    """Seconds spent in each of some things."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def at(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(time.perf_counter() - began, name)
+
+    def add(self, seconds: float, *names: str) -> None:
+        for name in names:
+            self._spent[name] = self._spent.get(name, 0.0) + seconds
+
+    def begin(self) -> dict[str, float]:
+        return {**self._spent, "all": time.perf_counter()}
+
+    def since(self, before: Mapping[str, float]) -> dict[str, float]:
+        """And in `all` things."""
+        return {name: seconds - before.get(name, 0.0) for name, seconds in self.begin().items()}
+
+
+class _TimedPolicy:
+    def __init__(self, policy: Any, clock: Clock):
+        self._policy, self._clock = policy, clock
+
+    def act(self, *given: Any, **named: Any) -> Any:
+        with self._clock.at("model"):
+            return self._policy.act(*given, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+
+class _TimedPool:
+    """A simulator's time is what is waited for it, and what is done `beside` until it has to be waited for. What the policy does meanwhile
+    is the policy's."""
+
+    def __init__(self, pool: Pool, clock: Clock):
+        self._pool, self._clock = pool, clock
+        self.begin()
+
+    def begin(self) -> dict[str, float]:
+        """From now on."""
+        self._left = self._clock.begin()
+        return self._left
+
+    def start(self, *given: Any) -> None:
+        with self._clock.at("simulator"):
+            self._pool.start(*given)
+
+    def step(self, *given: Any) -> None:
+        with self._clock.at("simulator"):
+            self._pool.step(*given)
+
+    def collect(self, slots: Sequence[int], **named: Any) -> Any:
+        if self._pool.busy(slots):
+            passed = self._clock.since(self._left)
+            self._clock.add(passed["all"] - passed.get("model", 0.0) - passed.get("simulator", 0.0), "simulator", "beside")
+        with self._clock.at("simulator"):
+            answers = self._pool.collect(slots, **named)
+        self.begin()
+        return answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+def _in_the_log(episode: Episode) -> dict[str, int]:
+    return {"trajectory": episode.trajectory}
+
+
+def _carried(state: Mapping[str, Any]) -> list[int]:
+    """The trajectories of the episodes that wait for the next step."""
+    return [int(held["trajectory"]) for group in state["surplus"].values() for held in group.values()]

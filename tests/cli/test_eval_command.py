@@ -1,0 +1,100 @@
+"""``hilt eval``: the table, the file, and each option."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hilt import cli
+from hilt.core.errors import ConfigError
+from hilt.observe.plots import Run, final_numbers, plot
+from hilt.runs.run_precision import Setting
+from tests.hil.toy_evaluation import make_run
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(cli.app, ["eval", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "run", noise=0.5, shaped=0.1, broken=(4,), limit=6)
+
+
+def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
+    text = run(str(trained), "--json", str(tmp_path / "out.json"))
+    card = json.loads((tmp_path / "out.json").read_text())
+    assert card["episodes"] == 6 and card["update"] == 20 and card["split"] == "test" and not card["sample"] and len(card["outcomes"]) == 6
+    share = f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to {100 * card['high']:.1f}%"
+    assert share in text and f"{card['length']:.1f} steps" in text and "after 20 learner steps, actions the likeliest" in text
+    assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
+    made = trained / "evaluations" / re.findall(r"test-00000020(?:-\d+)?", text)[-1]
+    assert (made / "log").is_dir() and not list(made.rglob("*.mp4"))
+
+
+def test_a_run_of_another_machine_whose_precision_is_slow_here_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    slow = "precision: bfloat16 is at least 25 times slower than float32 on this CPU"
+    monkeypatch.setattr("hilt.runs.run_precision.slowness", lambda value, device, name: slow)
+    monkeypatch.setattr("hilt.runs.run_precision.setting_of", lambda config: Setting("agent.encoder.precision", "bfloat16", "cpu"))
+    assert run(str(trained), "--episodes", "1").splitlines()[0] == slow
+
+
+def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
+    pytest.importorskip("av")
+    text = run(str(make_run(tmp_path / "silent", (10,), silent=True)), "--videos", "1")
+    assert "–: the environment does not tell" in text and "%" not in text.split("took")[0].split("–:")[1] and "failed states" not in text
+    (tmp_path / "silent" / "metrics.jsonl").write_text('{"kind": "update", "time": 1, "update": 10, "step": 9, "critic_loss": 1.0}\n')
+    assert final_numbers(Run.load(tmp_path / "silent"), 20)["evaluation"] == "–"
+    assert plot([tmp_path / "silent"], tmp_path / "plots")
+
+
+def test_each_option_changes_what_happens(trained: Path, tmp_path: Path):
+    def card(*words: str) -> dict[str, object]:
+        run(str(trained), "--json", str(tmp_path / "out.json"), *words)
+        return json.loads((tmp_path / "out.json").read_text())
+
+    usual = card()
+    assert card("--checkpoint", "10")["update"] == 10
+    assert (card("--split", "eval")["split"], card("--split", "eval")["episodes"]) == ("eval", 3)
+    assert card("--checkpoint", "best")["update"] == 20, "the one that was tried on eval"
+    assert card("--episodes", "2")["episodes"] == 2
+    assert card("--seed", "5")["outcomes"] != usual["outcomes"]
+    drawn = card("--sample")
+    assert drawn["sample"] and drawn["outcomes"] != usual["outcomes"]
+    pytest.importorskip("av")
+    assert run(str(trained), "--videos", "1").count(".mp4") == 1
+
+
+def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    silent = make_run(tmp_path / "silent", silent=True)
+    monkeypatch.setattr("hilt.envs.rewards.ask_on_console", lambda question, seconds: "state 2" in question)
+    said = run(str(silent), "--ask", "--json", str(tmp_path / "out.json"))
+    assert "decided by" in said and "the person who was asked" in said and "1 of 6" in said
+    assert json.loads((tmp_path / "out.json").read_text())["decided_by"] == ["person"]
+    config_file = silent / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("classifier: ''", "classifier: folder"))
+    monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: True)
+    said = run(str(silent), "--ask")
+    assert "success in 6 of 6; right in 1: 5 false successes, 0 missed" in said
+    assert "the reward classifier: the task does not say, and nobody was asked (--ask)" in run(str(silent))
+
+
+def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):
+    def together(plan: Any, weights: Any, tries: Any, workers: int) -> Any:
+        raise ConfigError(f"{workers} processes for {len(tries)} tries with {len(weights) > 0} weights")
+
+    monkeypatch.setattr("hilt.hil.evaluate._together", together)
+    done = CliRunner().invoke(cli.app, ["eval", str(trained), "--workers", "3"])
+    assert "error: 3 processes for 6 tries with True weights" in done.output
+
+
+def test_what_is_no_run_is_one_line(tmp_path: Path):
+    done = CliRunner().invoke(cli.app, ["eval", str(tmp_path)])
+    assert done.exit_code == 1 and "is not a run: there is no config.yaml in it. Give the folder that `hilt train` made." in done.output

@@ -1,0 +1,172 @@
+"""Ray for real: two machines as separate raylets, each with an object store and a folder of its own; ranks that raise, die and are late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from hilt.core.errors import DeadlineError
+from hilt.distributed.group import LateWorkerError, LostWorkerError, Placement, WorkerTraceback, open_group
+from hilt.observe.metrics import read_metrics
+from hilt.vla.train import begin_run, train
+from tests.effort import need
+from tests.vla.toy_vla import config
+
+need("ray")
+pytestmark = pytest.mark.peers  # a cluster takes a quarter of a minute and 0.7 GB to start
+
+ROLLER = "tests.distributed.toy_group:Roller"
+ROWS, PIXELS = 64, 224  # a trajectory: 9.6 MB
+STEPS = ["max_steps=3", "collect.data_batch_size=8", "validation.period=2", "checkpoint_period=1"]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """Two, and the one of this process, which has no room for ranks."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster, path = Cluster(), f"{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}"
+    cluster.add_node(num_cpus=0, object_store_memory=80_000_000, include_dashboard=False)
+    for name in ("one", "two"):
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "machine.txt").write_text(name)
+        cluster.add_node(num_cpus=2, object_store_memory=80_000_000, env_vars={"HILT_NODE_FOLDER": str(folder), "PYTHONPATH": path})
+    ray.init(cluster.address, logging_level="warning")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def placed(machines):
+    opened = []
+
+    def place(**settings):
+        settings = {"wait_seconds": 60, "call_seconds": 120, **settings}
+        opened.append(open_group(Placement(kind="ray", address=machines.address, **settings), ROLLER, ("runs/a",)))
+        return opened[-1]
+
+    yield place
+    for group in opened:
+        group.close()
+
+
+def test_ranks_on_two_machines_join_fail_and_start_again(placed):
+    group = placed(ranks=2, strategy="STRICT_SPREAD")
+    assert sorted(answer["machine"] for answer in group.call("collect", 1)) == ["one", "two"]
+    group.call("update")
+    assert [float(weights["weight"][0]) for _, weights in group.call("weights")] == [2.0, 2.0]  # the sum over both
+
+    with pytest.raises(ZeroDivisionError, match="in mid-update") as raised:
+        group.call("update", "raise")
+    assert isinstance(raised.value.__cause__, WorkerTraceback)
+    assert "rank 1 of 2, in update()" in str(raised.value.__cause__) and "toy_group.py" in str(raised.value.__cause__)
+
+    group.restart()
+    with pytest.raises(LostWorkerError, match=r"rank 1 of 2 \(both\) is gone, process \d+ on \S+: its worker process has died"):
+        group.call("update", "die")
+
+    group.restart()
+    threading.Timer(1.0, group.stop).start()
+    assert [answer["version"] for answer in group.call("collect", 1, 0, True)] == [0, 0]
+
+
+def test_weights_and_frames_go_from_machine_to_machine(placed):
+    group = placed(ranks=2, rollout_ranks=2)
+    before, shared = group.carried, _shared_memory()
+    for step in range(2):
+        cards = group.call("collect", ROWS, PIXELS)
+        assert [card["version"] for card in cards] == [step, step] and group.version == step
+        frames = ROWS * PIXELS * PIXELS * 3
+        assert group.call("update") == [[(0, frames, step)], [(1, frames, step)]]
+    assert group.carried - before < 4 * 100_000  # bytes, of four trajectories
+    assert _shared_memory() - shared < 1_000_000  # nor has this process looked at the store where they are
+
+    pid = int(group.rollouts.where[1].split()[1])
+    threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(
+        LostWorkerError, match=r"rank 1 of 2 \(roll_out\) is gone, process \d+ on \S+: its worker process has died"
+    ) as raised:
+        group.call("collect", ROWS, PIXELS, True)
+    assert raised.value.rank == 1
+    group.restart()
+    group.call("load_shared", 7)
+    assert [card["version"] for card in group.call("collect", 1)] == [7, 7]
+
+
+def test_weights_that_do_not_arrive_are_late(placed):
+    group = placed(ranks=1, rollout_ranks=1, wait_seconds=20)
+    group.call("collect", 1, 2)
+    group.call("update", "slow")
+    with pytest.raises(LateWorkerError, match=r"rank 0 did not answer take_weights\(\) within 20 s"):
+        group.call("collect", 1)
+
+
+def test_what_finds_no_place(placed):
+    with pytest.raises(
+        DeadlineError, match=r"3 ranks with 2 CPU and 0 GPU each, PACK, found no place within 2 s: the cluster has 4 CPU on 3"
+    ):
+        placed(ranks=3, cpus=2.0, wait_seconds=2)
+
+
+def _shared_memory() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssShmem:")[1].split()[0])
+
+
+def ran(run, *changes, fails="", said=None):
+    """A whole run of two ranks, where one fails in the first step; its figures by training step, as they were last told."""
+    settings = config(*STEPS, "placement.ranks=2", *changes)
+    begin_run(run, "toy", settings)
+
+    said = [] if said is None else said
+
+    def say(line):
+        if fails and line.startswith("step 0:") and not any(before.startswith("step 0:") for before in said):
+            (run / fails).touch()  # once: without a checkpoint, it is validated again
+        said.append(line)
+
+    train(settings, run, say=say)
+    names = ("episodes", "successes", "policy_loss", "gradient_norm", "validation_success")
+    found = {}
+    for record in read_metrics(run, ["update"]):
+        found.setdefault(record["update"], {}).update({name: record[name] for name in names if name in record})
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return ran(tmp_path_factory.mktemp("runs") / "plain", "placement.kind=processes")
+
+
+@pytest.mark.parametrize(
+    ("fails", "changes"),
+    [
+        ("", ["placement.kind=processes", "sharding.enabled=true", "sharding.units=[Block]", "algorithm.batch.chunks_per_pass=3"]),
+        ("die-in-update", ["placement.kind=processes"]),
+        ("die-in-rollout", ["placement.kind=ray", "placement.rollout_ranks=2"]),
+        ("die-in-update", ["placement.kind=ray", "sharding.enabled=true"]),
+    ],
+)
+def test_a_run_is_the_same_wherever_its_ranks_are_and_goes_on_when_one_dies(fails, changes, machines, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr("hilt.vla.train.WORKER", "tests.vla.toy_placed:make_worker")
+    said = []
+    address = [f"placement.address={machines.address}"] if "placement.kind=ray" in changes else []
+    figures = ran(tmp_path / "run", *changes, *address, fails=fails, said=said)
+    again = [line for line in said if "started again" in line]
+    assert len(again) == bool(fails) and all("rank 1 of 2" in line and " is gone" in line for line in again)
+    assert list(figures) == list(undisturbed) == [0, 1, 2, 3]
+    for step, theirs in undisturbed.items():
+        assert figures[step] == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_what_a_rank_raises_ends_a_run_as_itself(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr("hilt.vla.train.WORKER", "tests.vla.toy_placed:make_worker")
+    with pytest.raises(ZeroDivisionError, match="in mid-update") as raised:
+        ran(tmp_path / "run", "placement.kind=ray", f"placement.address={machines.address}", fails="raise-in-update")
+    assert "rank 1 of 2, in update()" in str(raised.value.__cause__)

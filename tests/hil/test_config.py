@@ -1,0 +1,97 @@
+"""Every setting of a run has a test that shows what it does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from hilt.core.config import describe
+from hilt.hil.config import Hil
+
+TESTS = Path(__file__).parent.parent
+RLPD, ENCODER, BODY = (
+    "policies/test_agent.py::test_a_setting_of_rlpd_changes_what_is_learned",
+    "policies/test_agent.py::test_a_setting_of_the_encoder_changes_what_is_learned",
+    "policies/test_agent.py::test_the_body_is_as_the_config_says",
+)
+PERIODS = "hil/test_learner.py::test_what_each_period_and_ratio_does"
+GOAL = "hil/test_goal.py::test_learning_ends_at_the_goal_with_the_policy_that_reached_it"
+WIRE = "hil/test_environment.py::test_the_wires_settings"
+SHOWN = {
+    "task": "hil/test_environment.py::test_an_environment_of_gymnasiums_is_taken_as_it_is",
+    "task_options": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
+    "observations": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
+    "image_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
+    "proprio_keys": "policies/test_agent.py::test_only_the_keys_asked_for_are_seen",
+    "classifier": "hil/test_environment.py::test_a_classifier_gives_the_reward_and_the_learner_does_not_need_it",
+    "control_hz": "hil/test_actor.py::test_the_control_rate_is_kept_and_its_lateness_is_told",
+    "max_traj_length": "hil/test_environment.py::test_limits_observations_and_the_grippers_penalty",
+    "demo_path": "hil/test_data.py::test_demonstrations_in_any_format_once",
+    "demonstrations": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
+    "demonstration_options": "hil/test_launch.py::test_demonstrations_are_recorded_once_and_given_to_the_learner",
+    "checkpoint_path": "hil/test_data.py::test_both_buffers_of_a_hil_serl_folder",
+    "operator": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
+    "operator_options": "hil/test_environment.py::test_an_operator_takes_over_with_the_options_of_the_device_and_of_the_take_over",
+    "lost_contact": "hil/test_contact.py::test_nobody_goes_on_where_that_is_set_and_stop_still_works",
+    "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
+    "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
+    "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
+    **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
+    "agent.encoder.weights": "policies/test_encoders.py::test_resnet10_gives_the_numbers_of_flax",
+    "agent.encoder.pretrain_updates": "policies/test_agent.py::test_the_rate_of_pretraining_rises_and_falls",
+    "agent.encoder.pretrain_crop": "policies/test_agent.py::test_settings_of_pretraining_are_heeded",
+    "agent.encoder.pretrain_learning_rate": "policies/test_agent.py::test_settings_of_pretraining_are_heeded",
+    "agent.encoder.pretrain_batch": "hil/test_learner.py::test_the_encoder_is_pretrained_on_demonstrations_first",
+    "agent.encoder.pretrain_predict": "policies/test_agent.py::test_pretraining_foresees_what_is_asked",
+    "agent.encoder.pretrain_predict_weight": "policies/test_agent.py::test_pretraining_foresees_what_is_asked",
+    "agent.action_indices": "policies/test_agent.py::test_the_policy_moves_only_some_of_the_numbers",
+    "agent.pose_keys": "policies/test_agent.py::test_a_pose_is_seen_as_columns_of_its_rotation",
+    "agent.normalise_proprio": "policies/test_agent.py::test_proprioception_is_normalised_by_the_demonstrations",
+    "agent.proprio_floor": "policies/test_agent.py::test_proprioception_is_normalised_by_the_demonstrations",
+    "agent.hidden": BODY,
+    "agent.activation": BODY,
+    **{f"agent.{name}": "policies/test_agent.py::test_the_actor_begins_as_told" for name in ("actor_scale", "initial_std", "std_range")},
+    "agent.proprio_width": "policies/test_agent.py::test_the_actor_begins_as_told",
+    "agent.device": "policies/test_agent.py::test_the_device_is_checked",
+    **{f"agent.rlpd.{name}": RLPD for name in ("discount", "tau", "critics", "subset", "learning_rate", "temperature", "target_entropy")},
+    **{f"agent.rlpd.{name}": RLPD for name in ("backup_entropy", "reward_bias", "target_range", "actor_q", "actor_average")},
+    **{f"agent.rlpd.{name}": RLPD for name in ("critic_warmup", "imitation_weight", "imitation_updates", "imitation_loss", "random_crop")},
+    "agent.rlpd.grasp_margin": "policies/test_agent.py::test_the_margin_of_a_gripper_is_heeded",
+    "agent.rlpd.feature_noise": "policies/test_agent.py::test_noise_on_features_and_nothing_else",
+    "defaults": "hil/test_defaults.py::test_what_is_set_stays_and_images_leaves_all_as_it_is",
+    "algorithm": "hil/test_learner.py::test_imitation_learns_from_what_it_should",
+    "store": "compat/test_rollout_experience.py::test_the_same_episodes_give_the_same_batches_and_the_same_curve",
+    **{name: "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned" for name in ("seed", "n_step")},
+    "replay_buffer_capacity": "hil/test_learner.py::test_the_seed_the_capacity_and_n_step_change_what_is_learned",
+    **{name: PERIODS for name in ("batch_size", "cta_ratio", "steps_per_update", "log_period", "checkpoint_period", "max_steps")},
+    "update_to_data": "hil/test_learner.py::test_update_to_data_caps_and_waiting_is_measured",
+    "max_ahead": "hil/test_actor.py::test_a_simulation_does_not_outrun_the_learner_but_acts_on_when_that_is_gone",
+    "random_steps": "hil/test_actor.py::test_first_random_steps_then_the_policy_and_every_step_carries_the_weights_that_made_it",
+    "collect_steps": "hil/test_learner.py::test_while_it_collects_actors_need_not_wait_for_updates",
+    "training_starts": "hil/test_learner.py::test_training_starts_is_awaited_and_said",
+    "max_seconds": "hil/test_learner.py::test_other_limits",
+    "max_env_steps": "hil/test_learner.py::test_other_limits",
+    **{f"goal.{name}": GOAL for name in ("success", "states", "period", "hold")},
+    "stop_on": "hil/test_learner.py::test_an_alarm_ends_the_run_and_it_goes_on",
+    "checkpoint_keep": "hil/test_learner.py::test_checkpoints_by_the_clock_and_how_many_stay",
+    "buffer_period": "hil/test_learner.py::test_buffers_in_hil_serls_files",
+    "sinks": "hil/test_learner.py::test_what_the_policy_sees_and_where_metrics_go",
+    **{f"wire.{name}": WIRE for name in ("host", "port", "broadcast_port", "keys", "key_name")},
+}
+
+
+@pytest.mark.parametrize("setting", [key for key, *_ in describe(Hil)])
+def test_each_setting_is_shown_by_a_test(setting: str):
+    """The test is there, and it, or what it is parametrised with, speaks of the setting."""
+    file, _, name = SHOWN[setting].partition("::")
+    text = (TESTS / file).read_text()
+    (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    first = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
+    lines = text.splitlines()[first - 1 : found.end_lineno]
+    assert setting.rpartition(".")[2] in "\n".join(lines), f"{SHOWN[setting]} says nothing of {setting}"
+
+
+def test_nothing_else_is_listed():
+    assert set(SHOWN) == {key for key, *_ in describe(Hil)}

@@ -1,0 +1,150 @@
+"""Contact to the operator is lost: the actor pauses, then the policy goes on or nobody does; the learner's clock and updates wait."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hilt.core.errors import ConfigError, UnknownNameError
+from hilt.core.trajectory import Source
+from hilt.hil import contact
+from hilt.hil.config import Hil, check
+from hilt.hil.idle import refuse_idle
+from hilt.hil.launch import Child
+from hilt.observe.live import Standing
+from hilt.observe.metrics import FILE, running
+from hilt.teleop.devices import Device, Reading
+from tests.hil import test_actor, test_learner, toy_run
+from tests.hil.test_actor import acting, learner  # noqa: F401  (a fixture)
+
+
+class Tab(Device):
+    """A page whose tab is closed at one reading and opened again at a later one; never, where that is 0. *Stop* at another."""
+
+    url = "http://127.0.0.1:1/"
+
+    def __init__(self, closed: int, opened: int = 0, stop: int = 0):
+        super().__init__()
+        self._closed, self._opened, self._stop, self._reading = closed, opened, stop, 0
+
+    def read(self) -> Reading:
+        self._reading += 1
+        lost = self._reading >= self._closed and not 0 < self._opened <= self._reading
+        return Reading(engaged=True, lost=lost, events=("stop",) if self._reading == self._stop else ())
+
+
+def tab(**options: int) -> dict[str, Any]:
+    return {"operator": f"{__name__}:Tab", "operator_options": options}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact, "POLL_INTERVAL_S", 0.002)
+    monkeypatch.setattr(contact, "REPORT_AFTER_S", 0.0)
+
+
+@pytest.mark.parametrize("learner", [tab(closed=3, opened=300)], indirect=True)
+def test_the_actor_makes_no_steps_until_contact_is_back(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    learner.publish(1)
+    said: list[str] = []
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 9, said=said)
+    lost, source = learner.column("lost", "source")
+    assert lost[:9].tolist() == [False, False, True, True] + [False] * 5, "the one in which it was found, and the first one after"
+    assert (source == Source.HUMAN).all()
+    told = [line for line in said if line.startswith(contact.CONTACT)]
+    assert "the run is paused, and after 30 s the policy goes on. To take over again, open http://127.0.0.1:1/" in told[0]
+    assert "is back" in told[1] and len(told) == 2
+    assert max(stats.get("contact_losses", 0) for stats in learner.told) == 1
+
+
+@pytest.mark.parametrize("learner", [{**tab(closed=3), "lost_contact_seconds": 0.05}], indirect=True)
+def test_after_a_while_the_policy_goes_on(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    learner.publish(1)
+    said: list[str] = []
+    acting(learner, tmp_path / "actor", lambda: len(learner.log) >= 20, said=said)
+    lost, source = learner.column("lost", "source")
+    assert lost[:4].tolist() == [False, False, True, True] and not lost[4:].any()
+    assert (source[4:] == Source.POLICY).all(), "also in the episodes after it"
+    assert any("the policy goes on. To take over again, open http://127.0.0.1:1/" in line for line in said)
+
+
+@pytest.mark.parametrize("learner", [{**tab(closed=3, stop=200), "lost_contact": "nobody"}], indirect=True)
+def test_nobody_goes_on_where_that_is_set_and_stop_still_works(learner: test_actor.Learner, tmp_path: Path):  # noqa: F811
+    learner.publish(1)
+    said: list[str] = []
+    assert acting(learner, tmp_path / "actor", lambda: False, said=said).reason == "stop was pressed"
+    assert len(learner.log) == 4
+    assert next(line for line in said if line.startswith(contact.CONTACT)).endswith("paused. To take over again, open http://127.0.0.1:1/")
+
+
+def test_the_learner_pauses_its_clock_and_its_updates(memory_path: Path):
+    settings = toy_run.config(training_starts=5, max_steps=10**9, max_seconds=10**6)
+    made = test_learner.Learner(settings, memory_path / "run", env=toy_run.spaces(), wire=toy_run.wire())
+    with test_learner.Driven(made) as driven:
+        for step in toy_run.episode(4, human=(1, 2, 3), lost=(2, 3)):
+            driven.spool.insert(step)
+        driven.until(lambda: made.update > 3)
+        driven.client.request("send-stats", {"actor": "arm", "contact_lost": True})
+        driven.until(lambda: made._paused)
+        updates, checked = made.update, made._checked
+        driven.until(lambda: made._checked > checked + 0.3)
+        assert made.update <= updates + 1, "one was under way"
+        seconds = made._seconds()
+        driven.client.request("send-stats", {"actor": "arm", "contact_lost": True})
+        driven.until(lambda: made._checked > checked + 0.6)
+        assert made._seconds() - seconds < 0.2, "0.3 s are over"
+        driven.client.request("send-stats", {"actor": "other", "contact_lost": False})
+        driven.until(lambda: made.update > updates + 3)
+        driven.client.request("send-stats", {"actor": "arm", "contact_lost": False})
+    (told,) = test_learner.records(memory_path / "run", "episode")
+    assert (told["intervention_steps"], told["lost_steps"], told["intervention_count"]) == (1, 2, 1)
+    events = [record for record in test_learner.records(memory_path / "run", "event") if "pause" in record]
+    assert [record["pause"] for record in events] == ["begins", "ends"]
+
+
+def written(run: Path, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    run.mkdir()
+    (run / FILE).write_text("".join(json.dumps({"update": 0, **record}) + "\n" for record in records))
+    return records
+
+
+def test_a_pause_does_not_count_in_what_is_shown(tmp_path: Path):
+    episode = {"kind": "episode", "length": 10, "intervention_steps": 2, "lost_steps": 3, "success": False}
+    records = [
+        {"kind": "update", "time": 100.0, "step": 1},
+        {"kind": "event", "event": "lost", "pause": "begins", "time": 110.0, "step": 1},
+        {"kind": "event", "event": "waits", "time": 150.0, "step": 1},
+        {"kind": "event", "event": "goes on", "pause": "ends", "time": 170.0, "step": 1},
+        {**episode, "time": 180.0, "step": 10},
+    ]
+    assert running(written(tmp_path / "all", records)) == [0, 10, 10, 10, 20]
+    written(tmp_path / "half", records[:3])
+    for folder, seconds in (("all", 21.0), ("half", 10.0)):
+        standing = Standing(tmp_path / folder, now=lambda: 181.0)
+        standing._before = 0
+        standing.read()
+        assert standing.seconds() == seconds
+    whole = Standing(tmp_path / "all")
+    whole.read()
+    assert whole.person() == "20% of steps" and whole.lost() == "0 times so far; 3 steps of the last 1 episodes"
+    assert ("contact lost", whole.lost()) in whole.rows() and "nobody took over" in whole.success()
+
+
+def test_the_terminal_of_a_run_shows_what_the_actor_says_of_contact(tmp_path: Path):
+    child = Child("actor-1", [], tmp_path / "log")
+    child.log.write_text(f"episode 1\n{contact.CONTACT} is lost: open http://127.0.0.1:1/\nopen http://127.0.0.1:1/\n")
+    assert len(child.news()) == 2
+
+
+def test_settings_of_lost_contact_are_checked():
+    with pytest.raises(UnknownNameError, match="lost_contact"):
+        check(Hil(lost_contact="anybody"))
+    with pytest.raises(ConfigError, match="lost_contact_seconds=-1"):
+        check(Hil(lost_contact_seconds=-1))
+    with pytest.raises(ConfigError, match="without an operator"):
+        refuse_idle(Hil(lost_contact="nobody"))
+    with pytest.raises(ConfigError, match="without lost_contact=policy"):
+        refuse_idle(Hil(operator="browser", lost_contact="nobody", lost_contact_seconds=5))

@@ -1,0 +1,104 @@
+"""Defaults by what the policy sees: chosen when a run begins, shown, recorded, and overridden by whatever is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+from hilt.core.config import build, thaw
+from hilt.core.errors import UnknownNameError
+from hilt.core.files import read_json
+from hilt.hil import launch as train
+from hilt.hil.config import Hil, check
+from hilt.hil.defaults import SHOWN, SIMULATED_AHEAD, STATE, chosen, lines
+from hilt.hil.environment import Spaces
+from hilt.hil.idle import refuse_idle
+from hilt.hil.idle import settings as overridden
+from hilt.hil.launch import begin_run, own_ports, resume_run
+
+NUMBERS = Dict({"state": Dict({"arm": Box(-1, 1, (7,), np.float32), "cube": Box(-1, 1, (2, 3), np.float32)})})
+PICTURES = Dict({"images": Dict({"front": Box(0, 255, (32, 32, 3), np.uint8)}), **NUMBERS.spaces})
+SHOWS = {"demonstrations": 20}
+
+
+def choose(seen: Any = NUMBERS, keeps_rate: bool = False, **settings: Any) -> Any:
+    config, choice = chosen(build(Hil(), settings), Spaces(seen, Box(-1, 1, (4,), np.float32), keeps_rate))
+    check(config)
+    refuse_idle(config)
+    return config, choice
+
+
+def test_a_policy_that_sees_numbers_alone_has_no_image_machinery_and_imitates_first():
+    config, choice = choose(**SHOWS)
+    assert choice.changed == {**STATE, **SHOWN, "max_ahead": SIMULATED_AHEAD} and config.defaults == "state"
+    assert config.agent.encoder.kind == "none" and config.agent.encoder.pretrain_updates == 1_000 and config.n_step == 3
+    assert str(choice).startswith("state only: the policy sees 13 numbers and no images: agent.encoder.kind=none, agent.proprio_width=0")
+    bare, choice = choose()
+    assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalise_proprio, "there is nothing to imitate"
+
+
+def test_what_is_set_stays_and_images_leaves_all_as_it_is():
+    config, choice = choose(**SHOWS, cta_ratio=3, agent={"rlpd": {"tau": 0.02}})
+    assert (config.cta_ratio, config.agent.rlpd.tau) == (3, 0.02) and not {"cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
+    for seen, settings in ((PICTURES, {}), (NUMBERS, {"defaults": "images"})):
+        config, choice = choose(seen, **SHOWS, **settings)
+        assert choice.changed == {} and config == build(Hil(), SHOWS, {"defaults": "images"})
+    for settings in ({"defaults": "state"}, {"agent": {"encoder": {"kind": "none"}}}):  # it has images, and looks at none
+        assert choose(PICTURES, **SHOWS, **settings)[0].agent.encoder.kind == "none"
+    with pytest.raises(UnknownNameError, match="no defaults named 'pixels'"):
+        check(Hil(defaults="pixels"))
+
+
+PLAIN = {"n_step": 1, "batch_size": 256, "cta_ratio": 2, "max_ahead": 0, "agent": {"rlpd": {"learning_rate": 3e-4}}}
+"""Set to what `Hil` has anyway, and other defaults for numbers alone"""
+FILE = "n_step: 1\nbatch_size: 256\ncta_ratio: 2\nmax_ahead: 0\nagent:\n  rlpd: {learning_rate: 3.0e-4}\n"
+WORDS = ("n_step=1", "batch_size=256", "cta_ratio=2", "max_ahead=0", "agent.rlpd.learning_rate=3e-4")
+
+
+@pytest.mark.parametrize("how", ["mapping", "file", "words"])
+def test_what_is_set_to_the_value_that_hil_has_anyway_stays(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine.yaml").write_text(FILE)
+    base = build(Hil(), SHOWS, *{"mapping": [PLAIN], "file": [tmp_path / "mine.yaml"], "words": WORDS}[how])
+    monkeypatch.setattr(train, "_taken", lambda host, port: True)
+    for config in (base, build(base, "seed=3"), overridden(base, "seed=3"), own_ports(base)):  # it stays so whoever changes something else
+        config, choice = chosen(config, Spaces(NUMBERS, Box(-1, 1, (4,), np.float32), False))
+        assert (config.n_step, config.batch_size, config.cta_ratio, config.max_ahead) == (1, 256, 2, 0)
+        assert config.agent.rlpd.learning_rate == 3e-4 and config.agent.rlpd.tau == SHOWN["agent.rlpd.tau"]
+        assert not {"n_step", "batch_size", "cta_ratio", "max_ahead", "agent.rlpd.learning_rate"} & choice.changed.keys()
+
+
+@pytest.mark.parametrize(
+    ("keeps_rate", "settings"),
+    [(True, {}), (False, {"operator": "browser"}), (False, {"control_hz": 10.0}), (False, {"update_to_data": 0.5})],
+)
+def test_only_a_simulation_as_fast_as_it_can_waits_for_the_learner(keeps_rate: bool, settings: dict[str, Any]):
+    assert choose(keeps_rate=keeps_rate, **settings)[0].max_ahead == 0
+    assert choose(training_starts=500)[0].max_ahead == 500
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "hg-dagger"])
+def test_imitation_alone_has_nothing_that_would_do_nothing(algorithm: str):
+    config, choice = choose(**SHOWS, algorithm=algorithm)
+    assert config.agent.normalise_proprio and not {"n_step", "cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
+
+
+def test_the_choice_is_recorded_and_frozen_with_the_run(tmp_path: Path):
+    run = tmp_path / "run"
+    own = {"task": "Pendulum-v1", "steps_per_update": Hil().steps_per_update, "wire": {"port": 0, "broadcast_port": 0}}
+    config = begin_run(run, "mine", build(Hil(), own))
+    card = read_json(run / "run.json")
+    assert card["defaults"] == "state" and card["defaults_changed"]["cta_ratio"] == 1 and card["defaults_why"].startswith("state only")
+    assert lines(run)[0].startswith("state only: the policy sees 3 numbers") and thaw(Hil, run / "config.yaml") == config
+    assert config.steps_per_update == Hil().steps_per_update and "steps_per_update" not in card["defaults_changed"], "it was given"
+    assert resume_run(run, "", []) == config
+    assert resume_run(run, "", ["max_ahead=0"]).max_ahead == 0, "it is chosen once"
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("defaults: state\n", ""))
+    older = resume_run(run, "", [])
+    assert older.defaults == "images" and thaw(Hil, run / "config.yaml") == older, (
+        "one of an older version has made no choice, and makes none"
+    )

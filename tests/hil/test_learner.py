@@ -1,0 +1,646 @@
+"""The learner: every option at work, resumed bit for bit after a SIGKILL, each episode told of once, weights first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
+from hilt.core.files import write_json
+from hilt.core.tree import flatten
+from hilt.hil import learner as learner_module
+from hilt.hil.data import columns_for, open_logs
+from hilt.hil.learner import Learner, Summary
+from hilt.observe.metrics import read_metrics
+from hilt.observe.sinks import SINKS
+from hilt.policies import precision
+from hilt.policies.agent import agent as agent_module
+from hilt.replay import Log, QueuedDataStore, Schema
+from hilt.runs import checkpoint
+from hilt.runs.checkpoint import latest, load, numbers
+from hilt.wire import TrainerClient
+from tests.effort import sampled
+from tests.hil.toy_run import IMAGES, config, demonstrations, episode, fill, spaces, wire
+
+torch.set_num_threads(1)
+DEADLINE_S = 120
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with six online episodes and four demonstrations, in which nothing was learned yet."""
+    folder = tmp_path_factory.mktemp("template")
+    shown, run = demonstrations(folder / "shown", range(50, 54), images=True), folder / "run"
+    run.mkdir()
+    settings = config(demo_path=[str(shown)])
+    for log in open_logs(run, settings, Schema.declare(columns_for(settings, spaces(True))), lambda _: None)[::-1]:
+        if log.path.name == "log":
+            fill(log, range(6), images=True, human=(1, 2), lost=(2,))
+        log.close()
+    return folder
+
+
+def learner(template: Path, run: Path, **changes: Any) -> Learner:
+    """On a copy of the template's run, or what became of it."""
+    if not run.exists():
+        shutil.copytree(template / "run", run)
+    return Learner(config(demo_path=[str(template / "shown")], **changes), run, resume=True, env=spaces(True), wire=wire())
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    return read_metrics(run, [kind])
+
+
+def same(a: Any, b: Any) -> bool:
+    ours, theirs = flatten(a), flatten(b)
+    return ours.keys() == theirs.keys() and all(np.array_equal(np.asarray(ours[path]), np.asarray(theirs[path])) for path in ours)
+
+
+# Updates that are not finite
+
+
+def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One row that was not finite ended the run, and so did every resume that drew it again."""
+    one, bad = learner(template, memory_path / "run", log_period=1, max_steps=12), {3, 4, 8}
+    sample = one.experience.sample
+
+    def drawn(*given: Any) -> Any:
+        batch = sample(*given)
+        return {**batch, "rewards": batch["rewards"] * np.nan} if one.update in bad else batch
+
+    monkeypatch.setattr(one.experience, "sample", drawn)
+    assert one.run() == Summary("max_steps", 12, 30)
+    assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, "once for each series"
+    saved = latest(memory_path / "run").agent
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in flatten(saved["networks"]).values()) and saved["updates"] == 9
+
+
+def test_the_critics_updates_before_one_that_is_left_out_stay_and_it_says_so(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, update = learner(template, memory_path / "run", cta_ratio=3, max_steps=2), agent_module.rlpd.update
+    calls: list[int] = []
+
+    def drawn(nets: Any, batch: Any, *given: Any) -> Any:
+        calls.append(len(calls))
+        batch.rewards = batch.rewards * (np.nan if len(calls) == 3 else 1)  # the last of the first step's three
+        return update(nets, batch, *given)
+
+    monkeypatch.setattr(agent_module.rlpd, "update", drawn)
+    one.run()
+    said = [r["event"] for r in records(memory_path / "run", "event") if " is left out: " in r["event"]]
+    assert len(said) == 1 and said[0].endswith("Before it, in the same step, the critics had 2 good updates, which stay."), said
+    assert one.agent.updates == 5 and one.agent.actor_updates == 1
+
+
+def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, update = memory_path / "run", agent_module.rlpd.update
+
+    def diverged(nets: Any, batch: Any, settings: Any, *given: Any) -> Any:
+        batch.rewards = batch.rewards * (np.inf if settings.learning_rate > 1e-4 else 1)
+        return update(nets, batch, settings, *given)
+
+    monkeypatch.setattr(agent_module.rlpd, "update", diverged)
+    with pytest.raises(AlarmError, match=r"the last 20 updates were left out; .* of update 0 with a lower rate: .*learning_rate=3e-05"):
+        learner(template, run, max_steps=50).run()
+    rate = {"agent": {"encoder": {"kind": "none"}, "hidden": [16], "rlpd": {"random_crop": 0, "learning_rate": 3e-5}}}
+    assert learner(template, run, **rate).run() == Summary("max_steps", 10, 30)
+
+
+def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path):
+    """With one online step for many updates, which is what happens when actors stand still."""
+    run, many = memory_path / "run", {"log_period": 10, "max_steps": 2000}
+    with pytest.raises(AlarmError, match=r"alarm update_to_data: 610 updates were made for 30 online steps, 20 for each"):
+        learner(template, run, stop_on=["update_to_data"], **many).run()
+    assert numbers(run)[-1] == 610, "with a checkpoint"
+    event = next(record for record in records(run, "event") if "alarm" in record)
+    assert (event["alarm"], event["alarm/update_to_data"], event["stops"]) == ("update_to_data", 1.0, True)
+    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == Summary("max_steps", 620, 30)
+    assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, "it is still so"
+
+
+def test_what_q_is_to_be_is_told(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_module, "REALISED", 3)
+    learner(template, memory_path / "run", log_period=5).run()
+    last = records(memory_path / "run", "update")[-1]
+    ended = [(one["return_to_go"], one["cut_share"]) for one in records(memory_path / "run", "episode")][-3:]
+    assert last["realised_q"] == pytest.approx(np.mean([came + cut * last["q/online"] for came, cut in ended]))
+
+
+# Resume
+
+FROZEN = {"agent": {"encoder": {**IMAGES, "pretrain_updates": 4, "pretrain_batch": 8}}, "n_step": 3}
+FORESEEING = {**FROZEN["agent"]["encoder"], "pretrain_predict": "state/point"}  # type: ignore[index]
+COLLECTING = {"agent": {"encoder": FORESEEING, "rlpd": {"feature_noise": 0.1}}, "collect_steps": 20}
+TRAINED = {"agent": {"encoder": {**IMAGES, "training": "critic"}, "rlpd": {"random_crop": 2}}, "cta_ratio": 2}
+
+
+def run_until(template: Path, run: Path, kill_at: int, changes: dict[str, Any]) -> None:
+    one = learner(template, run, **changes)
+
+    def stop() -> bool:
+        if one.update >= kill_at and numbers(run)[-1] in (20, 21) and not one._saver.busy:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    one.run(stop)
+
+
+KINDS = {"frozen": FROZEN, "collecting": COLLECTING, "trained": TRAINED, "hg-dagger": {"algorithm": "hg-dagger"}}
+
+
+@pytest.mark.parametrize("kind", sampled(KINDS, "collecting", "trained", "hg-dagger"))
+def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memory_path: Path, kind: str, fork: Any):
+    changes = {**KINDS[kind], "max_steps": 40, "checkpoint_period": 20, "log_period": 2}
+    learner(template, memory_path / "whole", **changes).run()
+    child = fork.Process(target=run_until, args=(template, memory_path / "cut", 27, changes))
+    child.start()
+    child.join(DEADLINE_S)
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (20, 21)
+    assert learner(template, memory_path / "cut", **changes).run() == Summary("max_steps", 40, 30)
+    whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
+    assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
+    measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness")
+    curves = [
+        [
+            {k: v for k, v in r.items() if k not in measured and "share" not in k.partition("/")[0]}
+            for r in records(memory_path / name, "update")
+        ]
+        for name in ("whole", "cut")
+    ]
+    assert curves[0] == curves[1] and [r["update"] for r in curves[0]] == list(range(2, 41, 2))
+    told = [[r["trajectory"] for r in records(memory_path / name, "episode")] for name in ("whole", "cut")]
+    assert told == [[0, 1, 2, 3, 4, 5]] * 2  # each once
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", ["collecting", "trained"])
+def test_on_a_gpu_it_learns_and_goes_on(template: Path, memory_path: Path, kind: str):
+    changes = {**KINDS[kind], "agent": {**KINDS[kind]["agent"], "device": "cuda:0"}, "checkpoint_period": 5}
+    assert learner(template, memory_path / "run", **changes).run() == Summary("max_steps", 10, 30)
+    again = learner(template, memory_path / "run", **{**changes, "max_steps": 15})
+    assert next(again.agent.networks["actor"].parameters()).is_cuda
+    assert again.run() == Summary("max_steps", 15, 30)
+    figures = [value for record in records(memory_path / "run", "update") for value in record.values() if isinstance(value, float)]
+    assert np.isfinite(figures).all() and len(figures) > 10
+
+
+def test_stopped_before_the_first_update_it_repeats_the_pretraining_alike(template: Path, memory_path: Path):
+    changes = {**COLLECTING, "max_steps": 2}
+    learner(template, memory_path / "whole", **changes).run()
+    one = learner(template, memory_path / "cut", **changes)
+    assert one.run(lambda: one._owes) == Summary("stopped", 0, 30), "it was repeated, and no checkpoint has it"
+    learner(template, memory_path / "cut", **changes).run()
+    assert same(*(load(memory_path / name, 2).agent for name in ("whole", "cut")))
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(template: Path, memory_path: Path):
+    run = memory_path / "run"
+    learner(template, run, max_steps=20, checkpoint_period=10).run()
+    (run / "checkpoints" / "20" / "agent.pt").write_bytes(b"torn")
+    again = learner(template, run, max_steps=25, checkpoint_period=10)
+    assert again.update == 10
+    again.run()
+    assert any("checkpoint 20 is passed over" in r["event"] for r in records(run, "event"))
+    assert numbers(run) == [0, 10, 20, 25] and load(run, 20).update == 20
+
+
+def test_steps_that_came_after_the_checkpoint_are_not_lost(template: Path, memory_path: Path):
+    run = memory_path / "run"
+    learner(template, run, max_steps=5).run()
+    with Log.open(run / "log") as log:
+        fill(log, range(6, 8), images=True)
+    again = learner(template, run, max_steps=10)
+    assert again.experience.total == 40
+    again.run()
+    assert [r["trajectory"] for r in records(run, "episode")] == list(range(8))
+
+
+def test_one_learner_for_one_run(template: Path, memory_path: Path):
+    first = learner(template, memory_path / "run", max_steps=1)
+    with pytest.raises(LockedError, match=r"run has a learner already: .*process \d+ .*One run has one learner"):
+        learner(template, memory_path / "run")
+    first.run()
+    with pytest.raises(ConfigError, match=r"has a run in it already. Go on with it"):
+        Learner(config(), memory_path / "run", env=spaces(True), wire=wire())
+
+
+# Options
+
+
+def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    one = learner(
+        template, memory_path / "a", max_steps=12, cta_ratio=3, steps_per_update=4, log_period=3, checkpoint_period=5, batch_size=9
+    )
+    published, sizes = [], []
+    publish, update = one.server.publish_network, one.agent.update
+    monkeypatch.setattr(one.server, "publish_network", lambda *given: published.append(one.update) or publish(*given))
+    monkeypatch.setattr(
+        one.agent, "update", lambda batch, *given, **named: sizes.append(len(batch["masks"])) or update(batch, *given, **named)
+    )
+    assert one.run() == Summary("max_steps", 12, 30)
+    assert one.agent.updates == 36 and one.agent.actor_updates == 12  # two of the critics alone for each of all
+    assert set(sizes) == {9}
+    assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
+    assert [r["update"] for r in records(memory_path / "a", "update")] == [3, 6, 9, 12]
+    assert numbers(memory_path / "a") == [0, 5, 10, 12]
+    last, named = records(memory_path / "a", "update")[-1], {name for r in records(memory_path / "a", "update") for name in r}
+    assert {f"{what}/{who}" for what in ("q", "td_error", "reward", "gradient_share") for who in ("online", "demo", "human")} <= named
+    assert (
+        last["rows/online"] == 4
+        and last["rows/demo"] == 5
+        and last["gradient_share/online"] + last["gradient_share/demo"] == pytest.approx(1)
+    )
+    assert sum(last[f"{what}_share"] for what in ("torch", "sample_wait", "wait", "other")) == pytest.approx(1)
+    assert (last["log_steps"], last["demo_steps"], last["human_steps"]) == (30, 26, 6)
+
+
+def test_checkpoints_by_the_clock_and_how_many_stay(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hilt.hil.learner.CHECKPOINT_S", 0.0)
+    learner(template, memory_path / "a", max_steps=30, checkpoint_keep=2).run()
+    assert len(numbers(memory_path / "a")) == 3 and numbers(memory_path / "a")[-1] == 30
+
+
+def test_update_to_data_caps_and_waiting_is_measured(template: Path, memory_path: Path):
+    one = learner(template, memory_path / "a", update_to_data=0.5, max_steps=1000, log_period=1)
+
+    def stop() -> bool:
+        waited = one._clock._spent["wait"] > 0.05
+        if one.update == 15 and one.experience.total == 30 and waited:
+            fill(one.experience.log, range(6, 7), images=True)
+        return one.update == 17 and waited
+
+    assert one.run(stop) == Summary("stopped", 17, 35)  # 17 is the whole part of half of 35
+    assert max(r["wait_share"] for r in records(memory_path / "a", "update")) > 0
+
+
+def test_training_starts_is_awaited_and_said(memory_path: Path):
+    one = Learner(config(training_starts=12, max_steps=3), memory_path / "run", env=spaces(), wire=wire())
+    fill(one.experience.log, range(2))
+
+    def stop() -> bool:
+        if any("waits" in r["event"] for r in records(memory_path / "run", "event")) and one.experience.total == 10:
+            assert one.update == 0
+            fill(one.experience.log, range(2, 3))
+        return False
+
+    assert one.run(stop) == Summary("max_steps", 3, 15)
+    said = [r["event"] for r in records(memory_path / "run", "event")]
+    assert "waits: learning starts with 12 online steps, and there are 10" in said
+    assert "there are no demonstrations and no take-overs yet: batches are all online" in said
+
+
+@pytest.mark.parametrize(("limit", "reason"), [({"max_env_steps": 30}, "max_env_steps"), ({"max_seconds": 1.0}, "max_seconds")])
+def test_other_limits(template: Path, memory_path: Path, limit: dict[str, Any], reason: str):
+    summary = learner(template, memory_path / "a", max_steps=10**6, **limit).run()
+    assert summary.reason == reason and (summary.update == 0) == (reason == "max_env_steps")
+    if reason == "max_seconds":  # they are counted over restarts
+        assert learner(template, memory_path / "a", max_steps=10**6, **limit).run().update <= summary.update + 1
+
+
+def test_time_that_was_learned_counts_also_where_no_checkpoint_was_written_after_it(template: Path, memory_path: Path):
+    run = memory_path / "a"
+    learner(template, run, max_steps=20, log_period=1).run()
+    spent = max(record["elapsed_seconds"] for record in records(run, "update"))
+    shutil.rmtree(run / "checkpoints")  # it was killed before it saved one
+    again = learner(template, run, max_steps=10**6, max_seconds=spent + 0.05)
+    time.sleep(0.3)  # the time until it runs is nobody's
+    began = time.monotonic()
+    assert again.run().reason == "max_seconds"
+    ran = time.monotonic() - began
+    seconds = [record["elapsed_seconds"] for record in records(run, "update")]
+    assert seconds[-1] == max(seconds) and spent <= latest(run).state["elapsed"] < spent + ran
+
+
+def test_the_seed_the_capacity_and_n_step_change_what_is_learned(template: Path, memory_path: Path):
+    runs = {"base": {}, "seed": {"seed": 4}, "n": {"n_step": 3}, "small": {"replay_buffer_capacity": 10}, "again": {}}
+    agents = {}
+    for name, changes in runs.items():
+        learner(template, memory_path / name, **changes).run()
+        agents[name] = load(memory_path / name, 10).agent["networks"]["critic"]
+    assert same(agents["base"], agents["again"])
+    assert not any(same(agents["base"], agents[name]) for name in ("seed", "n", "small"))
+
+
+def test_what_the_policy_sees_and_where_metrics_go(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: list[Any] = []
+    sink = SimpleNamespace(write=kept.append, resumed=lambda update: None, close=lambda: kept.append("closed"))
+    monkeypatch.setitem(SINKS, "kept", lambda folder, run: sink)
+    looks = {"agent": {"encoder": {"kind": "small"}}}
+    for keys, error in (
+        ({"image_keys": ["images/top"], **looks}, "no image .*'images/top'"),
+        ({"proprio_keys": ["q"]}, "no proprioception .*'q'"),
+    ):
+        with pytest.raises(UnknownNameError, match=error):
+            learner(template, memory_path / "a", sinks=["kept"], **keys)
+    assert kept == ["closed"] * 2
+    learner(template, memory_path / "a", sinks=["kept"]).run()
+    assert sum(record["kind"] == "update" for record in kept[2:-1]) == 2 and kept[-1] == "closed"
+
+
+def test_imitation_learns_from_what_it_should(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sources: set[int] = set()
+    for algorithm, expected in (("bc", {2}), ("hg-dagger", {1, 2})):
+        one, sources = learner(template, memory_path / algorithm, algorithm=algorithm), set()
+        imitate = one.agent.imitate
+        seen = lambda batch, imitate=imitate, sources=sources, **named: sources.update(batch["source"].tolist()) or imitate(batch, **named)  # noqa: E731
+        monkeypatch.setattr(one.agent, "imitate", seen)
+        one.run()
+        assert sources == expected and one.agent.updates == 0 and one.agent.imitations == 10
+    with pytest.raises(EmptyError, match="no demonstrations to learn from"):
+        Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
+
+
+def test_when_an_error_ends_it_the_checkpoint_that_was_begun_is_written(memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nothing writes into the run any more when the next learner may open it."""
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *given: time.sleep(0.5) or save(*given))
+    with pytest.raises(EmptyError, match="no demonstrations to learn from"):
+        Learner(config(algorithm="bc"), memory_path / "none", env=spaces(), wire=wire()).run()
+    assert numbers(memory_path / "none") == [0]
+
+
+def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    half = learner(template, memory_path / "a", **FROZEN)
+    assert half.run(lambda: half.agent.imitations == 2).reason == "stopped" and numbers(memory_path / "a") == []  # begins anew
+    one = learner(template, memory_path / "a", **FROZEN)
+    before = {key: value.clone() for key, value in one.agent.encoder.state_dict().items()}
+    sizes, imitate = [], one.agent.imitate
+    seen = lambda batch, **named: sizes.append(len(batch["masks"])) or imitate(batch, **named)  # noqa: E731
+    monkeypatch.setattr(one.agent, "imitate", seen)
+    one.run()
+    assert sizes == [8] * 4, "as pretrain_batch says; the learner's own are of 16"
+    said = [record["event"] for record in read_metrics(memory_path / "a", ["event"])]
+    first, *_, last = (line for line in said if line.startswith("imitates the demonstrations first: "))
+    assert first.endswith(": 0 of 4 updates") and ": 4 of 4 updates, loss " in last and "opens the logs" in said
+    first, last = (load(memory_path / "a", update).agent["networks"]["encoder"] for update in (0, 10))
+    assert same(first, last) and not same(first, before)  # it moved, and then it was frozen
+    assert one.agent.imitations == 4
+    again = learner(template, memory_path / "a", **{**FROZEN, "max_steps": 11})
+    again.run()
+    assert again.agent.imitations == 4  # not again
+
+
+def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_path: Path):
+    changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalise_proprio": True}}
+    one = learner(template, memory_path / "a", **changes)
+    batch = one.experience.sample(8, "demonstrations", images=True)
+    assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()  # no gripper: the end, twice
+    points = {number: [step["next_observations"]["state"]["point"] for step in episode(2 * number)] for number in range(50, 54)}
+    for point, future in zip(batch["observations"]["state"]["point"], batch["future"], strict=True):
+        assert (future[0] == points[int(point[0]) // 2][-1]).all()
+    one.run()
+    mean = np.mean([step["observations"]["state"]["point"] for n in points for step in episode(2 * n)], axis=0)
+    again = learner(template, memory_path / "a", **{**changes, "max_steps": 11})
+    assert np.allclose(again.agent.networks["proprio"].mean, mean, atol=1e-5)  # kept in the checkpoint
+    again.run()
+    with pytest.raises(ConfigError, match="normalise_proprio takes mean and deviation from demonstrations, and there are none"):
+        Learner(config(agent={"normalise_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
+
+
+# Collecting
+
+
+def killed_while_it_repeats_pretraining(template: Path, run: Path) -> None:
+    one = learner(template, run, **COLLECTING)
+
+    def stop() -> bool:
+        if "online" in one._collected and one.agent.imitations == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    one.run(stop)
+
+
+def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
+    template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch, fork: Any
+):
+    whole, published, given = learner(template, memory_path / "whole", **COLLECTING), [], []
+    publish, update = whole.server.publish_network, whole.agent.update
+    monkeypatch.setattr(whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version))
+    monkeypatch.setattr(whole.agent, "update", lambda batch, **named: given.append(batch) or update(batch, **named))
+    assert whole.run() == Summary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
+    first, second = (load(memory_path / "whole", update).agent["networks"] for update in (0, 1))
+    seen = [{name: state[f"encoder.{name}"] for name in first["encoder"]} for state in published]
+    assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), "never one that is half trained"
+    assert not same(first["encoder"], second["encoder"]) and same(second["encoder"], whole.agent.encoder.state_dict())
+    frames = {tuple(s["observations"]["state"]["point"]): s["observations"]["images"] for n in range(6) for s in episode(n, images=True)}
+    for z in given[0]["observations"]["z"][:8]:
+        features = whole.agent.trunk_features({"images/front": frames[tuple(z[4:])]["front"][None]})[0]
+        assert (features == z[:4]).all(), "of the new one"
+
+    child = fork.Process(target=killed_while_it_repeats_pretraining, args=(template, memory_path / "cut"))
+    child.start()
+    child.join(DEADLINE_S)
+    assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut") == [0]
+    with Log.open(memory_path / "cut" / "log") as log:
+        fill(log, range(6, 8), images=True, human=(0,))  # what came later is learned from, but the eye is the same
+    cut = learner(template, memory_path / "cut", **COLLECTING)
+    assert cut.run() == Summary("max_steps", 10, 40)
+    assert same(load(memory_path / "cut", 1).agent["networks"]["encoder"], second["encoder"])
+
+
+def test_what_is_collected_and_who_is_imitated(template: Path, memory_path: Path):
+    one = learner(template, memory_path / "a", **COLLECTING)
+    assert one.experience.successful() == [0, 2, 4] and one.experience.collect([0, 2, 4, 99]) == 15
+    batch = one.experience.sample(400, "collected", images=True)
+    steps = {
+        tuple(step["observations"]["state"]["point"]): (number, t)
+        for number in (0, 2, 4, *range(100, 108, 2))
+        for t, step in enumerate(episode(number))
+    }
+    ends = {number: list(episode(number))[-1]["next_observations"]["state"]["point"] for number, _ in steps.values()}
+    rows = [steps[tuple(point)] for point in batch["observations"]["state"]["point"]]
+    assert set(rows) == set(steps.values()), "all of these, and no episode that failed"
+    assert batch["imitated"].tolist() == [number >= 100 or t == 1 for number, t in rows], "on step 2 the person was lost"
+    assert all((future == ends[number]).all() for (number, _), future in zip(rows, batch["future"], strict=True))
+    one.run(lambda: True)
+
+
+def test_while_it_collects_actors_need_not_wait_for_updates(memory_path: Path):
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    settings = config(demo_path=[str(shown)], **{**COLLECTING, "collect_steps": 8})
+    made = Learner(settings, memory_path / "run", env=spaces(True), wire=wire())
+    with Driven(made) as driven:
+        waits = "waits: 0 of 8 steps are collected, with the pretrained policy and the operator"
+        driven.until(lambda: bool(driven.weights) and any(r["event"] == waits for r in records(memory_path / "run", "event")))
+
+        def ahead() -> int:
+            answer = driven.client.request("send-stats", {"actor": "arm"})
+            return answer["online"] - answer["update"]
+
+        for count, total in ((5, 5), (10, 10)):
+            for step in list(episode(count, images=True, human=(1,))):
+                driven.spool.insert(step)
+            driven.until(lambda total=total: made.experience.total == total)
+            assert ahead() <= total - 8 if total > 8 else ahead() == made.update == 0
+        driven.until(lambda: made.update == 10)
+        driven.spool.insert(next(episode(6, images=True)))
+        driven.until(lambda: made.experience.total == 11 and ahead() == 11 - made._collected["online"] - 10)
+    said = [record["event"] for record in records(memory_path / "run", "event")]
+    assert any(line.startswith("imitates demonstrations and take-overs, from scratch: 4 of 4 updates") for line in said)
+
+
+def test_the_clock_goes_on_over_a_stop_while_it_collects(template: Path, memory_path: Path):
+    changes = {**COLLECTING, "collect_steps": 100, "max_seconds": 1000.0}
+    one = learner(template, memory_path / "a", **changes)
+    assert one.run(lambda: numbers(memory_path / "a") == [0] and one._seconds() > 0.05).reason == "stopped"
+    again = learner(template, memory_path / "a", **changes)
+    assert again._elapsed > 0.05 and again.run(lambda: True).update == 0
+
+
+def test_buffers_in_hil_serls_files(template: Path, memory_path: Path):
+    run = memory_path / "a"
+    learner(template, run, buffer_period=10, max_steps=3).run()
+    assert [p.name for p in (run / "buffer").iterdir()] == ["transitions_30.pkl"]
+    (run / "buffer" / "transitions_99.pkl").write_bytes(b"of one that was killed")
+    with Log.open(run / "log") as log:
+        fill(log, range(6, 8), images=True)
+    learner(template, run, buffer_period=10, max_steps=6).run()
+    for name in ("buffer", "demo_buffer"):
+        assert sorted(p.name for p in (run / name).iterdir()) == ["transitions_30.pkl", "transitions_40.pkl"]
+    changes = {"checkpoint_path": str(run), "max_steps": 1, "max_seconds": 1e-9}
+    other = Learner(config(**changes), memory_path / "b", env=spaces(True), wire=wire())
+    assert other.experience.counts() == {"log_steps": 40, "demo_steps": 6, "human_steps": 6}  # found again among the actor's
+    assert other.run().reason == "max_steps", "no step was made in this run, from which seconds would count"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "ppo"}, "no algorithm named 'ppo'"),
+        ({"store": "table"}, "no store named 'table'"),
+        ({"batch_size": 1}, "batch_size=1: expected at least 2"),
+        ({"update_to_data": -1}, "update_to_data=-1"),
+        ({"agent": {"encoder": {"pretrain_predict": "state/point"}}}, "is for the encoder's pretraining: give pretrain_updates"),
+        ({"collect_steps": 9}, "collect_steps=9 repeats the pretraining, and there is none: give agent.encoder.pretrain_updates"),
+        ({**COLLECTING, "algorithm": "bc"}, "collect_steps=20 comes before reinforcement learning, and algorithm is bc"),
+        ({**COLLECTING, "store": "trajectories"}, "collect_steps=20 reads episodes back from the log, and store is trajectories"),
+        ({**COLLECTING, "replay_buffer_capacity": 19}, "collect_steps=20 is more than is kept"),
+        ({"cta_ratio": 0}, "cta_ratio=0: expected at least 1"),
+        ({"random_steps": -1}, "random_steps=-1: expected at least 0"),
+        ({"max_ahead": 9}, "max_ahead=9 with training_starts=10: actors and the learner would wait for each other"),
+        ({"max_ahead": 10, "update_to_data": 0.5}, "max_ahead=10 with update_to_data=0.5, below 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(memory_path: Path, changes: dict[str, Any], said: str):
+    with pytest.raises((ConfigError, UnknownNameError), match=said):
+        Learner(config(**changes), memory_path / "run", env=spaces(), wire=wire())
+    assert not (memory_path / "run").exists()
+
+
+# Actors
+
+
+class Driven:
+    """A learner in a thread, and a client of it."""
+
+    def __init__(self, one: Learner):
+        self.learner, self.stopped = one, threading.Event()
+        self.summary: list[Summary] = []
+        self._thread = threading.Thread(target=lambda: self.summary.append(one.run(self.stopped.is_set)), daemon=True)
+        self._thread.start()
+        self.spool = QueuedDataStore(1000)
+        self.weights: list[Any] = []
+        self.client = TrainerClient("arm", "127.0.0.1", one.server.config, data_stores={"actor_env": self.spool}, wait_for_server=10)
+        self.client.recv_network_callback(self.weights.append)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not true():
+            assert time.monotonic() < deadline, "it does not happen"
+            time.sleep(0.01)
+
+    def end(self) -> Summary:
+        self._thread.join(DEADLINE_S)
+        return self.summary[0]
+
+    def __enter__(self) -> Driven:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self._thread.join(DEADLINE_S)
+        self.client.stop()
+
+
+def test_actors_are_told_the_precision_of_the_run(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`auto` is decided for all of its processes, here where nobody did before."""
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
+    made = learner(template, memory_path / "run", agent={"encoder": {**IMAGES, "precision": "auto"}})
+    assert made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
+    made.run(lambda: True)
+
+
+def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
+    run = memory_path / "run"
+    run.mkdir()
+    write_json(run / "run.json", {"id": "abc"})
+    made = Learner(config(max_steps=15, training_starts=5, steps_per_update=5), run, resume=True, env=spaces(), wire=wire())
+    with Driven(made) as driven:
+        driven.until(lambda: bool(driven.weights))  # before a single step is there
+        assert driven.client.policy_version == 1_000_000 and set(driven.weights[0]) == set(made.agent.acting_state())
+        answer = driven.client.request("send-stats", {"actor": "arm", "steps": 0, "nested": {"late": 1.5}})
+        assert answer == {"stop": False, "update": 0, "online": 0, "run": "abc"}  # without an encoder, no precision
+        with pytest.raises(SchemaError, match=r"send-stats: bad is a list"):
+            driven.client.request("send-stats", {"actor": "arm", "bad": [1]})
+        for step in episode(4):
+            driven.spool.insert({**step, "policy_version": np.int64(1_000_000)})
+        driven.until(lambda: made.update == 15)
+        driven.until(lambda: driven.client.request("send-stats", {"actor": "arm"})["stop"])
+        driven.spool.insert(next(episode(6)))  # under way when it hears of the end
+        driven.client.request("send-stats", {"actor": "arm", "bye": True})
+        driven.client.stop()
+        assert driven.end() == Summary("max_steps", 15, 6)
+    (told,) = records(run, "episode")
+    assert told["actor"] == "arm" and told["length"] == 5 and told["success"]
+    assert records(run, "actor")[0]["nested/late"] == 1.5
+    assert records(run, "update")[-1]["staleness"] == 15  # the only steps were made with the first weights
+
+
+def test_success_is_unknown_where_the_environment_does_not_tell(memory_path: Path):
+    with Driven(Learner(config(max_env_steps=99, training_starts=90), memory_path / "run", env=spaces(), wire=wire())) as driven:
+        assert driven.client.request("send-stats", {"actor": "arm", "says_success": "not yet"})["left"] == 99
+        for step in [*episode(0), *episode(1, human=(2,))]:
+            driven.spool.insert(step)
+        driven.until(lambda: driven.learner.experience.total == 10 and len(driven.learner._ended) == 2)
+        assert not records(memory_path / "run", "episode"), "it is about to tell"
+        driven.client.request("send-stats", {"actor": "arm", "says_success": "no"})
+        driven.until(lambda: len(records(memory_path / "run", "episode")) == 2)
+        driven.client.request("send-stats", {"actor": "arm", "says_success": "yes"})
+        for step in [*episode(2), *episode(4, human=(2,)), *episode(3)]:
+            driven.spool.insert(step)
+        driven.until(lambda: len(records(memory_path / "run", "episode")) == 5)
+    told = [(record["success"], record["success_alone"]) for record in records(memory_path / "run", "episode")]
+    assert told == [(None, None), (None, None), (True, True), (True, None), (False, False)]
+
+
+def test_resumed_it_publishes_what_it_knows_first_and_an_actor_may_stop_it(memory_path: Path):
+    run = memory_path / "run"
+    first = Learner(config(max_steps=3, training_starts=5), run, env=spaces(), wire=wire())
+    fill(first.experience.log, range(2))
+    first.run()
+    made = Learner(config(max_steps=10**6, update_to_data=0.1), run, resume=True, env=spaces(), wire=wire())
+    expected = made.agent.acting_state()
+    with Driven(made) as driven:
+        driven.until(lambda: bool(driven.weights))
+        assert all((driven.weights[0][key] == value).all() for key, value in expected.items())
+        assert driven.client.policy_version == 2_000_000
+        assert driven.client.request("send-stats", {"actor": "arm", "stop": True})["stop"] is False
+        driven.until(lambda: driven.client.request("send-stats", {"actor": "other"})["stop"])  # the others hear of it
+        for name in ("arm", "other"):
+            driven.client.request("send-stats", {"actor": name, "bye": True})
+        driven.client.stop()
+        assert driven.end().reason == "pressed"

@@ -1,0 +1,115 @@
+"""Batches from the table of a frozen encoder, beside those that are read from the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hilt.core.tree import flatten
+from hilt.hil.data import Experience
+from tests.hil.test_data import experience_for
+from tests.hil.toy_run import IMAGES, demonstrations, episode, fill
+
+N = 3
+
+
+@pytest.fixture
+def frozen(memory_path: Path) -> Any:
+    shown = demonstrations(memory_path / "shown", range(50, 52), images=True)
+    options = {"demo_path": [str(shown)], "replay_buffer_capacity": 40, "n_step": N, "agent": {"encoder": IMAGES}}
+    made = experience_for(memory_path / "run", True, **options)
+    yield made
+    made.close()
+
+
+def both_ways(experience: Experience, batch_size: int, part: str = "both") -> tuple[Any, Any]:
+    """The same draws, from the table and from the log."""
+    states = {name: each.get_state() for name, each in experience._draws.items()}
+    ours = experience.sample(batch_size, part)
+    after = {name: each.get_state() for name, each in experience._draws.items()}
+    for name, each in experience._draws.items():
+        each.set_state(states[name])
+    theirs = experience.sample(batch_size, part, images=True)
+    assert all((after[name] == each.get_state()).all() for name, each in experience._draws.items())
+    return ours, theirs
+
+
+def assert_same(experience: Experience, ours: Any, theirs: Any) -> None:
+    """Bit for bit; and ``z`` is what the agent makes of the observations."""
+    assert set(ours) == set(theirs) - {"future"}
+    for which in ("observations", "next_observations"):
+        seen = theirs.pop(which)
+        z = experience._agent.states({"images/front": seen["images"]["front"], "state/point": seen["state"]["point"]})
+        assert np.array_equal(ours.pop(which)["z"], z)
+    for path, column in flatten(ours).items():
+        assert column.dtype == theirs[path].dtype and np.array_equal(column, theirs[path]), path
+
+
+def test_batches_are_those_of_the_log_while_it_grows_and_forgets(frozen: Experience) -> None:
+    """Episodes grow side by side, some are left unfinished, one has a gap, and the oldest are evicted."""
+    rng = np.random.default_rng(0)
+    running: dict[int, Any] = {}
+    for number in range(200):
+        place = int(rng.integers(3))
+        if place not in running:
+            human = (1, 2) if rng.random() < 0.3 else ()
+            steps = list(episode(number, length=int(rng.integers(1, 7)), images=True, human=human))
+            if len(steps) > 3 and rng.random() < 0.3:
+                del steps[1]  # the next one does not begin with what this one ended with
+            running[place] = (frozen.log.episode(actor=f"arm {place}", boot="1", store="actor_env"), steps)
+        writer, steps = running[place]
+        writer.append(steps.pop(0))
+        if not steps or rng.random() < 0.05:
+            writer.__exit__(None, None, None)
+            del running[place]
+        if number % 3 == 0:
+            assert_same(frozen, *both_ways(frozen, 24))
+    assert len(frozen._kept["log"]) <= 40 + 24 and frozen.total > 150
+    for writer, _ in running.values():
+        writer.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("part", ["demo", "demonstrations", "collected"])
+def test_other_parts(frozen: Experience, part: str) -> None:
+    fill(frozen.log, range(6), images=True, human=(1, 2), lost=(2,))
+    frozen.collect([0, 2])
+    assert_same(frozen, *both_ways(frozen, 32, part))
+
+
+def test_a_step_that_comes_later_makes_a_sum_longer(frozen: Experience) -> None:
+    """The table was complete when the step was drawn first; what follows it came after that."""
+    steps = list(episode(0, images=True))
+    running = frozen.log.episode(actor="toy", boot="1", store="actor_env")
+    for count, step in enumerate(steps, start=1):
+        running.append(step)
+        batch = frozen.sample(64)
+        assert max(batch["n_steps"][~batch["demo"]]) == min(count, N)
+        assert len(frozen._kept["log"]) == count
+
+
+def test_steps_that_were_evicted_since_they_were_drawn(frozen: Experience) -> None:
+    fill(frozen.log, range(8), images=True)
+    kept, table = frozen._kept["log"], frozen._table
+    with frozen.log.lock:
+        reading, keys = frozen.log.reading(), frozen.online.runs().keys()[:10]
+    fill(frozen.log, range(8, 12), images=True)  # the first four of eight episodes of five steps are gone
+    with reading as steps:
+        slots = kept.complete(steps, keys, N)
+        columns = steps.gather(keys, ["observations/images/front", "observations/state/point"])
+    seen = {path.partition("/")[2]: column for path, column in columns.items()}
+    assert np.array_equal(table.before[slots], frozen._agent.states(seen))
+    assert table.windows(slots, N)[1].sum(axis=1).tolist() == 2 * [3, 3, 3, 2, 1]
+    assert len(kept) == 40 + 10
+    kept.refresh()
+    assert len(kept) == 40 and (kept.find(keys) < 0).all()
+    assert_same(frozen, *both_ways(frozen, 64))
+
+
+def test_slots_are_used_again(frozen: Experience) -> None:
+    for number in range(30):
+        fill(frozen.log, range(number, number + 1), images=True)
+        frozen.sample(16)
+    assert len(frozen._table.before) < 40 + 10 + 40

@@ -1,0 +1,53 @@
+"""The memory of a run before anything of it is loaded: new policies, folders, adapters, the other roles."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hilt.vla import footprint as module
+from hilt.vla.config import Vla
+from hilt.vla.footprint import blank_record, footprint
+from hilt.vla.sft import Lora
+from hilt.vla.worker import first_policy
+from tests.policies.tiny_openvla import tiny
+from tests.vla.test_worker import SIZES
+from tests.vla.toy_vla import config
+
+
+def megabytes(line: str, part: str) -> float:
+    found = re.search(rf"{part} ([\d.]+) MB", line)
+    assert found is not None, line
+    return float(found[1])
+
+
+def test_each_role_has_a_line():
+    lines = [*footprint(config("algorithm.estimator=gae", "critic.kind=separate", "algorithm.kl.where=reward", "reference.offload=true"))]
+    assert [line.split(":")[0] for line in lines] == [
+        "memory of the policy, in training with 64 chunks in a pass",
+        "memory of the reference, on the host but for its passes with 64 chunks in a pass",
+        "memory of the critic, in training with 64 chunks in a pass",
+        "memory that cpu has free here",
+    ]
+    assert "with 10 chunks in a pass" in next(footprint(config("algorithm.batch.tokens_per_pass=420"))), "prompts of 40 tokens, chunks of 2"
+    count = sum(p.numel() for p in first_policy(config(), SIZES).parameters())
+    assert megabytes(lines[0], "weights") == pytest.approx(4 * count / 1e6, abs=0.1)
+    assert "optimiser" not in lines[1] and megabytes(lines[2], "weights") >= megabytes(lines[0], "weights")
+
+
+@pytest.mark.parametrize("head", ["gaussian", "flow"])
+def test_a_blank_record_is_what_other_heads_take(head: str):
+    options = {name: value for name, value in config().policy_options.items() if name not in ("bins", "smoothing")}
+    policy = first_policy(replace(config(), policy_options={**options, "head": head}), SIZES)
+    assert policy.evaluate(blank_record(policy, 3)).log_prob.shape == (3, 2, 1)
+
+
+def test_of_a_folder_nothing_is_loaded_and_adapters_need_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tiny().save_pretrained(tmp_path / "oft")
+    settings = Vla(policy=str(tmp_path / "oft"), tasks=["libero_spatial/0"])
+    monkeypatch.setattr(module, "free_bytes", lambda device: 10**9)
+    whole, few = (next(footprint(replace(settings, lora=Lora(rank)))) for rank in (0, 2))
+    assert megabytes(few, "gradients") < megabytes(whole, "gradients") / 2
