@@ -1,0 +1,124 @@
+"""Measures how the source reads: ``python tools/measure.py [SOURCE]`` prints a table, so that two states of it can be compared.
+
+What is counted, and why, is said in the docstring of each function below.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "hilt"
+LONG_FUNCTION, MANY_PARAMETERS, DEEP, FULL_FOLDER, LONG_FILE = 60, 10, 4, 20, 600
+OWN_WORDS = ("told", "say", "says", "said", "so many", "so long", "so-manieth", "nobody", "whoever")
+"""Words of ours where the field has its own"""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def measure(source: Path) -> dict[str, object]:
+    files = {path: path.read_text() for path in sorted(source.rglob("*.py"))}
+    trees = {path: ast.parse(text) for path, text in files.items()}
+    functions = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, Function)]
+    public = [node for node in functions if not node.name.startswith("_")]
+    docstrings = [text for tree in trees.values() for text in documented(tree)]
+    everything = "\n".join(files.values()).lower()
+    return {
+        "files": len(files),
+        "lines": sum(len(text.splitlines()) for text in files.values()),
+        f"lines over {LONG_FILE} in a file": [name(path, source) for path, text in files.items() if len(text.splitlines()) > LONG_FILE],
+        f"folders with more than {FULL_FOLDER} files": [
+            f"{folder} {count}" for folder, count in Counter(name(path.parent, source) for path in files).items() if count > FULL_FOLDER
+        ],
+        "class names used twice or more": twice(trees),
+        "file names used twice or more": sorted(
+            stem for stem, count in Counter(path.stem for path in files).items() if count > 1 and stem not in ("__init__", "config")
+        ),
+        f"functions over {LONG_FUNCTION} lines": [one.name for one in functions if length(one) > LONG_FUNCTION],
+        f"functions with more than {MANY_PARAMETERS} parameters": [one.name for one in functions if parameters(one) > MANY_PARAMETERS],
+        f"functions nested deeper than {DEEP}": [one.name for one in functions if depth(one) > DEEP],
+        "public signatures that mention Any": share(["Any" in signature(one) for one in public]),
+        "broad excepts that do not raise": sum(broad(node) for tree in trees.values() for node in ast.walk(tree)),
+        "docstrings": len(docstrings),
+        "docstrings that are fragments": sum(fragment(text) for text in docstrings),
+        **{f"word: {word}": len(re.findall(rf"\b{re.escape(word)}\b", everything)) for word in OWN_WORDS},
+    }
+
+
+def name(path: Path, source: Path) -> str:
+    return path.relative_to(source.parent).as_posix()
+
+
+def documented(tree: ast.Module) -> Iterator[str]:
+    """The docstrings of modules, classes and functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
+            yield text
+
+
+def twice(trees: dict[Path, ast.Module]) -> list[str]:
+    """Public classes of one name in several files: a reader who meets the name does not know which is meant."""
+    homes: dict[str, set[Path]] = defaultdict(set)
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].add(path)
+    return sorted(f"{one} {len(paths)}" for one, paths in homes.items() if len(paths) > 1)
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters(function: Function) -> int:
+    given = function.args
+    return len([one for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")])
+
+
+def depth(node: ast.AST, level: int = 0) -> int:
+    """How many loops, conditions and contexts lie in each other; an elif is no deeper than its if."""
+    deepest = level
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST):
+                continue
+            nests = isinstance(child, ast.If | ast.For | ast.While | ast.With | ast.Try)
+            is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If) and len(value) == 1
+            deepest = max(deepest, depth(child, level + (nests and not is_elif)))
+    return deepest
+
+
+def signature(function: Function) -> str:
+    given = function.args
+    annotations = [one.annotation for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)] + [function.returns]
+    return " ".join(ast.unparse(one) for one in annotations if one is not None)
+
+
+def broad(node: ast.AST) -> bool:
+    """``except Exception`` (or everything) without a raise in it."""
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    caught = ast.unparse(node.type) if node.type is not None else "BaseException"
+    return caught in ("Exception", "BaseException") and not any(isinstance(one, ast.Raise) for one in ast.walk(node))
+
+
+def fragment(text: str) -> bool:
+    """A docstring that begins in the middle of a sentence."""
+    return bool(re.match(r"(Of|So|What it|As|By|And|Or|But|Nor|To whom|Which|Told|Whose)\b", text))
+
+
+def share(values: list[bool]) -> str:
+    return f"{sum(values)} of {len(values)} ({100 * sum(values) / max(1, len(values)):.0f}%)"
+
+
+def main(source: Path = SOURCE) -> None:
+    for what, value in measure(source).items():
+        shown = f"{len(value)}: {', '.join(map(str, value[:40]))}{', …' * (len(value) > 40)}" if isinstance(value, list) else value
+        print(f"{what:<42}{shown}")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))
