@@ -20,7 +20,7 @@ def driver(lab: Lab) -> list[Row]:
     from hilt.algos.config import Batching, PolicyGradient
     from hilt.distributed.group import Placement, open_group
     from hilt.vla.collect import Collecting
-    from hilt.vla.config import Simulators, Validation, Vla
+    from hilt.vla.config import SimulatorSettings, Validation, Vla
     from hilt.vla.train import WORKER
 
     chunks = lab.pick(CHUNKS, 2)
@@ -28,7 +28,7 @@ def driver(lab: Lab) -> list[Row]:
         policy_options={"image_size": PIXELS, "width": 32, "depth": 1, "chunk": CHUNK},
         tasks=["tabletop/pick", "tabletop/stack"],  # one for each rank
         task_options={"image_size": PIXELS, "step_limit": chunks * CHUNK},
-        pool=Simulators(workers=1, slots=2),
+        pool=SimulatorSettings(workers=1, slots=2),
         collect=Collecting(group_size=2, data_batch_size=2),
         algorithm=PolicyGradient(batch=Batching(chunks_per_pass=16)),
         validation=Validation(before=False, period=0, after=False),

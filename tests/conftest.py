@@ -74,7 +74,7 @@ def _same_precision_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the tests' own process `auto` is float32, on any CPU: numbers must not depend on it. Processes that a test starts decide."""
     from hilt.policies import precision
 
-    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice(precision.FLOAT32, "this is a test"))
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice(precision.FLOAT32, "this is a test"))
 
 
 @pytest.fixture(autouse=True)

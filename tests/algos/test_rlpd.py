@@ -14,7 +14,7 @@ from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd, check
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Temperature
+from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, Temperature
 from hilt.replay.tensors import generator
 from tests.algos.reference import Reference
 
@@ -27,7 +27,7 @@ BASE = Rlpd(discount=0.9, tau=0.1, learning_rate=1e-2, temperature=0.3)
 def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0) -> rlpd.Networks:
     made, body = generator(3), Body(FEATURES, proprio, 5, [4], "tanh")
     parts: dict[str, nn.Module] = {
-        "actor": Actor(body, A, made),
+        "actor": ActorNetwork(body, A, made),
         "critic": Critics(body, A, made, settings.critics),
         "temperature": Temperature(settings.temperature),
     }
@@ -40,10 +40,10 @@ def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0) -> rlpd.Networ
     return rlpd.Networks(**parts, **slow, optimisers=optimisers)
 
 
-def batch(seed: int, proprio: int = 0, outcomes: int = 3) -> rlpd.Batch:
+def batch(seed: int, proprio: int = 0, outcomes: int = 3) -> rlpd.Transitions:
     r = np.random.default_rng(seed)
     z = {name: torch.tensor(r.normal(size=(B, FEATURES + proprio))) for name in ("z", "next_z", "target_z")}
-    return rlpd.Batch(
+    return rlpd.Transitions(
         **z,
         actions=torch.tensor(r.uniform(-0.95, 0.95, (B, A))),
         rewards=torch.tensor(r.random(B)),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hilt.classifier.frames import Clip, read_frames, split
-from hilt.classifier.reward import ClassifierConfig, Trained, reward_function, save, train
+from hilt.classifier.reward import ClassifierConfig, TrainedClassifier, reward_function, save, train
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, StorageError, UnsafeError
 from hilt.core.files import DISK, Files
@@ -34,12 +34,12 @@ torch.set_num_threads(1)
 QUICK = ("steps=12", "batch_size=24", "features=16", "hidden=32", "random_crop=1")
 
 
-def quick(*overrides: str, given: list[Clip] | None = None) -> Trained:
+def quick(*overrides: str, given: list[Clip] | None = None) -> TrainedClassifier:
     return train(clips() if given is None else given, build(ClassifierConfig(), *QUICK, *overrides))
 
 
 @pytest.fixture(scope="module")
-def trained() -> Trained:
+def trained() -> TrainedClassifier:
     return quick()
 
 
@@ -59,14 +59,14 @@ def record_pick(folder: Path, successes: int, split: str = "train", seed: int = 
 
 
 @pytest.fixture(scope="module")
-def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
+def pick(recorded: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainedClassifier]:
     trained = train(recorded, build(ClassifierConfig(), f"steps={rounds(60, 150)}", f"batch_size={rounds(64, 128)}"))
     folder = tmp_path_factory.mktemp("made") / "classifier"
     save(folder, trained)
     return folder, trained
 
 
-def judged(trained: Trained) -> str:
+def judged(trained: TrainedClassifier) -> str:
     held, learned = trained.card["held_out"], trained.card["training"]
     near = [f"{held[name]['false_successes']} of {held[name]['frames']}" for name in ("just_before_success", "failed_attempts")]
     sizes = f"{learned['frames']} frames of {learned['episodes']} episodes, {held['frames']} of {held['episodes']} held out"
@@ -200,7 +200,7 @@ def test_the_threshold_is_its_own_or_a_given_one(tmp_path: Path):
             reward_function(tmp_path / "c", threshold=wrong)
 
 
-def test_an_observation_that_it_cannot_judge_is_an_error_with_a_cure(trained: Trained, tmp_path: Path):
+def test_an_observation_that_it_cannot_judge_is_an_error_with_a_cure(trained: TrainedClassifier, tmp_path: Path):
     save(tmp_path / "c", trained)
     reward = reward_function(tmp_path / "c")
     black = np.zeros((32, 32, 3), np.uint8)
@@ -253,7 +253,7 @@ def test_loaded_it_is_the_same_and_its_seed_decides(tmp_path: Path):
     }
 
 
-def test_it_is_written_whole_or_not_at_all(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_it_is_written_whole_or_not_at_all(trained: TrainedClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, names = tmp_path / "c", list[str]()
 
     def full(files: Files, path: Path, data: bytes, durable: bool = True) -> None:
@@ -280,7 +280,7 @@ def test_it_is_written_whole_or_not_at_all(trained: Trained, tmp_path: Path, mon
     assert {path.name for path in tmp_path.iterdir()} == {"c", "d"}
 
 
-def test_a_folder_that_is_none_or_not_whole_is_told(trained: Trained, tmp_path: Path):
+def test_a_folder_that_is_none_or_not_whole_is_told(trained: TrainedClassifier, tmp_path: Path):
     class Evil:
         def __reduce__(self) -> Any:
             return print, ("this must never be run",)
@@ -341,7 +341,7 @@ def test_a_trunk_from_hil_serls_file_stays_as_it_is_and_the_file_is_not_needed_a
     assert 0 < reward_function(tmp_path / "c").probability(frame(1)) < 1
 
 
-def test_the_other_settings_change_what_is_said(trained: Trained):
+def test_the_other_settings_change_what_is_said(trained: TrainedClassifier):
     given = quick("image_keys=[images/front]", "threshold=0.9", "steps=2").card
     assert list(given["image_keys"]) == ["images/front"]
     assert given["threshold"] == 0.9 and "given" in given["why"]

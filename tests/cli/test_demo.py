@@ -19,7 +19,7 @@ from hilt.cli.demos import demo
 from hilt.core.files import read_json, write_json
 from hilt.hil.config import Goal, Hil
 from hilt.recipes import recipe
-from hilt.runs.evaluation import Evaluation, Outcome
+from hilt.runs.evaluation import EpisodeOutcome, EvaluationResult
 from tests.effort import rounds
 from tests.lines import all_lines, no_line_twice
 
@@ -29,7 +29,7 @@ for package in ("torch", "gymnasium", "mujoco", "av"):
 ENV = {**os.environ, "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
 
 
-PLAN = demo.Plan("any", 10, 0.8, workers=1, usual_steps=100)
+PLAN = demo.DemoPlan("any", 10, 0.8, workers=1, usual_steps=100)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def run(*words: object) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["demo", "--fast", "--run", "it", *map(str, words)])
 
 
-def tried(successes: int, of: int = 10) -> Evaluation:
-    return Evaluation("task", "test", 0, False, 0, [Outcome(state, 0, state < successes, 5, 0.0) for state in range(of)])
+def tried(successes: int, of: int = 10) -> EvaluationResult:
+    return EvaluationResult("task", "test", 0, False, 0, [EpisodeOutcome(state, 0, state < successes, 5, 0.0) for state in range(of)])
 
 
 def test_it_learns(monkeypatch: pytest.MonkeyPatch):
@@ -76,7 +76,7 @@ def test_it_learns(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_where_nothing_is_learned_it_fails(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "FAST", demo.Plan(demo.FAST.recipe, 4, 0.0, 1, 100))
+    monkeypatch.setattr(demo, "FAST", demo.DemoPlan(demo.FAST.recipe, 4, 0.0, 1, 100))
     less = ("demonstrations=3", "agent.encoder.pretrain_updates=10", "max_steps=20", "training_starts=20", "goal.success=0")
     less += ("task_options.step_limit=25",)
     all_lines(monkeypatch)
@@ -119,7 +119,7 @@ def test_a_cap_in_minutes_is_no_failure_where_success_rises():
 
 
 def test_a_run_that_reached_its_goal_was_not_stopped_by_the_cap(tmp_path: Path):
-    story = demo.Story(PLAN, Hil(max_seconds=150, goal=Goal(success=0.9, states=10, hold=1)), tmp_path)
+    story = demo.HilStory(PLAN, Hil(max_seconds=150, goal=Goal(success=0.9, states=10, hold=1)), tmp_path)
     assert story._stopped_at() == 2.5
     (tmp_path / "evaluations" / "eval-00000010").mkdir(parents=True)
     card = {"split": "eval", "update": 10, "success": 0.9, "episodes": 10, "goal": 0.9}
@@ -128,16 +128,16 @@ def test_a_run_that_reached_its_goal_was_not_stopped_by_the_cap(tmp_path: Path):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[demo.Story]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[demo.HilStory]:
     """The stories that would be told."""
-    stories: list[demo.Story] = []
-    monkeypatch.setattr(demo.Story, "learn", lambda self: stories.append(self))
-    monkeypatch.setattr(demo.Story, "exam", lambda self: None)
-    monkeypatch.setattr(demo.Story, "show", lambda self: None)
+    stories: list[demo.HilStory] = []
+    monkeypatch.setattr(demo.HilStory, "learn", lambda self: stories.append(self))
+    monkeypatch.setattr(demo.HilStory, "exam", lambda self: None)
+    monkeypatch.setattr(demo.HilStory, "show", lambda self: None)
     return stories
 
 
-def test_options(asked: list[demo.Story]):
+def test_options(asked: list[demo.HilStory]):
     for words in ([], ["--human"], ["--minutes", "2", "--seed", "3"], ["--set", "batch_size=32"]):
         assert run(*words).exit_code == 0
     assert CliRunner().invoke(cli.app, ["demo"]).exit_code == 0
@@ -160,8 +160,8 @@ def test_a_person_is_told_that_they_take_over(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_first_part_of_the_exam_goes_on_beside_learning_without_a_cap_in_minutes(monkeypatch: pytest.MonkeyPatch):
     tried: list[str] = []
-    monkeypatch.setattr(demo.Story, "_try", lambda self, name, move: tried.append(name) or self._tried.update({name: TRIED[name]}))
-    by_clock, by_number, broken = (demo.Story(demo.FAST, Hil(max_seconds=seconds), Path("it")) for seconds in (9, 0, 0))
+    monkeypatch.setattr(demo.HilStory, "_try", lambda self, name, move: tried.append(name) or self._tried.update({name: TRIED[name]}))
+    by_clock, by_number, broken = (demo.HilStory(demo.FAST, Hil(max_seconds=seconds), Path("it")) for seconds in (9, 0, 0))
     by_number.begin_early()
     assert by_number._early is None, "there is no checkpoint yet"
     Path("it/checkpoints/0").mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_the_first_part_of_the_exam_goes_on_beside_learning_without_a_cap_in_min
         story.begin_early()
     by_number.exam()
     assert tried == ["before", "after"] and by_clock._early is None and not by_number.wrong
-    monkeypatch.setattr(demo.Story, "_try_beside", lambda self: None)  # as if it had failed there
+    monkeypatch.setattr(demo.HilStory, "_try_beside", lambda self: None)  # as if it had failed there
     broken.begin_early()
     broken.exam()
     assert tried == ["before", "after"] * 2

@@ -61,22 +61,22 @@ def test_the_log_is_kept_when_asked(tmp_path: Path):
 def test_it_sees_a_wrong_pixel_a_lost_step_and_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The world is changed behind its back: what it compares with, what it was promised, what lies on disk."""
     monkeypatch.setattr(demo_store, "expected", lambda *arguments: {"rewards": np.float32(77)})
-    heard = demo_store.Story._hear
+    heard = demo_store.StoreStory._hear
 
-    def hear(self: demo_store.Story, line: str) -> None:
+    def hear(self: demo_store.StoreStory, line: str) -> None:
         self.promised.add((9999, 0))
         heard(self, line)
 
-    monkeypatch.setattr(demo_store.Story, "_hear", hear)
-    look = demo_store.Story.check_bytes
+    monkeypatch.setattr(demo_store.StoreStory, "_hear", hear)
+    look = demo_store.StoreStory.check_bytes
 
-    def damage_first(self: demo_store.Story) -> None:
+    def damage_first(self: demo_store.StoreStory) -> None:
         with (self.folder / "segments/000000/observations.front.frames").open("r+b") as file:
             file.seek(1000)
             file.write(b"x")
         look(self)
 
-    monkeypatch.setattr(demo_store.Story, "check_bytes", damage_first)
+    monkeypatch.setattr(demo_store.StoreStory, "check_bytes", damage_first)
     result = run("--steps", 60, "--folder", tmp_path)
     assert result.exit_code == 1
     verdict = next(line for line in result.stdout.splitlines() if line.startswith("WRONG: "))
@@ -95,10 +95,10 @@ def test_too_little_room_is_one_line(tmp_path: Path):
 
 def test_a_recorder_that_fails_or_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "log").write_text("not a folder")
-    with demo_store.Recorder(tmp_path / "log", 0, 5) as failing, pytest.raises(HiltError, match="ended with exit code 1"):
+    with demo_store.RecorderProcess(tmp_path / "log", 0, 5) as failing, pytest.raises(HiltError, match="ended with exit code 1"):
         list(failing.lines())
     monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 0.01)
-    with demo_store.Recorder(tmp_path / "other", 0, 5) as slow:
+    with demo_store.RecorderProcess(tmp_path / "other", 0, 5) as slow:
         with pytest.raises(DeadlineError, match=r"reported nothing for 0 s"):
             list(slow.lines())
         monkeypatch.setattr(demo_store, "SILENCE_SECONDS", 20.0)  # it is killed now, and a busy machine takes its time for that

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.cli.demos.demo_vla import Phase, Story, _gain, verdict
+from hilt.cli.demos.demo_vla import DemoPhase, VlaStory, _gain, verdict
 from hilt.core.files import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
@@ -45,21 +45,21 @@ def test_the_cost_of_a_run_with_validations_and_a_step_that_waited() -> None:
     validation = {"kind": "update", "update": 0, "step": 0, "validation_success": 0.4}
     learned = {"kind": "update", "episodes": 96.0, "steps": 800.0, "optimiser_steps": 2.0}
     waited = {"kind": "update", "episodes": 40.0, "steps": 300.0}
-    phase = Phase()
+    phase = DemoPhase()
     phase.add([validation, learned, waited, learned])
-    assert phase == Phase(episodes=232, environment_steps=1900, gradient_steps=4)
+    assert phase == DemoPhase(episodes=232, environment_steps=1900, gradient_steps=4)
 
 
 def test_each_option_does_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Story] = []
-    monkeypatch.setattr(Story, "tell", lambda self: told.append(self))
+    told: list[VlaStory] = []
+    monkeypatch.setattr(VlaStory, "tell", lambda self: told.append(self))
     for name in ("warm_up", "learn", "show"):
-        monkeypatch.setattr(Story, name, lambda self: None)
+        monkeypatch.setattr(VlaStory, name, lambda self: None)
 
     refused = CliRunner().invoke(cli.app, ["demo", "vla", "--set", "algorithm.lam=0.9"])
     assert refused.exit_code and not told and "lam=0.9 would do nothing" in refused.output, "before anything is made"
 
-    def story(*options: str) -> Story:
+    def story(*options: str) -> VlaStory:
         assert CliRunner().invoke(cli.app, ["demo", "vla", *options]).exit_code == 0
         return told[-1]
 

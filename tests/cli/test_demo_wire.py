@@ -45,7 +45,7 @@ def test_everything_arrives_once(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_what_is_wrong_is_seen(tmp_path: Path, change: str, said: str, capsys: pytest.CaptureFixture[str]):
-    story = demo_wire.Story(tmp_path, 4)
+    story = demo_wire.WireStory(tmp_path, 4)
     with Log.create(tmp_path / "log", Schema.of(demo_wire._step(0, 0))) as log:
         for name, number in (("bench-1", 1000), ("bench-2", 2000)):
             story.inserted[name] = [(number, t) for t in range(4)]

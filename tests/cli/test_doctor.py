@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 from hilt import cli
 from hilt.cli import doctor
-from hilt.cli.doctor import Finding
+from hilt.cli.doctor import DoctorLine
 from hilt.core import platform
 from tests.lines import all_lines, no_line_twice
 
@@ -33,7 +33,7 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli.app, ["doctor", *map(str, arguments)], env={"COLUMNS": "200"})
 
 
-def examined(folder: Path) -> dict[str, Finding]:
+def examined(folder: Path) -> dict[str, DoctorLine]:
     return {finding.name: finding for finding in doctor.examine(folder)}
 
 
@@ -41,7 +41,7 @@ def examined(folder: Path) -> dict[str, Finding]:
 def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """A picture takes a second; one test renders it for real."""
     if "picture" not in request.node.name:
-        monkeypatch.setattr(doctor, "_try_picture", lambda: Finding("simulation", "ok", "not tried"))
+        monkeypatch.setattr(doctor, "_try_picture", lambda: DoctorLine("simulation", "ok", "not tried"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core.errors import ConfigError
-from hilt.observe.plots import Run, final_numbers, plot
+from hilt.observe.plots import PlottedRun, final_numbers, plot
 from hilt.runs.run_precision import Setting
 from tests.hil.toy_evaluation import make_run
 
@@ -51,7 +51,7 @@ def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
     text = run(str(make_run(tmp_path / "silent", (10,), silent=True)), "--videos", "1")
     assert "–: the environment does not tell" in text and "%" not in text.split("took")[0].split("–:")[1] and "failed states" not in text
     (tmp_path / "silent" / "metrics.jsonl").write_text('{"kind": "update", "time": 1, "update": 10, "step": 9, "critic_loss": 1.0}\n')
-    assert final_numbers(Run.load(tmp_path / "silent"), 20)["evaluation"] == "–"
+    assert final_numbers(PlottedRun.load(tmp_path / "silent"), 20)["evaluation"] == "–"
     assert plot([tmp_path / "silent"], tmp_path / "plots")
 
 

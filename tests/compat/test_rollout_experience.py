@@ -14,7 +14,7 @@ import torch
 from hilt.compat.rlinf.rollout_experience import RolloutSender
 from hilt.core.errors import ConfigError
 from hilt.core.tree import flatten
-from hilt.hil.learner import Learner, Summary
+from hilt.hil.learner import Learner, LearnerSummary
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Channel
 from hilt.runs.checkpoint import load
@@ -72,7 +72,7 @@ def test_the_same_episodes_give_the_same_batches_and_the_same_curve(memory_path:
     for n, part, images in ((16, "both", True), (7, "demo", False), (40, "both", False), (5, "demonstrations", False)):
         assert same(*(each.experience.sample(n, part, images) for each in (log, rollouts)))
     summaries = [each.run() for each in (log, rollouts)]
-    assert summaries == [Summary("max_steps", 10, 25)] * 2
+    assert summaries == [LearnerSummary("max_steps", 10, 25)] * 2
     agents = [load(memory_path / store, 10).agent for store in ("log", "trajectories")]
     assert same(*agents)
     curves = [[r["critic_loss"] for r in read_metrics(memory_path / store, ["update"])] for store in ("log", "trajectories")]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from hilt.compat.simplevla import Batch, BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, rollout_batch, starts
 from hilt.core.errors import ConfigError, EmptyError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies.base import join
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from tests.policies.tiny_openvla import observations, tiny
 
 
@@ -96,14 +96,14 @@ def test_collate_and_the_loader():
         collate_fn([{"a": 1}, {"b": 1}])
 
 
-def episode(policy: Any, rows: int, seed: int, success: bool) -> Episode:
+def episode(policy: Any, rows: int, seed: int, success: bool) -> RolloutEpisode:
     """As `roll_out` makes it: of the last chunk one action was carried out."""
     seen = observations(rows, seed, state=8)
     draws = torch.Generator().manual_seed(seed)
     record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in seen])
     executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
     start = Start("libero_goal/1", "train", 0, 0, group=seed)
-    return Episode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
+    return RolloutEpisode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
 
 
 def test_the_rollout_batch_is_upstreams():
@@ -141,7 +141,7 @@ def test_the_rollout_batch_is_upstreams():
     with pytest.raises(ConfigError, match="steps=2, and an episode needs 3"):
         rollout_batch(episodes, policy, steps=2)
     with pytest.raises(MissingFieldError, match="has no 'tokens': this batch is of policies that answer in them"):
-        rollout_batch([Episode(**{**vars(episodes[0]), "record": {"actions": np.zeros(1)}})], policy)
+        rollout_batch([RolloutEpisode(**{**vars(episodes[0]), "record": {"actions": np.zeros(1)}})], policy)
 
 
 def _wide() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.distributed import optimizer as trainee
-from hilt.distributed.optimizer import Trainee, learning_rate
+from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.distributed.ranks import Alone
 
 
@@ -30,9 +30,9 @@ class Two(nn.Module):
         return self.first.square().sum() + (self.second.pow(3).sum() if late else 0.0)
 
 
-def trained(steps: int = 6, **settings: Any) -> tuple[Two, Trainee, list[dict[str, float]]]:
+def trained(steps: int = 6, **settings: Any) -> tuple[Two, DataParallelOptimizer, list[dict[str, float]]]:
     module = Two()
-    ours = Trainee(module, Optimiser(learning_rate=0.1, **settings))
+    ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1, **settings))
     figures = []
     for step in range(steps):
         ours.backward(module.loss(step >= 2) / 2)  # in two passes
@@ -78,7 +78,7 @@ class Judged(nn.Module):
         return 100 * self.value_head(self.trunk(torch.ones(2, 3))).square().sum()
 
 
-def moved(ours: Trainee, **named: Any) -> tuple[float, float, dict[str, float]]:
+def moved(ours: DataParallelOptimizer, **named: Any) -> tuple[float, float, dict[str, float]]:
     """How far the trunk and the head went in the first step of AdamW, which is the learning rate; and the figures."""
     before = {name: p.detach().clone() for name, p in ours.trained.items()}
     ours.backward(ours.module.loss())  # type: ignore[operator]
@@ -90,21 +90,21 @@ def moved(ours: Trainee, **named: Any) -> tuple[float, float, dict[str, float]]:
 def test_a_value_head_has_a_rate_a_clip_and_a_schedule_of_its_own():
     torch.manual_seed(0)
     usual, head = Optimiser(learning_rate=0.001, weight_decay=0.0), Optimiser(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0)
-    trunk, value, figures = moved(Trainee(Judged(), usual, head=head))
+    trunk, value, figures = moved(DataParallelOptimizer(Judged(), usual, head=head))
     assert (trunk, value) == pytest.approx((0.001, 0.1), rel=1e-3)
     assert figures["learning_rate"] == 0.001 and figures["critic_learning_rate"] == 0.1 and figures["critic_gradient_norm"] > 1
     late = Optimiser(learning_rate=0.1, warmup_ratio=1.0, weight_decay=0.0)
-    assert moved(Trainee(Judged(), usual, head=late))[:2] == pytest.approx((0.001, 0.05), rel=1e-3)
-    assert moved(Trainee(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), "without: like the rest"
+    assert moved(DataParallelOptimizer(Judged(), usual, head=late))[:2] == pytest.approx((0.001, 0.05), rel=1e-3)
+    assert moved(DataParallelOptimizer(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), "without: like the rest"
 
 
 @pytest.mark.parametrize("head", [None, Optimiser(learning_rate=0.1)])
 def test_the_head_alone(head: Optimiser | None):
-    ours = Trainee(Judged(), Optimiser(learning_rate=0.01), head=head)
+    ours = DataParallelOptimizer(Judged(), Optimiser(learning_rate=0.01), head=head)
     trunk, value, figures = moved(ours, head_only=True)
     assert trunk == 0 and value > 0 and len(figures) == 2
     assert moved(ours)[0] > 0
-    again = Trainee(Judged(), Optimiser(learning_rate=0.01), head=head)
+    again = DataParallelOptimizer(Judged(), Optimiser(learning_rate=0.01), head=head)
     again.load_state_dict(ours.state_dict())
     assert moved(ours)[2] == moved(again)[2] and all(torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained)
 
@@ -118,7 +118,7 @@ def test_schedules():
 def test_goes_on_bit_for_bit():
     _, ours, _ = trained(4)
     module = Two()
-    again = Trainee(module, Optimiser(learning_rate=0.1))
+    again = DataParallelOptimizer(module, Optimiser(learning_rate=0.1))
     again.load_state_dict(ours.state_dict())
     for each in (ours, again):
         each.backward(each.module.loss(True))  # type: ignore[operator]
@@ -147,7 +147,7 @@ def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
     """In few calls, the same ones whatever a rank has: zeros where it has no gradient."""
     monkeypatch.setattr(trainee, "BUCKET", 8)
     module, ranks = Two(), Doubled()
-    ours = Trainee(module, Optimiser(learning_rate=0.1), ranks)  # type: ignore[arg-type]
+    ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1), ranks)  # type: ignore[arg-type]
     before = module.second.detach().clone()
     ours.backward(module.loss(False))
     assert ours.step(1.0)["gradient_norm"] == pytest.approx(4 * float(torch.linspace(-1, 1, 5).norm()))
@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_at_any_rank_is_left_out_at_all(bad: float
     kept = list[dict[str, torch.Tensor]]()
     for mine, theirs in ((bad, 0.0), (1.0, bad)):  # this rank's, and the other one's
         module = Two()
-        ours = Trainee(module, Optimiser(learning_rate=0.1), Other(0.0))  # type: ignore[arg-type]
+        ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1), Other(0.0))  # type: ignore[arg-type]
         ours.backward(module.loss(True))
         ours.step(1.0)
         before = {name: tensor.clone() for part in ours.state_dict().values() for name, tensor in part.items()}
@@ -193,8 +193,8 @@ def test_a_gradient_that_is_not_finite_at_any_rank_is_left_out_at_all(bad: float
 def test_refused():
     module = Two()
     with pytest.raises(ConfigError, match="Two has no parameter that is trained"):
-        Trainee(module.requires_grad_(False), Optimiser(learning_rate=0.1))
+        DataParallelOptimizer(module.requires_grad_(False), Optimiser(learning_rate=0.1))
     with pytest.raises(ConfigError, match="learning_rate is none, which only a run's settings can choose: give a number"):
-        Trainee(module.requires_grad_(True), Optimiser())
+        DataParallelOptimizer(module.requires_grad_(True), Optimiser())
     with pytest.raises(ConfigError, match="Two has no value_head that is trained, for which an optimiser was given"):
-        Trainee(module, Optimiser(learning_rate=0.1), head=Optimiser(learning_rate=0.1))
+        DataParallelOptimizer(module, Optimiser(learning_rate=0.1), head=Optimiser(learning_rate=0.1))

@@ -14,7 +14,7 @@ from torch import nn
 from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError
 from hilt.distributed.group import Placement, Sharding, rank_folder
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import LostRankError, join
 from hilt.policies.vla.vit import layers
 
@@ -168,7 +168,7 @@ class Shards:
     def _give(self, net, sharding, head=None):
         settings = Optimiser(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
-            self.trainee = Trainee(net, settings, self.world, head)
+            self.trainee = DataParallelOptimizer(net, settings, self.world, head)
         else:
             from hilt.distributed.shard import Sharded
 

@@ -17,7 +17,7 @@ import pytest
 from hilt.core.errors import ConfigError, CorruptError, LockedError, SchemaError, StorageError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.formats import FORMATS, Episode, create, detect, open_dataset, options_of
-from hilt.formats.convert import Change, convert, resize, survey
+from hilt.formats.convert import EpisodeChange, convert, resize, survey
 from hilt.replay import Log
 from tests.effort import rounds
 from tests.replay.toy_steps import new_log, numbers, step, write
@@ -260,8 +260,8 @@ def test_dropping_an_observation_drops_the_next_one_too(log: Path, tmp_path: Pat
     with Log.open(tmp_path / "next", "r") as made:
         assert "observations/image" in made.schema.columns and "next_observations/image" not in made.schema.columns
     columns = ["observations/a", "next_observations/a/b", "observations_2", "curr_obs/a", "next_obs/a"]
-    assert Change(drop=("observations",)).dropped(columns) == ["observations/a", "next_observations/a/b"]
-    assert Change(drop=("curr_obs/a",)).dropped(columns) == ["curr_obs/a", "next_obs/a"]
+    assert EpisodeChange(drop=("observations",)).dropped(columns) == ["observations/a", "next_observations/a/b"]
+    assert EpisodeChange(drop=("curr_obs/a",)).dropped(columns) == ["curr_obs/a", "next_obs/a"]
 
 
 def test_resizing_keeps_what_a_picture_shows() -> None:
@@ -272,7 +272,7 @@ def test_resizing_keeps_what_a_picture_shows() -> None:
     grey = resize(picture[..., :1], 4, 6)
     assert grey.shape == (2, 1, 4, 6, 1) and np.array_equal(grey[..., 0], small[..., 0])
     episode = Episode({"observations": {"a": picture, "mask": np.zeros((2, 40, 60), np.uint8)}})
-    assert Change(image_size=(4, 6)).apply(episode).columns["observations"]["mask"].shape == (2, 40, 60), "not a picture"
+    assert EpisodeChange(image_size=(4, 6)).apply(episode).columns["observations"]["mask"].shape == (2, 40, 60), "not a picture"
 
 
 def test_an_episode_of_another_shape_is_refused_with_a_cure(tmp_path: Path) -> None:

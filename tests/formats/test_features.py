@@ -13,7 +13,7 @@ import pytest
 
 from hilt.core.errors import CorruptError, FormatError
 from hilt.formats import images
-from hilt.formats.episodes import Steps
+from hilt.formats.episodes import StoredSteps
 from hilt.formats.tensorflow_files import example
 from hilt.formats.tensorflow_files.features import TEXT, Features, Leaf
 
@@ -67,7 +67,7 @@ def test_steps_are_columns(tmp_path: Path):
         steps__note=[b"a", b"b"],
         steps__inner__count=np.array([255, 256]),
     )["steps"]
-    assert isinstance(found, Steps) and len(found) == 2
+    assert isinstance(found, StoredSteps) and len(found) == 2
     assert found.columns["reward"].dtype == np.float32 and found.columns["reward"].tolist() == [1, 2]
     assert found.columns["action"].dtype == np.float64 and found.columns["action"].tolist() == [[0, 1], [2, 3]]
     assert found.columns["done"].dtype == bool and found.columns["done"].tolist() == [False, True]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.core.errors import ConfigError, HiltError, SchemaError
-from hilt.formats.episodes import Steps
+from hilt.formats.episodes import StoredSteps
 from hilt.formats.rlds import (
     InvalidArgumentError,
     Trajectory,
@@ -55,7 +55,7 @@ def types(data: Any) -> list[tuple[int, int]]:
 def test_every_step_and_every_error_is_as_tf_agents_has_it(seed: int, spoil: float) -> None:
     episodes = random_episodes(np.random.default_rng(seed), spoil)
     assert converted(episodes) == expected(episodes)
-    columns = [{"steps": Steps({k: np.stack([one[k] for one in e["steps"]]) for k in e["steps"][0]})} for e in episodes]
+    columns = [{"steps": StoredSteps({k: np.stack([one[k] for one in e["steps"]]) for k in e["steps"][0]})} for e in episodes]
     assert converted(columns) == expected(episodes)
 
 
@@ -205,7 +205,7 @@ def test_steps_that_lack_a_feature() -> None:
         found = "['observation', 'action', 'reward', 'is_first', 'is_last', 'is_terminal']"
         assert str(error.value) == f"Invalid RLDS step spec. Features expected are {FEATURES}, but found {found}"
     with pytest.raises(SchemaError, match="Invalid RLDS step spec"):  # and so does a column
-        converted([{"steps": Steps({"is_first": np.ones(2, bool), "is_last": np.ones(2, bool)})}])
+        converted([{"steps": StoredSteps({"is_first": np.ones(2, bool), "is_last": np.ones(2, bool)})}])
 
 
 def test_the_error_is_tensorflows_too_where_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import SchemaError
 from hilt.core.tree import flatten, unflatten
-from hilt.formats.episodes import Episode, Notes, Steps, transitions
+from hilt.formats.episodes import Episode, Notes, StoredSteps, transitions
 from hilt.formats.steps import to_episode, to_steps
 from tests.effort import rounds
 from tests.formats.rlds_steps import episode, step
@@ -39,7 +39,7 @@ def same(a: Any, b: Any) -> None:
 
 def test_steps_become_transitions_without_copies() -> None:
     columns = {"observation": {"image": np.zeros((5, 8, 8, 3), np.uint8)}, "action": np.ones((5, 2)), "reward": np.arange(5)}
-    found, notes = read({"steps": Steps(columns)})
+    found, notes = read({"steps": StoredSteps(columns)})
     assert np.shares_memory(found.columns["observations"]["image"], found.columns["next_observations"]["image"])
     assert found.columns["rewards"].dtype == np.float32 and found.columns["rewards"].tolist() == [0, 1, 2, 3]
     assert found.columns["actions"].dtype == np.float64 and found.columns["actions"].shape == (4, 2)

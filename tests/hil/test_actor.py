@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Dict
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError, SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec
-from hilt.hil.actor import Acted, Journal, Weights, act
+from hilt.hil.actor import Acted, ActedJournal, Weights, act
 from hilt.hil.config import Hil, Wire, of_run
 from hilt.hil.environment import make_env, spaces, trainer_config
 from hilt.policies import precision
@@ -490,7 +490,7 @@ def test_weights_that_come_while_others_are_taken_are_not_lost():
 
 def test_the_journal_counts_over_lives(tmp_path: Path):
     for life in range(3):
-        journal = Journal(tmp_path / "acted")
+        journal = ActedJournal(tmp_path / "acted")
         assert (journal.episodes, journal.steps) == (life, 2 * life) and journal.begin_episode() == life
         journal.step()
         journal.step()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hilt.core.files import DISK
-from hilt.recording.record import Recorded, Settings, Summary, record
+from hilt.recording.record import Recorded, RecordingSummary, Settings, record
 from hilt.replay import Log
 from hilt.teleop.operator import Script
 from tests.effort import some_of
@@ -35,9 +35,9 @@ class Reports:
     def __init__(self, pipe: Connection):
         self._pipe = pipe
 
-    def begin(self, summary: Summary) -> None: ...
-    def step(self, summary: Summary) -> None: ...
-    def episode(self, recorded: Recorded, summary: Summary) -> None:
+    def begin(self, summary: RecordingSummary) -> None: ...
+    def step(self, summary: RecordingSummary) -> None: ...
+    def episode(self, recorded: Recorded, summary: RecordingSummary) -> None:
         self._pipe.send(("dropped" if recorded.dropped else "kept", recorded.trajectory, recorded.steps))
 
 

@@ -151,4 +151,4 @@ def test_the_wires_settings():
     assert trainer_config(keys, learner=True).bind_ip is None and trainer_config(keys, learner=True).key_name is None
     assert trainer_config(keys, learner=False).key_name == "arm" and trainer_config(keys, learner=False).keys == "keys"
     assert trainer_config(Hil(wire=Wire(host="192.168.1.5")), learner=True).bind_ip == "192.168.1.5"  # which the wire refuses without keys
-    assert workplace.Nobody().read().engaged is False
+    assert workplace.NullDevice().read().engaged is False

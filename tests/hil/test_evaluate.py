@@ -31,12 +31,12 @@ from hilt.hil.evaluate import evaluate, find_checkpoint, load_agent, make_agent
 from hilt.observe.statistics import clustered, wilson
 from hilt.recording.before_after import before_after
 from hilt.replay import Log
-from hilt.runs.evaluation import Evaluation, over_tasks
+from hilt.runs.evaluation import EvaluationResult, over_tasks
 from tests.effort import need
 from tests.hil.toy_evaluation import STATES, TASK, Walker, config, make_run
 
 
-def told(done: Evaluation) -> list[tuple[int, bool, int, float]]:
+def told(done: EvaluationResult) -> list[tuple[int, bool, int, float]]:
     return [(one.state, one.success, one.steps, one.total) for one in done.outcomes]
 
 

@@ -19,7 +19,7 @@ from hilt.core.files import read_json, write_json
 from hilt.hil.config import Goal, Hil, check
 from hilt.hil.environment import check_fit
 from hilt.hil.goal import MAX_DEATHS, GoalWatch, check_goal, evaluations, holds
-from hilt.hil.learner import Learner, Summary
+from hilt.hil.learner import Learner, LearnerSummary
 from hilt.observe.metrics import read_metrics
 from hilt.runs import checkpoint
 from tests.hil import toy_evaluation
@@ -177,7 +177,7 @@ def test_learning_ends_at_the_goal_with_the_policy_that_reached_it(
     run = memory_path / "run"
     goal = {"success": 0.9, "states": 20, "period": 10, "hold": 2}
 
-    def learn(**changes: Any) -> Summary:
+    def learn(**changes: Any) -> LearnerSummary:
         one: Learner = learner(template, run, max_steps=10**6, **changes)
         return one.run()
 

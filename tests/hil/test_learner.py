@@ -21,7 +21,7 @@ from hilt.core.files import write_json
 from hilt.core.tree import flatten
 from hilt.hil import learner as learner_module
 from hilt.hil.data import columns_for, open_logs
-from hilt.hil.learner import Learner, Summary
+from hilt.hil.learner import Learner, LearnerSummary
 from hilt.observe.metrics import read_metrics
 from hilt.observe.sinks import SINKS
 from hilt.policies import precision
@@ -80,7 +80,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(template: Path, me
         return {**batch, "rewards": batch["rewards"] * np.nan} if one.update in bad else batch
 
     monkeypatch.setattr(one.experience, "sample", drawn)
-    assert one.run() == Summary("max_steps", 12, 30)
+    assert one.run() == LearnerSummary("max_steps", 12, 30)
     assert [r["skipped_updates"] for r in records(memory_path / "run", "update")] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert sum(" is left out: " in r["event"] for r in records(memory_path / "run", "event")) == 2, "once for each series"
     saved = latest(memory_path / "run").agent
@@ -116,7 +116,7 @@ def test_a_run_that_diverged_ends_with_the_way_to_go_on(template: Path, memory_p
     with pytest.raises(AlarmError, match=r"the last 20 updates were left out; .* of update 0 with a lower rate: .*learning_rate=3e-05"):
         learner(template, run, max_steps=50).run()
     rate = {"agent": {"encoder": {"kind": "none"}, "hidden": [16], "rlpd": {"random_crop": 0, "learning_rate": 3e-5}}}
-    assert learner(template, run, **rate).run() == Summary("max_steps", 10, 30)
+    assert learner(template, run, **rate).run() == LearnerSummary("max_steps", 10, 30)
 
 
 def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path):
@@ -127,7 +127,7 @@ def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path)
     assert numbers(run)[-1] == 610, "with a checkpoint"
     event = next(record for record in records(run, "event") if "alarm" in record)
     assert (event["alarm"], event["alarm/update_to_data"], event["stops"]) == ("update_to_data", 1.0, True)
-    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == Summary("max_steps", 620, 30)
+    assert learner(template, run, stop_on=[], **{**many, "max_steps": 620}).run() == LearnerSummary("max_steps", 620, 30)
     assert [record["alarm"] for record in records(run, "event") if "alarm" in record] == ["update_to_data"] * 2, "it is still so"
 
 
@@ -169,7 +169,7 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
     child.start()
     child.join(DEADLINE_S)
     assert child.exitcode == -signal.SIGKILL and numbers(memory_path / "cut")[-1] in (20, 21)
-    assert learner(template, memory_path / "cut", **changes).run() == Summary("max_steps", 40, 30)
+    assert learner(template, memory_path / "cut", **changes).run() == LearnerSummary("max_steps", 40, 30)
     whole, cut = (load(memory_path / name, 40) for name in ("whole", "cut"))
     assert same(whole.agent, cut.agent) and whole.state["experience"] == cut.state["experience"]
     measured = ("time", "elapsed_seconds", "updates_per_second", "env_steps_per_second", "staleness")
@@ -189,10 +189,10 @@ def test_killed_and_resumed_it_learns_the_same_bit_for_bit(template: Path, memor
 @pytest.mark.parametrize("kind", ["collecting", "trained"])
 def test_on_a_gpu_it_learns_and_goes_on(template: Path, memory_path: Path, kind: str):
     changes = {**KINDS[kind], "agent": {**KINDS[kind]["agent"], "device": "cuda:0"}, "checkpoint_period": 5}
-    assert learner(template, memory_path / "run", **changes).run() == Summary("max_steps", 10, 30)
+    assert learner(template, memory_path / "run", **changes).run() == LearnerSummary("max_steps", 10, 30)
     again = learner(template, memory_path / "run", **{**changes, "max_steps": 15})
     assert next(again.agent.networks["actor"].parameters()).is_cuda
-    assert again.run() == Summary("max_steps", 15, 30)
+    assert again.run() == LearnerSummary("max_steps", 15, 30)
     figures = [value for record in records(memory_path / "run", "update") for value in record.values() if isinstance(value, float)]
     assert np.isfinite(figures).all() and len(figures) > 10
 
@@ -201,7 +201,7 @@ def test_stopped_before_the_first_update_it_repeats_the_pretraining_alike(templa
     changes = {**COLLECTING, "max_steps": 2}
     learner(template, memory_path / "whole", **changes).run()
     one = learner(template, memory_path / "cut", **changes)
-    assert one.run(lambda: one._owes) == Summary("stopped", 0, 30), "it was repeated, and no checkpoint has it"
+    assert one.run(lambda: one._owes) == LearnerSummary("stopped", 0, 30), "it was repeated, and no checkpoint has it"
     learner(template, memory_path / "cut", **changes).run()
     assert same(*(load(memory_path / name, 2).agent for name in ("whole", "cut")))
 
@@ -250,7 +250,7 @@ def test_what_each_period_and_ratio_does(template: Path, memory_path: Path, monk
     monkeypatch.setattr(
         one.agent, "update", lambda batch, *given, **named: sizes.append(len(batch["masks"])) or update(batch, *given, **named)
     )
-    assert one.run() == Summary("max_steps", 12, 30)
+    assert one.run() == LearnerSummary("max_steps", 12, 30)
     assert one.agent.updates == 36 and one.agent.actor_updates == 12  # two of the critics alone for each of all
     assert set(sizes) == {9}
     assert published == [0, 4, 8, 12, 12]  # the last one once more at the end
@@ -282,7 +282,7 @@ def test_update_to_data_caps_and_waiting_is_measured(template: Path, memory_path
             fill(one.experience.log, range(6, 7), images=True)
         return one.update == 17 and waited
 
-    assert one.run(stop) == Summary("stopped", 17, 35)  # 17 is the whole part of half of 35
+    assert one.run(stop) == LearnerSummary("stopped", 17, 35)  # 17 is the whole part of half of 35
     assert max(r["wait_share"] for r in records(memory_path / "a", "update")) > 0
 
 
@@ -296,7 +296,7 @@ def test_training_starts_is_awaited_and_said(memory_path: Path):
             fill(one.experience.log, range(2, 3))
         return False
 
-    assert one.run(stop) == Summary("max_steps", 3, 15)
+    assert one.run(stop) == LearnerSummary("max_steps", 3, 15)
     said = [r["event"] for r in records(memory_path / "run", "event")]
     assert "waits: learning starts with 12 online steps, and there are 10" in said
     assert "there are no demonstrations and no take-overs yet: batches are all online" in said
@@ -431,7 +431,7 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
     publish, update = whole.server.publish_network, whole.agent.update
     monkeypatch.setattr(whole.server, "publish_network", lambda state, *version: published.append(state) or publish(state, *version))
     monkeypatch.setattr(whole.agent, "update", lambda batch, **named: given.append(batch) or update(batch, **named))
-    assert whole.run() == Summary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
+    assert whole.run() == LearnerSummary("max_steps", 10, 30) and numbers(memory_path / "whole") == [0, 1, 10]
     first, second = (load(memory_path / "whole", update).agent["networks"] for update in (0, 1))
     seen = [{name: state[f"encoder.{name}"] for name in first["encoder"]} for state in published]
     assert same(seen[0], first["encoder"]) and all(same(one, second["encoder"]) for one in seen[1:]), "never one that is half trained"
@@ -448,7 +448,7 @@ def test_pretraining_is_repeated_from_scratch_with_what_was_collected(
     with Log.open(memory_path / "cut" / "log") as log:
         fill(log, range(6, 8), images=True, human=(0,))  # what came later is learned from, but the eye is the same
     cut = learner(template, memory_path / "cut", **COLLECTING)
-    assert cut.run() == Summary("max_steps", 10, 40)
+    assert cut.run() == LearnerSummary("max_steps", 10, 40)
     assert same(load(memory_path / "cut", 1).agent["networks"]["encoder"], second["encoder"])
 
 
@@ -549,7 +549,7 @@ class Driven:
 
     def __init__(self, one: Learner):
         self.learner, self.stopped = one, threading.Event()
-        self.summary: list[Summary] = []
+        self.summary: list[LearnerSummary] = []
         self._thread = threading.Thread(target=lambda: self.summary.append(one.run(self.stopped.is_set)), daemon=True)
         self._thread.start()
         self.spool = QueuedDataStore(1000)
@@ -563,7 +563,7 @@ class Driven:
             assert time.monotonic() < deadline, "it does not happen"
             time.sleep(0.01)
 
-    def end(self) -> Summary:
+    def end(self) -> LearnerSummary:
         self._thread.join(DEADLINE_S)
         return self.summary[0]
 
@@ -578,7 +578,7 @@ class Driven:
 
 def test_actors_are_told_the_precision_of_the_run(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
     """`auto` is decided for all of its processes, here where nobody did before."""
-    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice("bfloat16", "it is faster"))
     made = learner(template, memory_path / "run", agent={"encoder": {**IMAGES, "precision": "auto"}})
     assert made.agent.encoder.config.precision == made._answer("send-stats", {"actor": "arm"})["precision"] == "bfloat16"
     made.run(lambda: True)
@@ -603,7 +603,7 @@ def test_steps_come_in_and_weights_and_answers_go_out(memory_path: Path):
         driven.spool.insert(next(episode(6)))  # under way when it hears of the end
         driven.client.request("send-stats", {"actor": "arm", "bye": True})
         driven.client.stop()
-        assert driven.end() == Summary("max_steps", 15, 6)
+        assert driven.end() == LearnerSummary("max_steps", 15, 6)
     (told,) = records(run, "episode")
     assert told["actor"] == "arm" and told["length"] == 5 and told["success"]
     assert records(run, "actor")[0]["nested/late"] == 1.5

@@ -11,24 +11,24 @@ import pytest
 from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.core.files import read_json, write_json
 from hilt.observe import Metrics
-from hilt.observe.alarms import TABLE, Alarms, Facts, Watch, check_stop_on
+from hilt.observe.alarms import TABLE, Alarms, AlarmWatch, RunFacts, check_stop_on
 from hilt.observe.live import Standing
 from hilt.observe.metrics import read_metrics
 
-VLA = Facts("vla", gae=True)
-HIL = Facts("hil", discount=0.97, target_entropy=-2.0, actions=4)
+VLA = RunFacts("vla", gae=True)
+HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
 UPDATE = {"q": 0.5, "q/online": 0.5, "q_max": 1.1, "q_min": -0.1, "reward_max": 1.0, "reward_min": 0.0, "realised_q": 0.4, "entropy": -3.0}
 UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0}
 
 
-def raised(facts: Facts, *records: Any) -> list[str]:
+def raised(facts: RunFacts, *records: Any) -> list[str]:
     alarms = Alarms(facts)
     return [change.name for record in records for change in alarms.take(record) if change.raised]
 
 
-WRONG: dict[str, tuple[Facts, list[dict[str, float]]]] = {
+WRONG: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "ppo_kl": (VLA, [STEP | {"ppo_kl": 0.2}] * 3),
     "clip_fraction": (VLA, [STEP | {"clip_fraction": 0.5}] * 5),
     "entropy": (VLA, [STEP] * 6 + [STEP | {"entropy": 0.05}] * 3),
@@ -37,7 +37,7 @@ WRONG: dict[str, tuple[Facts, list[dict[str, float]]]] = {
     "validation": (VLA, [{"validation_success": p, "validation_episodes": 100} for p in (0.5, 0.9, 0.65)]),
     "not_finite": (VLA, [STEP, STEP | {"skipped_steps": 2.0}]),
 }
-WRONG_HIL: dict[str, tuple[Facts, list[dict[str, float]]]] = {
+WRONG_HIL: dict[str, tuple[RunFacts, list[dict[str, float]]]] = {
     "entropy": (HIL, [UPDATE | {"entropy": -15.0}] * 5),
     "q_bound": (HIL, [UPDATE | {"q_max": 60.0}] * 5),
     "overestimation": (HIL, [UPDATE | {"q/online": 0.95}] * 5),
@@ -86,35 +86,35 @@ def test_a_healthy_run_raises_none():
     assert raised(VLA, *steps, *learned) == []
     updates = [UPDATE | {"q": 0.5 + w, "q/online": 0.5 + w, "entropy": -2.0 - n / 20, "update": 10.0 * n} for n, w in enumerate(wave)]
     assert raised(HIL, *updates, *learned) == []
-    assert raised(Facts("vla", ratio="chunk"), *[STEP | {"ppo_kl": 0.4}] * 5) == [], "a chunk has many numbers"
-    assert raised(Facts("vla", target_kl=0.2), *[STEP | {"ppo_kl": 0.3}] * 5) == [], "as far as was asked for"
-    assert raised(Facts("vla"), *[STEP | {"entropy": -1.0 - n / 10} for n in range(12)]) == [], "a continuous one may be below 0"
-    assert raised(Facts("vla"), *[STEP | {"entropy": -1.0 - n / 2} for n in range(12)]) == ["entropy"]
+    assert raised(RunFacts("vla", ratio="chunk"), *[STEP | {"ppo_kl": 0.4}] * 5) == [], "a chunk has many numbers"
+    assert raised(RunFacts("vla", target_kl=0.2), *[STEP | {"ppo_kl": 0.3}] * 5) == [], "as far as was asked for"
+    assert raised(RunFacts("vla"), *[STEP | {"entropy": -1.0 - n / 10} for n in range(12)]) == [], "a continuous one may be below 0"
+    assert raised(RunFacts("vla"), *[STEP | {"entropy": -1.0 - n / 2} for n in range(12)]) == ["entropy"]
 
 
 def test_bounds_follow_rewards_discount_and_the_range_of_targets():
     deep = [UPDATE | {"q_min": -90.0, "reward_min": -3.0}] * 5
     assert raised(HIL, *deep) == [] and raised(HIL, *[UPDATE | {"q_min": -20.0}] * 5) == ["q_bound"], "no reward was below 0"
-    assert raised(Facts("hil", discount=0.97, q_range=(0.0, 1.0)), *[UPDATE | {"q_max": 2.0}] * 5) == ["q_bound"]
+    assert raised(RunFacts("hil", discount=0.97, q_range=(0.0, 1.0)), *[UPDATE | {"q_max": 2.0}] * 5) == ["q_bound"]
     nothing = UPDATE | {"reward_max": 0.0, "realised_q": 0.0}
     assert raised(HIL, *[nothing] * 9) == [], "as long as nobody has seen a reward"
-    assert raised(Facts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
+    assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
 
 
 def test_entropy_in_q_is_no_overestimation():
     """With backup_entropy Q has a term for the entropy, and the returns that it is compared with have none."""
     high = [UPDATE | {"q/online": 9.0}] * 5
-    assert raised(Facts("hil", discount=0.97), *high) == ["overestimation"]
-    assert raised(Facts("hil", discount=0.97, entropy_in_q=True), *high) == []
+    assert raised(RunFacts("hil", discount=0.97), *high) == ["overestimation"]
+    assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *high) == []
     with pytest.raises(ConfigError, match="stop_on=overestimation would do nothing: it needs algorithm=rlpd, backup_entropy=false"):
-        check_stop_on(["overestimation"], Facts("hil", entropy_in_q=True))
+        check_stop_on(["overestimation"], RunFacts("hil", entropy_in_q=True))
 
 
 def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
     write_json(tmp_path / "run.json", {"id": "x"})
     said: list[str] = []
     with Metrics(tmp_path) as metrics:
-        watch = Watch(tmp_path, VLA, metrics, said.append)
+        watch = AlarmWatch(tmp_path, VLA, metrics, said.append)
         for number, kl in enumerate([0.3] * 5 + [0.0] * 5):
             metrics.write("update", STEP | {"ppo_kl": kl}, update=number, step=0)
             assert watch.take(STEP | {"ppo_kl": kl}, update=number, step=0) == "", "nothing that ends the run"
@@ -135,13 +135,13 @@ def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
 def test_one_that_ended_the_run_begins_anew_and_others_go_on(tmp_path: Path):
     both = STEP | {"ppo_kl": 0.3, "clip_fraction": 0.9}
     with Metrics(tmp_path) as metrics:
-        watch = Watch(tmp_path, VLA, metrics, print, ["ppo_kl"])
+        watch = AlarmWatch(tmp_path, VLA, metrics, print, ["ppo_kl"])
         for number in range(3):
             metrics.write("update", both, update=number, step=0)
             ended = watch.take(both, update=number, step=0)
         assert ended.startswith("alarm ppo_kl: ")
     with Metrics(tmp_path) as metrics:
-        resumed = Watch(tmp_path, VLA, metrics, print, ["ppo_kl"])
+        resumed = AlarmWatch(tmp_path, VLA, metrics, print, ["ppo_kl"])
         assert resumed.take(both, update=3, step=0) == "" and not resumed.alarms.on
         resumed.take(both, update=4, step=0)
         assert list(resumed.alarms.on) == ["clip_fraction"], "five updates, three of them before it was resumed"
@@ -155,6 +155,6 @@ def test_names_that_would_end_nothing_are_refused():
     with pytest.raises(UnknownNameError, match=r"no alarm named 'q_bound'"):
         check_stop_on(["q_bound"], VLA)
     with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
-        check_stop_on(["explained_variance"], Facts("vla"))
+        check_stop_on(["explained_variance"], RunFacts("vla"))
     with pytest.raises(SeveralErrors):
-        check_stop_on(["validation", "overestimation"], Facts("hil", rlpd=False, validates=False))
+        check_stop_on(["validation", "overestimation"], RunFacts("hil", rlpd=False, validates=False))

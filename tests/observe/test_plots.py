@@ -19,7 +19,7 @@ from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import DASHES, WIDTH, Chart, Line, Svg, axes, dash_of, short, ticks
 from hilt.observe.metrics import GOES_ON
-from hilt.observe.plots import PANELS, Run, all_charts, final_numbers, grouped, page, plot, pooled
+from hilt.observe.plots import PANELS, PlottedRun, all_charts, final_numbers, grouped, page, plot, pooled
 from hilt.observe.statistics import wilson
 from tests.observe.toy_run import make_run
 from tests.teleop import chromium
@@ -53,7 +53,7 @@ def charts_in(page: str, axis: str) -> list[dict[str, Any]]:
 
 def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     run = write_run(tmp_path / "run", [(True, 10, 5), (False, 20, 0), (True, 10, 0), (True, 30, 0), (False, 10, 10)])
-    charts = all_charts(grouped([Run.load(run)]), "step", 3)
+    charts = all_charts(grouped([PlottedRun.load(run)]), "step", 3)
     success = lines_of(charts, "Success of the last 3 episodes")
     assert success["all"].x.tolist() == [10, 30, 40, 70, 80]
     assert success["all"].y.tolist() == pytest.approx([1, 1 / 2, 2 / 3, 2 / 3, 2 / 3])
@@ -63,7 +63,7 @@ def test_a_point_is_the_mean_of_the_last_episodes(tmp_path: Path):
     person = lines_of(charts, "Steps that a person made")[""]
     assert person.y.tolist() == pytest.approx([5 / 10, 5 / 30, 5 / 40, 0, 10 / 50]), "a share of steps, not a mean of shares"
     assert lines_of(charts, "How long an episode takes")["successes"].y.tolist() == pytest.approx([10, 10, 50 / 3])
-    raw = lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success of the last 1 episodes")["all"]
+    raw = lines_of(all_charts(grouped([PlottedRun.load(run)]), "step", 1), "Success of the last 1 episodes")["all"]
     assert raw.y.tolist() == [1, 0, 1, 1, 0]
     assert not [chart.title for chart in charts if "Loss" in chart.title], "what there is nothing of is not drawn"
 
@@ -77,7 +77,7 @@ def test_two_runs_with_every_curve_of_a_panel(tmp_path: Path):
                 metrics.write("update", {f"{name}_share": 0.1 for name in names}, update=update, step=update)
         (tmp_path / f"run-{number}" / "config.yaml").write_text(f"batch_size: {number + 1}\n")
     runs = [tmp_path / f"run-{number}" for number in range(2)]
-    (chart,) = all_charts(grouped([Run.load(run) for run in runs]), "step", 1)
+    (chart,) = all_charts(grouped([PlottedRun.load(run) for run in runs]), "step", 1)
     assert len(chart.lines) == 14 and len({dash_of(line) for line in chart.lines}) == 7, "each name has a dash pattern of its own"
     assert all(len({dash_of(line) for line in chart.lines if line.name == name}) == 1 for name in {line.name for line in chart.lines})
     assert max(len(panel.curves) for panel in PANELS) <= len(DASHES)
@@ -93,7 +93,7 @@ def test_dash_patterns_are_for_curves_that_are_there(tmp_path: Path):
             for update in (10, 20):
                 metrics.write("update", {f"{name}_share": 0.2 for name in ("simulator", "model", "update")}, update=update, step=update)
         (tmp_path / f"run-{number}" / "config.yaml").write_text(f"batch_size: {number + 1}\n")
-    (chart,) = all_charts(grouped([Run.load(tmp_path / f"run-{number}") for number in range(2)]), "step", 1)
+    (chart,) = all_charts(grouped([PlottedRun.load(tmp_path / f"run-{number}") for number in range(2)]), "step", 1)
     assert {line.name: line.dash for line in chart.lines} == {"simulator": 0, "policy": 1, "learning": 2}
 
 
@@ -103,7 +103,7 @@ def test_minutes_leave_out_the_time_in_which_it_did_not_run(tmp_path: Path):
         {"kind": "update", "time": 1e9 + at, "update": update, "step": update, "critic_loss": 1.0, **more} for at, update, more in records
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert lines_of(all_charts(grouped([Run.load(tmp_path)]), "minutes", 1), "Loss of the critic")[""].x.tolist() == [0.0, 1.0, 2.0]
+    assert lines_of(all_charts(grouped([PlottedRun.load(tmp_path)]), "minutes", 1), "Loss of the critic")[""].x.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
@@ -112,18 +112,18 @@ def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
         write_run(tmp_path / name, [], [(10, loss), (20, loss)], config.format(seed, batch, 5000 + seed))
         for name, seed, batch, loss in (("a", 1, 64, 1.0), ("b", 2, 64, 3.0), ("c", 1, 128, 5.0))
     ]
-    groups = grouped([Run.load(run) for run in runs])
+    groups = grouped([PlottedRun.load(run) for run in runs])
     assert [group.name for group in groups] == ["batch_size=64 (2 runs, seeds 1, 2)", "batch_size=128"]
     (chart,) = [one for one in all_charts(groups, "step", 1) if one.title == "Loss of the critic"]
     both, alone = chart.lines
     assert set(both.y) == {2.0} and set(both.low) == {1.0} and set(both.high) == {3.0} and (both.x[0], both.x[-1]) == (100, 200)
     assert set(alone.y) == {5.0} and alone.low is None and both.colour != alone.colour
-    (one,) = grouped([Run.load(runs[0]), Run.load(runs[1])])
+    (one,) = grouped([PlottedRun.load(runs[0]), PlottedRun.load(runs[1])])
     assert one.name == "a (2 runs, seeds 1, 2)"
-    others = grouped([Run.load(write_run(tmp_path / name, [(True, 1, 0)])) for name in ("x", "y")])
+    others = grouped([PlottedRun.load(write_run(tmp_path / name, [(True, 1, 0)])) for name in ("x", "y")])
     assert [group.name for group in others] == ["x", "y"], "without settings nobody knows what they have in common"
     many = "tau: {0}\nactors: {0}\nn_step: {0}\nbatch_size: {0}\n"
-    others = grouped([Run.load(write_run(tmp_path / name, [(True, 1, 0)], [], many.format(name))) for name in "123"])
+    others = grouped([PlottedRun.load(write_run(tmp_path / name, [(True, 1, 0)], [], many.format(name))) for name in "123"])
     assert [group.name for group in others] == ["1", "2", "3"], "where too many settings differ, their folders tell them apart"
 
 
@@ -145,11 +145,11 @@ def test_three_files_that_need_nothing_else(tmp_path: Path):
 
 def test_the_table_has_how_a_run_ended(tmp_path: Path):
     run = write_run(tmp_path / "run", [(False, 40, 0), (True, 10, 5), (True, 30, 0)], [(10, 1.0), (20, 1.0)])
-    numbers = final_numbers(Run.load(run), 2)
+    numbers = final_numbers(PlottedRun.load(run), 2)
     wanted = {"last 2 episodes": "100%", "nobody took over": "50%", "a person's steps": "12%", "steps per success": "20", "return": "1"}
     assert {**numbers, **wanted} == numbers
     assert (numbers["online steps"], numbers["updates"], numbers["evaluation"]) == ("200", "20", "–")
-    assert final_numbers(Run.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
+    assert final_numbers(PlottedRun.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
 
 
 def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: Path):
@@ -165,7 +165,7 @@ def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: 
         card = {"task": f"tabletop/{task}", "split": "test", "update": 20, "episodes": 4, "success": 0.5, "low": 0.1, "high": 0.9}
         (tmp_path / "run/evaluations" / task).mkdir(parents=True)
         write_json(tmp_path / "run/evaluations" / task / "evaluation.json", card)
-    charts = all_charts(grouped([Run.load(tmp_path / "run")]), "step", 20)
+    charts = all_charts(grouped([PlottedRun.load(tmp_path / "run")]), "step", 20)
     losses = lines_of(charts, "Loss (in training: mean of 20 records)")
     assert losses["held out"].y.tolist() == [3, 2, 1] and losses["training"].y.tolist() == [3, 2.5, 2]
     assert {chart.x_label for chart in charts} == {"samples"}
@@ -188,16 +188,16 @@ def test_dots_of_many_tasks_are_pooled(tmp_path: Path):
 
     for task in range(3):
         evaluated(f"a-{task}", task, 0, 0.0)
-    assert set(lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success")) >= {f"{task}, eval" for task in range(3)}
+    assert set(lines_of(all_charts(grouped([PlottedRun.load(run)]), "step", 1), "Success")) >= {f"{task}, eval" for task in range(3)}
     for task in range(10):
         evaluated(f"b-{task}", task, 10, 0.25 * (task < 4))
         evaluated(f"c-{task}", task, 10, 1.0, "test")
     evaluated("b-9-2", 9, 10, 1.0)  # tried once more
-    lines = lines_of(all_charts(grouped([Run.load(run)]), "step", 1), "Success")
+    lines = lines_of(all_charts(grouped([PlottedRun.load(run)]), "step", 1), "Success")
     assert [name for name, line in lines.items() if line.dots] == ["all tasks, test", "all tasks, eval"]
     dots = lines["all tasks, eval"]
     assert dots.x.tolist() == [0, 100] and dots.y.tolist() == [0, 8 / 40] and (dots.low[1], dots.high[1]) == wilson(8, 40)
-    assert "<title>10 tasks: run" in page(grouped([Run.load(run)]), {"step": [], "minutes": []}, 1)
+    assert "<title>10 tasks: run" in page(grouped([PlottedRun.load(run)]), {"step": [], "minutes": []}, 1)
 
 
 def test_pooled_tasks_that_share_their_scenes_are_clusters():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies.vla import flow
-from hilt.policies.vla.flow import Flow, Step
+from hilt.policies.vla.flow import Flow, FlowStep
 
 ROWS, SHAPE = 64, (64, 3, 2)
 FLOWS = [Flow(kind, steps=5, joint=joint) for kind in flow.KINDS for joint in (False, True)]
@@ -25,11 +25,11 @@ def generator(seed: int = 0) -> torch.Generator:
 def field_of(weights: Tensor, noisy: bool = True) -> flow.Field:
     """A field that depends on all it is given, row by row, with a standard deviation and a value."""
 
-    def field(x: Tensor, times: Tensor) -> Step:
+    def field(x: Tensor, times: Tensor) -> FlowStep:
         a, b, c, d, e, f = weights.to(x.dtype)
         t = times[:, None, None]
         raw = torch.tanh(d * x + e * t)
-        return Step(a * x + b * t + c * x * t, flow.bounded_std(raw, Flow()) if noisy else None, (f * x).mean((1, 2)) + times)
+        return FlowStep(a * x + b * t + c * x * t, flow.bounded_std(raw, Flow()) if noisy else None, (f * x).mean((1, 2)) + times)
 
     return field
 
@@ -73,7 +73,7 @@ def test_flow_sde_is_flow_grpos_formula() -> None:
     std = spread * torch.sqrt(-dt)
     log_prob = -((after - mean) ** 2) / (2 * std**2) - torch.log(std) - math.log(math.sqrt(2 * math.pi))
 
-    ours, width = flow.transition(x, Step(v), torch.arange(8), how, torch.ones(8, dtype=torch.float64))
+    ours, width = flow.transition(x, FlowStep(v), torch.arange(8), how, torch.ones(8, dtype=torch.float64))
     torch.testing.assert_close(ours, mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(width, std, rtol=0, atol=1e-12)
     torch.testing.assert_close(flow.gaussian_log_prob(after, ours, width), log_prob, rtol=0, atol=1e-9)
@@ -88,7 +88,7 @@ def test_the_noise_of_flow_sde_leaves_the_distribution_as_it_is() -> None:
         t = times[i]
         slope = (t - (1 - t) * spread**2) / (t**2 + (1 - t) ** 2 * spread**2)
         velocity = -goal + slope * (two - (1 - t) * goal)  # of noise - action, given x
-        (b,), (sum_,) = (made := flow.transition(two, Step(velocity), torch.tensor([i, i]), how, torch.ones(2)))[0]
+        (b,), (sum_,) = (made := flow.transition(two, FlowStep(velocity), torch.tensor([i, i]), how, torch.ones(2)))[0]
         mean, variance = b + (sum_ - b) * mean, (sum_ - b) ** 2 * variance + made[1][0, 0].double() ** 2
     assert abs(float(mean) - goal) < 0.01 and abs(float(variance.sqrt()) - spread) < 0.01
 
@@ -124,7 +124,7 @@ def test_one_drawn_step_is_any_of_them_and_the_others_are_eulers() -> None:
     for kind, last in (("sde", 4), ("cps", 3), ("noise", 4)):
         how = Flow(kind, steps=5, joint=False)
         cold = torch.full((ROWS,), 1e-9)
-        drawn = flow.draw(lambda x, t: Step(torch.ones_like(x), torch.full_like(x, 0.1)), SHAPE, how, cold, generator())
+        drawn = flow.draw(lambda x, t: FlowStep(torch.ones_like(x), torch.full_like(x, 0.1)), SHAPE, how, cold, generator())
         assert sorted(set(drawn.step.tolist())) == list(range(last + 1))
         if kind != "cps":  # where nearly no noise is left, all of it is a straight line
             straight = torch.randn(SHAPE, generator=generator()) - 1
@@ -132,16 +132,16 @@ def test_one_drawn_step_is_any_of_them_and_the_others_are_eulers() -> None:
 
 
 def test_without_sampling_nothing_but_the_start_is_random() -> None:
-    still = flow.draw(lambda x, t: Step(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False)
+    still = flow.draw(lambda x, t: FlowStep(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False)
     assert still.step.tolist() == [-1, -1] and not still.actions.any() and not still.log_prob.any()
-    begun = flow.draw(lambda x, t: Step(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), generator(), sample=False)
+    begun = flow.draw(lambda x, t: FlowStep(x, None, t), (2, 3, 1), Flow(steps=4), torch.ones(2), generator(), sample=False)
     torch.testing.assert_close(begun.actions, torch.randn((2, 3, 1), generator=generator()) * 0.75**4)
-    again = flow.evaluate(lambda x, t: Step(x, None, t), begun.chain, begun.step, Flow(steps=4), torch.ones(2))
+    again = flow.evaluate(lambda x, t: FlowStep(x, None, t), begun.chain, begun.step, Flow(steps=4), torch.ones(2))
     assert not again.log_prob.any() and begun.value is not None and begun.value.tolist() == [1.0, 1.0]
-    given = flow.draw(lambda x, t: Step(x), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False, start=torch.ones(2, 3, 1))
+    given = flow.draw(lambda x, t: FlowStep(x), (2, 3, 1), Flow(steps=4), torch.ones(2), None, sample=False, start=torch.ones(2, 3, 1))
     torch.testing.assert_close(given.actions, torch.full((2, 3, 1), 0.75**4))
     with pytest.raises(ConfigError, match=r"a flow needs a generator: give act\(\) one, or sample=False"):
-        flow.draw(lambda x, t: Step(x), (2, 3, 1), Flow(), torch.ones(2), None)
+        flow.draw(lambda x, t: FlowStep(x), (2, 3, 1), Flow(), torch.ones(2), None)
 
 
 def test_times() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Temperature, Trained
+from hilt.policies.agent.actor_critic import ActorNetwork, Body, BranchedNetwork, Critics, GraspCritic, Temperature
 from hilt.replay.tensors import generator
 
 torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def test_where_z_comes_from_learns_too() -> None:
 @pytest.mark.parametrize("proprio", [0, 2])
 def test_rows_behind_have_no_gradient(proprio: int) -> None:
     """The actor sees states and next states in one pass, and learns from the states."""
-    actor = stir(Actor(body([5, 4], proprio=proprio), A, generator(1)))
+    actor = stir(ActorNetwork(body([5, 4], proprio=proprio), A, generator(1)))
     z, dmean, dstd = (random(*shape) for shape in ((8, FEATURES + proprio), (3, A), (3, A)))
     tape, trained = actor.run(z), list(actor.parameters())
     mean, std = actor.gaussian(tape.out[0])
@@ -96,7 +96,7 @@ def test_rows_behind_have_no_gradient(proprio: int) -> None:
 
 
 def test_a_deviation_at_its_limit_has_no_gradient() -> None:
-    actor = Actor(body([4]), A, generator(1), limits=(0.5, 2.0)).double()
+    actor = ActorNetwork(body([4]), A, generator(1), limits=(0.5, 2.0)).double()
     out = torch.tensor([[0.1, 0.2, -3.0, 0.3], [0.3, 0.4, 3.0, -0.2]], dtype=torch.float64, requires_grad=True)
     dmean, dstd = random(2, A), random(2, A, seed=1)
     expected = torch.autograd.grad(actor.gaussian(out), out, [dmean, dstd])[0]
@@ -113,7 +113,7 @@ def test_a_grasp_critic_and_a_temperature() -> None:
     assert_close(temperature.gradients(torch.tensor(0.7, dtype=torch.float64)), torch.autograd.grad(0.7 * temperature(), [temperature.raw]))
 
 
-def moved(network: Trained, z: Tensor, *more: Tensor) -> Tensor:
+def moved(network: BranchedNetwork, z: Tensor, *more: Tensor) -> Tensor:
     """Its outputs before and after each of its parameters has changed in place."""
     before = network.run(z, *more).out.clone()
     with torch.no_grad():

@@ -88,7 +88,7 @@ def test_the_tolerance_catches(wrong: str, monkeypatch: pytest.MonkeyPatch):
     """What people got wrong before: attention that is silently causal, the other GELU, features of the last block."""
     if wrong == "causal":
         right = llama.attend
-        causal = lambda *args, layout, **more: right(*args, layout=llama.Layout(causal=True), **more)  # noqa: E731
+        causal = lambda *args, layout, **more: right(*args, layout=llama.AttentionLayout(causal=True), **more)  # noqa: E731
         monkeypatch.setattr(llama, "attend", causal)
     elif wrong == "tanh":
         gelu = torch.nn.functional.gelu
@@ -111,7 +111,7 @@ def test_a_causal_oft_is_refused(monkeypatch: pytest.MonkeyPatch):
         policy_of(name).check_attention()
     right = llama.attend
     for causal, name in ((True, "tokens"), (False, "ar")):
-        other = lambda *args, layout, **more: right(*args, layout=llama.Layout(causal=causal), **more)  # noqa: E731, B023
+        other = lambda *args, layout, **more: right(*args, layout=llama.AttentionLayout(causal=causal), **more)  # noqa: E731, B023
         monkeypatch.setattr(llama, "attend", other)
         policy = policy_of(name)
         with pytest.raises(ConfigError, match=r"attention is (causal|bidirectional) here, and this model was trained with"):
@@ -316,7 +316,7 @@ def test_auto_is_what_is_faster_on_this_cpu(monkeypatch: pytest.MonkeyPatch):
     for compute in ("float32", "bfloat16", "auto"):
         results[compute] = acted(policy_of("tokens", options=OpenVLAOptions(compute=compute)))[1]["log_prob"]
     np.testing.assert_array_equal(results["auto"], results["float32"])
-    monkeypatch.setattr(precision, "_automatic", lambda device: precision.Choice("bfloat16", "it is faster"))
+    monkeypatch.setattr(precision, "_automatic", lambda device: precision.PrecisionChoice("bfloat16", "it is faster"))
     again = acted(policy_of("tokens", options=OpenVLAOptions(compute="auto")))[1]["log_prob"]
     np.testing.assert_array_equal(again, results["bfloat16"])
     assert not np.array_equal(again, results["float32"])

@@ -17,7 +17,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.policies import precision
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.encoders import Encoder, EncoderConfig
-from hilt.policies.precision import Choice, Trial, choose, measures, slowness
+from hilt.policies.precision import PrecisionChoice, Trial, choose, measures, slowness
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
 
@@ -65,7 +65,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 )
 def test_conclusive_instructions_decide_without_a_trial(cpu, machine: str, instructions: str, chosen: str, why: str):
     cpu(machine, instructions)
-    assert choose("auto") == Choice(chosen, why)
+    assert choose("auto") == PrecisionChoice(chosen, why)
     assert str(choose("auto")) == f"precision: {chosen} ({why})"
 
 
@@ -80,7 +80,7 @@ def test_conclusive_instructions_decide_without_a_trial(cpu, machine: str, instr
 )
 def test_else_a_trial_decides_once_in_a_process(cpu, machine: str, instructions: str, gain: float, chosen: str, why: str):
     trials = cpu(machine, instructions, gain)
-    assert choose("auto") == choose("auto") == Choice(chosen, why)
+    assert choose("auto") == choose("auto") == PrecisionChoice(chosen, why)
     assert len(trials) == 1
 
 
@@ -95,7 +95,7 @@ def test_with_a_restricting_environment_variable_the_instructions_are_not_conclu
 
 def test_a_choice_by_hand_counts_and_nothing_is_measured(cpu):
     cpu("x86_64", NONE)
-    assert choose("bfloat16") == Choice("bfloat16", "as set") and choose("float32") == Choice("float32", "as set")
+    assert choose("bfloat16") == PrecisionChoice("bfloat16", "as set") and choose("float32") == PrecisionChoice("float32", "as set")
     with pytest.raises(UnknownNameError, match=r"no precision named 'bf16'"):
         choose("bf16")
 
@@ -125,7 +125,7 @@ def test_nothing_is_measured_where_the_instructions_agree_or_the_device_is_no_cp
 @pytest.mark.parametrize("device", ["cuda:0", "mps"])
 def test_auto_is_float32_on_a_gpu_whatever_the_cpu_can_do(cpu, device: str):
     cpu("x86_64", AMX)
-    assert choose("auto", device) == Choice("float32", "networks of this size are no faster in bfloat16 on a GPU")
+    assert choose("auto", device) == PrecisionChoice("float32", "networks of this size are no faster in bfloat16 on a GPU")
 
 
 # The trial itself
@@ -215,7 +215,7 @@ def test_an_encoder_computes_as_it_is_set_and_as_auto_decides(monkeypatch: pytes
     exact, rough = features("float32"), features("bfloat16")
     assert 0 < (exact - rough).abs().max() < 0.05
     assert torch.equal(features("auto"), exact)
-    monkeypatch.setattr(precision, "_automatic", lambda device: Choice("bfloat16", "a trial"))
+    monkeypatch.setattr(precision, "_automatic", lambda device: PrecisionChoice("bfloat16", "a trial"))
     assert torch.equal(features("auto"), rough)
     with pytest.raises(UnknownNameError, match="no encoder precision named 'half'"):
         features("half")

@@ -16,7 +16,7 @@ from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla_run as recipe
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
 from hilt.recipes.simplevla_names import suites
-from hilt.recipes.simplevla_run import Run, Told, simplevla
+from hilt.recipes.simplevla_run import SimpleVLARun, Told, simplevla
 from hilt.vla.trials import starts_of
 
 COMMAND = f"""
@@ -39,7 +39,7 @@ PROCESS = ["reward_model.rm_coef=2", "reward_model.prime_model.update=after"]
 ROBOTWIN = ["data.task_suite_name=robotwin2_lift_pot", "data.num_trials_per_task=1000"]
 
 
-def run(*words: str, **environment: str) -> Run:
+def run(*words: str, **environment: str) -> SimpleVLARun:
     return simplevla([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft", **environment})
 
 

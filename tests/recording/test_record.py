@@ -21,7 +21,7 @@ from hilt.formats import open_dataset
 from hilt.formats.convert import convert
 from hilt.recording.buffered_device import as_hil_serl
 from hilt.recording.film import frames
-from hilt.recording.record import FAILURES_IN_A_ROW, Recorded, Settings, Summary, record
+from hilt.recording.record import FAILURES_IN_A_ROW, Recorded, RecordingSummary, Settings, record
 from hilt.recording.recording_folder import replay_open_loop
 from hilt.replay import Log
 from hilt.teleop.devices import Device, Reading, Status
@@ -61,18 +61,20 @@ class Seen:
         self.episodes: list[Recorded] = []
         self.have: list[int] = []
 
-    def begin(self, summary: Summary) -> None:
+    def begin(self, summary: RecordingSummary) -> None:
         self.have.append(summary.have)
 
-    def step(self, summary: Summary) -> None: ...
+    def step(self, summary: RecordingSummary) -> None: ...
 
-    def episode(self, recorded: Recorded, summary: Summary) -> None:
+    def episode(self, recorded: Recorded, summary: RecordingSummary) -> None:
         self.episodes.append(recorded)
 
-    def end(self, summary: Summary) -> None: ...
+    def end(self, summary: RecordingSummary) -> None: ...
 
 
-def session(folder: Path, device: Device | None = None, toy: dict[str, Any] | None = None, **settings: Any) -> tuple[Summary, Seen]:
+def session(
+    folder: Path, device: Device | None = None, toy: dict[str, Any] | None = None, **settings: Any
+) -> tuple[RecordingSummary, Seen]:
     watch, videos = Seen(), settings.pop("videos", False)
     given = {"task": TOY, "options": toy or {}, "episodes": 3, **settings}
     return record(Toy(**(toy or {})), device or Script(), folder, Settings(**given), watch=watch, videos=videos), watch
@@ -156,10 +158,10 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
             super().sync(fd)
 
     class Asks(Seen):
-        def step(self, summary: Summary) -> None:
+        def step(self, summary: RecordingSummary) -> None:
             self.wrote = len(dirty)
 
-        def episode(self, recorded: Recorded, summary: Summary) -> None:
+        def episode(self, recorded: Recorded, summary: RecordingSummary) -> None:
             super().episode(recorded, summary)
             assert not dirty, f"{dirty} would not survive a power cut"
 
@@ -356,7 +358,7 @@ def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
     class Second(Seen):
         reached = False
 
-        def step(self, summary: Summary) -> None:
+        def step(self, summary: RecordingSummary) -> None:
             self.reached = summary.attempts == 2 and summary.step == 1
 
     watch = Second()
@@ -508,7 +510,7 @@ def test_a_device_that_reads_nonsense_is_told_before_an_episode_begins(tmp_path:
 
 def test_two_sessions_in_one_folder(tmp_path: Path):
     class Second(Seen):
-        def step(self, summary: Summary) -> None:
+        def step(self, summary: RecordingSummary) -> None:
             with pytest.raises(HiltError, match="is writing to this log"):
                 session(tmp_path / "a", episodes=9)
 

@@ -19,7 +19,7 @@ from hilt.core.tree import flatten, unflatten
 from hilt.replay import Log, QueuedDataStore, Schema
 from hilt.replay.packed import Block
 from hilt.replay.sampling.limiters import Queue
-from hilt.replay.transfer.assembler import Chains
+from hilt.replay.transfer.assembler import RunningEpisodes
 from tests.compat.test_buffers import make, transition
 from tests.effort import rounds
 from tests.replay.test_faults import Running
@@ -120,7 +120,7 @@ def content(log: Log) -> dict[str, Any]:
     }
 
 
-def one_by_one(chains: Chains, log: Log, sender: Any, block: Block, first: int, done: int) -> None:
+def one_by_one(chains: RunningEpisodes, log: Log, sender: Any, block: Block, first: int, done: int) -> None:
     for number, step in enumerate(list(block)[done:], first + done):
         chains.insert(sender, log.check(unflatten(step), cast=True), number, 0)
 
@@ -146,7 +146,7 @@ def test_a_block_is_stored_as_its_steps_are(layout: str, turns: Any, cuts: list[
         ]
         for log in logs:
             ending.callback(log.close)
-        steps, blocks = (Chains(log, unnamed) for log in logs)
+        steps, blocks = (RunningEpisodes(log, unnamed) for log in logs)
         streams = [(Stream(i, layout), QueuedDataStore(10_000)) for i in range(3)]
         fast = 0
         for who, events in turns:
@@ -287,7 +287,7 @@ def test_what_does_not_fit_together(packed: Any, said: str):
 def test_what_does_not_fit_the_schema_stores_nothing(tmp_path: Path, change: Any):
     """It is left to be inserted one by one, which says what is wrong."""
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
-        assert Chains(log).insert_block(SENDERS[0], Block(changed(*change)), 0, 0) == []
+        assert RunningEpisodes(log).insert_block(SENDERS[0], Block(changed(*change)), 0, 0) == []
         assert len(log) == 0 and log.appended == 0
 
 
@@ -297,7 +297,7 @@ def test_a_strange_source_is_refused_and_does_not_come_back(tmp_path: Path):
     packed = good(3)
     packed["columns"] = {**packed["columns"], "source": np.array([0, 200, 0], np.uint8)}
     log = Log.create(tmp_path / "log", schema_of(""), durability="never")
-    chains = Chains(log)
+    chains = RunningEpisodes(log)
     assert chains.insert_block(SENDERS[0], Block(packed), 0, 0) == []
     steps = [unflatten(step) for step in Block(packed)]
     for number in (0, 2):
@@ -315,7 +315,7 @@ def test_an_empty_block(tmp_path: Path):
     packed = good()
     none = {part: {path: values[:0] if part != "frames" else values for path, values in packed[part].items()} for part in packed}
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
-        assert Chains(log).insert_block(SENDERS[0], Block(none), 0, 0) == []
+        assert RunningEpisodes(log).insert_block(SENDERS[0], Block(none), 0, 0) == []
 
 
 # When it cannot be stored
@@ -333,7 +333,7 @@ def test_no_room_at_any_call(memory_path: Path, durability: str, counted: Callab
     for full_at in range(1, 10**6, rounds(3, 1)):
         files = Running()
         log = Log.create(memory_path / "log", schema, durability=durability, files=files, segment_bytes=3 * schema.layout.step_bytes)
-        chains, known = Chains(log), []
+        chains, known = RunningEpisodes(log), []
         files.calls, files.full_at = 0, full_at
         for first, block in blocks:
             stored = len(chains.insert_block(SENDERS[0], block, first, 0))
@@ -370,7 +370,7 @@ def sequences(log: Log) -> list[int]:
 
 def test_a_closed_log(tmp_path: Path):
     log = Log.create(tmp_path / "log", schema_of(""), durability="never")
-    chains, block = Chains(log), Block(good())
+    chains, block = RunningEpisodes(log), Block(good())
     assert len(chains.insert_block(SENDERS[0], block, 0, 0)) == 6
     log.close()
     assert chains.insert_block(SENDERS[0], block, 6, 0) == []
@@ -381,7 +381,7 @@ def test_a_closed_log(tmp_path: Path):
 def test_a_limiter_lets_a_block_in_as_a_whole_or_not(tmp_path: Path):
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
         sampler = log.all().sampler("fifo", limiter=Queue(8), max_times_sampled=1)
-        chains = Chains(log)
+        chains = RunningEpisodes(log)
         assert len(chains.insert_block(SENDERS[0], Block(good()), 0, 0)) == 6
         assert chains.insert_block(SENDERS[0], Block(good()), 6, 0) == []
         assert len(log) == 6 and sampler.limiter is not None and sampler.limiter.stats()["inserts"] == 6
@@ -391,7 +391,7 @@ def test_a_limiter_lets_a_block_in_as_a_whole_or_not(tmp_path: Path):
 
 def test_capacity_holds_for_blocks(tmp_path: Path):
     with Log.create(tmp_path / "log", schema_of(""), durability="never", capacity_steps=20) as log:
-        chains, stream, queue = Chains(log), Stream(0, ""), QueuedDataStore(1000)
+        chains, stream, queue = RunningEpisodes(log), Stream(0, ""), QueuedDataStore(1000)
         for turn in range(10):
             after = queue.latest_data_id()
             queue.batch_insert(stream.steps([FOLLOW] * 8 + [TERMINATE] * (turn % 2)))
@@ -405,7 +405,7 @@ def test_capacity_holds_for_blocks(tmp_path: Path):
 
 def test_a_sender_that_is_forgotten_leaves_nothing_running(tmp_path: Path):
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
-        chains = Chains(log)
+        chains = RunningEpisodes(log)
         chains.insert_block(SENDERS[0], Block(good()), 0, 0)
         assert log.index.entries["open"].tolist() == [True]
         chains.forget(SENDERS[0])

@@ -14,7 +14,7 @@ import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, UnknownNameError
 from hilt.replay import Log, RateLimiter
-from hilt.replay.transfer.assembler import Chains
+from hilt.replay.transfer.assembler import RunningEpisodes
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, columns, length, make_log, same, trajectory
 from tests.replay.toy_steps import new_log, observation, step
@@ -238,7 +238,7 @@ def test_threads_that_share_an_episode_store_their_own_images(tmp_path: Path, ch
     """Whatever the order in which their steps arrive, each comes back as it was given."""
     count, threads = 300, 3
     log = new_log(tmp_path)
-    episode, chains = log.episode(), Chains(log)
+    episode, chains = log.episode(), RunningEpisodes(log)
     keys: dict[int, int] = {}
 
     def work(thread: int) -> None:

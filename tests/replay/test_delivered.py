@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.replay import Log
-from hilt.replay.transfer.assembler import Chains
-from hilt.replay.transfer.delivered import Received, received_by
+from hilt.replay.transfer.assembler import RunningEpisodes
+from hilt.replay.transfer.delivered import DeliveredSequence, received_by
 from tests.effort import rounds
 from tests.replay.power import Disk, Recorder
 from tests.replay.toy_steps import SCHEMA, step
@@ -29,9 +29,9 @@ def new(path: Path, **settings: Any) -> Log:
     return Log.create(path, SCHEMA, **{"durability": "never", "segment_bytes": 4 * SCHEMA.layout.step_bytes, **settings})
 
 
-def send(log: Log, numbers: Any, sender: Any = A, length: int = 5, chains: Chains | None = None) -> Chains:
+def send(log: Log, numbers: Any, sender: Any = A, length: int = 5, chains: RunningEpisodes | None = None) -> RunningEpisodes:
     """Steps with these numbers; every `length` of them are an episode."""
-    chains = chains or Chains(log)
+    chains = chains or RunningEpisodes(log)
     for n in numbers:
         chains.insert(sender, log.check(step(n, terminated=n % length == length - 1)), n, 0)
     return chains
@@ -48,7 +48,7 @@ def known(log: Log, sender: Any = A, first: int = 0, of: int = 60) -> list[int]:
 @given(st.integers(-1, 5), st.sets(st.integers(0, 12)), st.lists(st.integers(0, 15)))
 def test_numbers(high: int, above: set[int], noted: list[int]):
     """`high` is the end of what is there without a gap; a number that is noted closes the gap below it."""
-    received, have = Received(high, above), set(range(high + 1)) | above
+    received, have = DeliveredSequence(high, above), set(range(high + 1)) | above
     for number in [None, *noted]:
         if number is not None:
             have |= set(range(number + 1)) if number > received.high else set()
@@ -98,7 +98,7 @@ def reopened(log: Log, again: bool = True) -> Log:
 def test_after_eviction(tmp_path: Path, again: bool, running: bool):
     """What came and went is not asked for again: whole episodes, or the beginning of one that runs."""
     log = new(tmp_path / "log", capacity_steps=8)
-    chains = Chains(log)
+    chains = RunningEpisodes(log)
     for upto in range(1, 40):
         send(log, [upto - 1], chains=chains, length=1000 if running else 5)
         assert known(log) == list(range(upto))
@@ -130,7 +130,7 @@ def test_after_the_facts_are_compacted(tmp_path: Path):
     """Thousands of lines about trajectories that are gone are forgotten, and not who sent them."""
     log = new(tmp_path / "log", capacity_steps=8)
     send(log, range(3), B)
-    chains, before = Chains(log), 0
+    chains, before = RunningEpisodes(log), 0
     for n in range(0, 2400, 2):
         send(log, range(n, n + 2), chains=chains, length=2)
         before = max(before, log.facts.lines)
@@ -164,7 +164,7 @@ def test_power_cuts(durability: str, memory_path: Path, counted: Callable[[str],
     files = Recorder(root, 0.0002)
     log = new(root / "log", durability=durability, files=files)
     files.promise("log")
-    chains = Chains(log)
+    chains = RunningEpisodes(log)
     for n in range(0, 30, 2):
         send(log, (n, n + 1), A, chains=chains)
         send(log, (n, n + 1), B, 7, chains=chains)
@@ -182,7 +182,7 @@ def test_power_cuts(durability: str, memory_path: Path, counted: Callable[[str],
         log = Log.open(memory_path / f"found-{number}" / "log")
         safe = max((promise for promise in disk.promises if promise != "log"), default=0)
         assert len(log) >= safe
-        chains = Chains(log)
+        chains = RunningEpisodes(log)
         for sender, length in ((A, 5), (B, 7)):
             received = received_by(log, *sender, 0)
             missing = [n for n in range(30) if n not in received]

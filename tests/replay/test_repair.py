@@ -20,7 +20,7 @@ from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, 
 from hilt.core.files import Files, read_json, write_json
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
-from hilt.replay.maintenance.findings import Report, Span
+from hilt.replay.maintenance.findings import LogReport, Span
 from hilt.replay.maintenance.repair import merge, repair, split, verify
 from tests.effort import rounds, sampled, some_of
 from tests.replay import vandal
@@ -126,11 +126,11 @@ def require_whole_but(folder: Path, lost: set[tuple[int, int]]) -> None:
     assert all(found == expected(*place) for place, found in shown.items())
 
 
-def steps_named(report: Report) -> set[tuple[int, int]]:
+def steps_named(report: LogReport) -> set[tuple[int, int]]:
     return {(s.trajectory, s.first + i) for f in report.of("damage") for s in f.steps for i in range(s.steps)}
 
 
-def mend(folder: Path) -> Report:
+def mend(folder: Path) -> LogReport:
     """Verify, repair; then nothing is wrong any more, and a second repair does nothing."""
     found = verify(folder)
     assert not found.ok
@@ -172,7 +172,7 @@ def test_a_flipped_bit_anywhere_is_found_named_and_mended(log_folder: Path, seed
         shutil.rmtree(folder)
 
 
-def _is_index(report: Report) -> bool:
+def _is_index(report: LogReport) -> bool:
     return any("index" in finding.what for finding in report.findings)
 
 

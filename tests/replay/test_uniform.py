@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hilt.replay import Log, Schema
 from hilt.replay.key_ranges import Runs
-from hilt.replay.sampling.uniform import Drawing
+from hilt.replay.sampling.uniform import UniformDraw
 from tests.effort import rounds
 
 
@@ -31,7 +31,7 @@ def numbers(keys: np.ndarray) -> list[int]:
     return (1000 * (keys >> 32) + (keys & 0xFFFFFFFF)).tolist()
 
 
-def drawn_until_a_table(drawing: Drawing, log: Log, runs: Runs, places: np.ndarray) -> list[list[int]]:
+def drawn_until_a_table(drawing: UniformDraw, log: Log, runs: Runs, places: np.ndarray) -> list[list[int]]:
     """What each of several draws gives; the later ones use the table."""
     found = []
     for _ in range(4):
@@ -49,14 +49,14 @@ def test_search_and_table_agree_for_every_place(lengths: list[int], last: int, t
     with make_log(tmp_path_factory.mktemp("log") / "log", lengths, segment_bytes=1 << 12) as log:
         runs = log.last(last).runs() if last else log.all().runs()
         places = np.random.default_rng(0).permutation(len(runs))
-        first, *others = drawn_until_a_table(Drawing(), log, runs, places)
+        first, *others = drawn_until_a_table(UniformDraw(), log, runs, places)
         assert all(found == first for found in others) and len(set(first)) == len(runs)
 
 
 def test_short_runs_in_a_crowd_are_found_too(tmp_path: Path):
     with make_log(tmp_path / "log", [900, *[1] * 90]) as log:
         runs = log.all().runs()
-        first, *others = drawn_until_a_table(Drawing(), log, runs, np.arange(len(runs)))
+        first, *others = drawn_until_a_table(UniformDraw(), log, runs, np.arange(len(runs)))
         assert all(found == first for found in others)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ConfigError, DeadlineError, RefusedError
 from hilt.envs.rotations import from_euler, inverse, multiply, to_rotation_vector
 from hilt.robot.backends import RobotState, TabletopBackend, slew
-from hilt.robot.control import Arm, Board, Limits, Loop, News, Periods, receive_line, send_line
+from hilt.robot.control import ArmLimits, Board, ControlledArm, Loop, News, Periods, receive_line, send_line
 from tests.effort import rounds
 from tests.envs.toy_arm import HOME, ToyArm
 
@@ -26,8 +26,8 @@ class Bench:
     """One arm whose time passes only here."""
 
     def __init__(self, backend: Any, **limits: float):
-        self.limits = Limits(**limits)
-        self.backend, self.now, self.arm = backend, 0.0, Arm(backend, 0, self.limits)
+        self.limits = ArmLimits(**limits)
+        self.backend, self.now, self.arm = backend, 0.0, ControlledArm(backend, 0, self.limits)
 
     def follow(self, pose: Any) -> None:
         self.arm.heard = self.now
@@ -140,7 +140,7 @@ def test_a_pushed_arm_keeps_the_stiffness_that_it_is_given_meanwhile() -> None:
 
 def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> None:
     ours, theirs = socket.socketpair()
-    loop = Loop(ToyArm(), Limits(rate=1000), ours, Board(Board.create()))
+    loop = Loop(ToyArm(), ArmLimits(rate=1000), ours, Board(Board.create()))
     waits: list[float] = []
     clock = itertools.count()
 
@@ -155,7 +155,7 @@ def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> N
 
 def test_a_call_that_is_slow_once_is_not_told() -> None:
     ours, theirs = socket.socketpair()
-    loop = Loop(ToyArm(), Limits(rate=100), ours, Board(Board.create()))
+    loop = Loop(ToyArm(), ArmLimits(rate=100), ours, Board(Board.create()))
     theirs.setblocking(False)
 
     def told(*ticks: float) -> list[str]:
@@ -181,9 +181,9 @@ def test_a_line_is_read_and_no_more() -> None:
 
 def test_limits_are_numbers_above_zero() -> None:
     with pytest.raises(ConfigError, match=r"heartbeat=0: expected a number above 0"):
-        Limits(heartbeat=0)
+        ArmLimits(heartbeat=0)
     with pytest.raises(ConfigError, match=r"max_speed=nan"):
-        Limits(max_speed=float("nan"))
+        ArmLimits(max_speed=float("nan"))
 
 
 def test_who_reads_while_the_other_writes_reads_again() -> None:

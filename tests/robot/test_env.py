@@ -19,7 +19,7 @@ from hilt.core.errors import ConfigError, DeadlineError, RefusedError, RequestEr
 from hilt.core.rate import Rate
 from hilt.envs.rotations import from_euler, to_euler
 from hilt.robot.cameras import CameraConfig
-from hilt.robot.env import Arm, DualRobotEnv, RobotConfig, RobotEnv, robot_task
+from hilt.robot.env import ArmConnection, DualRobotEnv, RobotConfig, RobotEnv, robot_task
 from hilt.robot.robot_client import RobotClient
 from tests.envs.toy_robot import ToyRobot, scene
 
@@ -331,7 +331,7 @@ def test_the_command_stays_in_the_safety_box(toy: ToyRobot):
 
 def test_the_first_angles_size_is_limited_also_at_zero():
     """Upstream multiplies with the sign, and the sign of 0 is 0: a pose far outside passes as it is."""
-    arm = Arm(RobotConfig(), "", {}, 64)
+    arm = ArmConnection(RobotConfig(), "", {}, 64)
     safe = arm.safe(np.array([0.5, 0, 0.3, *from_euler([0.0, 0, 0])]))
     np.testing.assert_allclose(to_euler(safe[3:])[0], 1.94)
     np.testing.assert_allclose(arm.safe(np.array([0.5, 0, 0.3, *from_euler([-1.0, 0, 0])]))[:3], [0.5, 0, 0.3])

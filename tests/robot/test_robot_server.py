@@ -24,7 +24,7 @@ from hilt.core.errors import ConfigError, HiltError, RequestError
 from hilt.envs.rotations import from_euler, to_euler
 from hilt.robot import request_auth as door
 from hilt.robot import robot_server
-from hilt.robot.control import Limits
+from hilt.robot.control import ArmLimits
 from hilt.robot.request_auth import MAKE_TOKEN, own_address
 from hilt.robot.robot_server import RobotServer
 from hilt.robot.routes import COMMANDS, READS, Refusal
@@ -359,7 +359,7 @@ def test_a_reset_whose_client_leaves_is_ended(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_keeps_the_arm_however_short_the_heartbeat_is() -> None:
-    with RobotServer(TOY, {"home_ticks": "1000000"}, port=0, limits=Limits(heartbeat=0.09)) as server:
+    with RobotServer(TOY, {"home_ticks": "1000000"}, port=0, limits=ArmLimits(heartbeat=0.09)) as server:
         one, two = Client(server.urls[0]), Client(server.urls[0], source="127.0.0.2")
         one._connection.request("POST", "/jointreset")
         deadline = time.monotonic() + DEADLINE_S

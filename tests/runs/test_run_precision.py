@@ -14,7 +14,7 @@ from hilt.distributed.group import Sharding
 from hilt.hil import launch as train
 from hilt.hil.config import Hil
 from hilt.policies import precision as policies
-from hilt.policies.precision import Choice, Trial
+from hilt.policies.precision import PrecisionChoice, Trial
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recipes import recipe, sft_recipe, vla_recipe
 from hilt.runs.run_precision import frozen, lines, settle, warnings
@@ -44,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """Makes this machine one that decides for a precision, and on which bfloat16 gains so many times."""
 
     def become(precision: str, gain: float = 1.0) -> None:
-        monkeypatch.setattr(policies, "_automatic", lambda device: Choice(precision, "this CPU likes it"))
+        monkeypatch.setattr(policies, "_automatic", lambda device: PrecisionChoice(precision, "this CPU likes it"))
         monkeypatch.setattr(policies, "_by_instructions", lambda: None)
         monkeypatch.setattr(policies, "trial", lambda: Trial(gain, 1.0))
 
@@ -100,23 +100,23 @@ def test_a_folder_of_a_small_vla_gets_the_choice_of_the_run(machine: Any, tmp_pa
     machine("bfloat16")
     SmallVLA(SmallVLAConfig(precision="float32")).save_pretrained(tmp_path / "policy")
     config, choice = settle(Sft(policy=str(tmp_path / "policy")))
-    assert config.policy_options == {"precision": "bfloat16"} and choice == Choice("bfloat16", "this CPU likes it")
+    assert config.policy_options == {"precision": "bfloat16"} and choice == PrecisionChoice("bfloat16", "this CPU likes it")
 
 
 def test_an_openvla_computes_in_what_is_faster_on_a_cpu_and_as_its_weights_are_on_a_gpu(machine: Any, tmp_path: Path):
     machine("bfloat16")
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     config, choice = settle(Sft(policy=str(tmp_path)))
-    assert config.policy_options == {"compute": "bfloat16"} and choice == Choice("bfloat16", "this CPU likes it")
+    assert config.policy_options == {"compute": "bfloat16"} and choice == PrecisionChoice("bfloat16", "this CPU likes it")
     config, choice = settle(Sft(policy=str(tmp_path), device="cuda"))
-    assert config.policy_options == {"compute": "float32"} and choice == Choice("float32", "in the precision of the weights")
+    assert config.policy_options == {"compute": "float32"} and choice == PrecisionChoice("float32", "in the precision of the weights")
 
 
 def test_weights_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path: Path):
     machine("float32", 0.1)
     (tmp_path / "config.json").write_text('{"type": "pi0"}')
     config, choice = settle(Vla(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}))
-    assert choice == Choice("bfloat16", "as set")
+    assert choice == PrecisionChoice("bfloat16", "as set")
     first, second = lines(config)
     assert first == "precision: bfloat16 (as set)" and "at least 10 times slower" in second and "policy_options.dtype=float32" in second
     assert settle(Vla(policy=str(tmp_path)))[1] is None and lines(Vla(policy=str(tmp_path))) == []

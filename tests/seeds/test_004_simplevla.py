@@ -26,8 +26,8 @@ from hilt.compat.simplevla import (
     get_libero_env,
     rollout_batch,
 )
+from hilt.compat.simplevla.batch import Batch
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError
-from hilt.distributed.batch import Batch
 from hilt.envs import task
 from hilt.envs.adapters import from_custom
 from hilt.policies.base import join
@@ -37,7 +37,7 @@ from hilt.policies.vla.openvla import OpenVLAOptions
 from hilt.policies.vla.prismatic import L1Head
 from hilt.recipes.simplevla_names import suites
 from hilt.recipes.simplevla_run import simplevla
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from tests.cli.test_train_simplevla import StandIn
 from tests.envs.test_robotwin import root  # noqa: F401 - a fixture
 from tests.policies.tiny_openvla import observations, statistics, tiny
@@ -245,13 +245,13 @@ def test_collate_fn_and_the_buffer_of_the_loader():
 # --- 输出数据结构（rollout → DataProto）; 模型接口与统计 ---
 
 
-def episode_of(policy: Any, rows: int, seed: int, success: bool, state: int = 0) -> Episode:
+def episode_of(policy: Any, rows: int, seed: int, success: bool, state: int = 0) -> RolloutEpisode:
     """As `roll_out` makes it; of the last chunk one action was carried out."""
     draws = torch.Generator().manual_seed(seed)
     record = join([policy.act([each], temperature=1.6, generator=draws)[1] for each in observations(rows, seed, state)])
     executed = np.array([policy.chunk] * (rows - 1) + [1], np.int32)
     start = Start("libero_goal/1", "train", 0, 0, group=seed)
-    return Episode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
+    return RolloutEpisode(start, record, executed, np.zeros(rows, np.float32), success, int(executed.sum()), not success, 0, b"")
 
 
 def test_pixel_values_of_a_rollout_batch_are_what_generate_action_verl_takes():

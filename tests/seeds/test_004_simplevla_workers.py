@@ -29,9 +29,9 @@ from hilt.compat.simplevla import (
     compute_advantage,
     rollout_batch,
 )
+from hilt.compat.simplevla.batch import Batch
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
-from hilt.distributed.batch import Batch
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.envs import task
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy
@@ -39,7 +39,7 @@ from hilt.policies.io.folders import load_policy
 from hilt.policies.vla.observation_adapters import suite
 from hilt.policies.vla.tokens import load_tokenizer
 from hilt.vla.config import Rewards
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.rollout import roll_out
 from hilt.vla.update import Updater
 from hilt.vla.worker import reward_of
@@ -228,7 +228,7 @@ def test_the_reward_manager_gives_what_a_run_gives():
             rewards = RobRewardManager(0, config)(data)[0]["all"][0].view(-1, policy.chunk * policy.action_dim)
             rows = -(-steps // policy.chunk)
             expected = reward_of(
-                Episode(Start("", "train", 0, 0), {}, np.zeros(rows), np.zeros(rows), success, steps, False, 0, b"", ill_formed),
+                RolloutEpisode(Start("", "train", 0, 0), {}, np.zeros(rows), np.zeros(rows), success, steps, False, 0, b"", ill_formed),
                 Rewards(success=4, format=0.5),
             )
             np.testing.assert_allclose(rewards.sum(1)[:rows], expected)
@@ -341,11 +341,11 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
     begun = [Start("libero_goal/0", "train", 0, 0, group, member) for group in range(4) for member in range(4)]
     with contextlib.closing(Pool(0, 8, task_options={"step_limit": 512, "wait_steps": 10})) as pool:
         outcomes = [*roll_out(policy, pool, begun, suite=suite("libero_goal"), generator=draws)]
-    episodes = sorted((one for one in outcomes if isinstance(one, Episode)), key=lambda one: (one.start.group, one.start.member))
+    episodes = sorted((one for one in outcomes if isinstance(one, RolloutEpisode)), key=lambda one: (one.start.group, one.start.member))
     assert len(episodes) == 16 and len({one.success for one in episodes}) == 2
     before = policy.mean.bias.detach().clone()
     rewards = [reward_of(one, Rewards()) for one in episodes]
-    figures = Updater(PolicyGradient(), Trainee(policy, Optimiser(learning_rate=0.01))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimiser(learning_rate=0.01))).update(episodes, rewards)
     assert figures["gradient_norm"] > 0 and not torch.equal(policy.mean.bias, before)
     up = policy.mean.bias.detach().view(3, 7)[0, 2]
     assert float(up) > 0, "the tenth action, the first of its chunk, succeeds where it goes up"

@@ -12,13 +12,13 @@ import torch
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, HiltError, SeveralErrors
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import select
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recipes.vla import vla_debug
 from hilt.vla import config as vla_config
 from hilt.vla.config import Vla
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.update import Updater
 from tests.vla.toy_vla import UP, config
 
@@ -146,17 +146,23 @@ def test_plain_settings_learn_from_an_imitated_start():
     policy = SmallVLA(SmallVLAConfig(image_size=16, state_dim=1, chunk=2, action_dim=2, precision="float32"))
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go right"}
     draws, shown = torch.Generator().manual_seed(0), np.tile(np.float32([0.3, 0.0]), (16, 2, 1))
-    teacher = Trainee(policy, settings.optimiser)
+    teacher = DataParallelOptimizer(policy, settings.optimiser)
     for _ in range(8):
         teacher.backward(policy.supervised_loss([seen] * 16, shown, np.ones((16, 2), bool), draws)[0])
         teacher.step(1.0)
-    updater, successes, size = Updater(settings.algorithm, Trainee(policy, settings.optimiser)), [], settings.collect.group_size
+    updater, successes, size = (
+        Updater(settings.algorithm, DataParallelOptimizer(policy, settings.optimiser)),
+        [],
+        settings.collect.group_size,
+    )
     for step in range(20):
         actions, record = policy.act([seen] * settings.collect.data_batch_size, generator=draws)
         won = actions[:, :, 0].sum(1) > 1
         made = [
-            Episode(Start("toy/right", "train", 0, 0, step * 8 + i // size, i % size), select(record, [i]), np.int32([2]), np.zeros(1),
-                    bool(w), 2, False, step, b"")
+            RolloutEpisode(
+                Start("toy/right", "train", 0, 0, step * 8 + i // size, i % size), select(record, [i]), np.int32([2]), np.zeros(1),
+                bool(w), 2, False, step, b"",
+            )
             for i, w in enumerate(won)
         ]  # fmt: skip
         updater.update(made, [np.float32([w]) for w in won])

@@ -11,7 +11,7 @@ import torch
 from hilt.core.errors import ConfigError
 from hilt.envs.tabletop import suite
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-from hilt.vla.drawn_pictures import COLOURS, Drawing, drawn, learn
+from hilt.vla.drawn_pictures import COLOURS, DrawingSettings, drawn, learn
 
 torch.set_num_threads(1)
 SIZES = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "keypoints": 2, "precision": "float32"}
@@ -58,7 +58,7 @@ def test_a_policy_learns_to_look_at_what_is_named_and_its_actions_are_left_alone
     policy, unseen = eyes(), drawn(np.random.default_rng(9), 128, 32)
     before, head = policy.pointing_loss(*unseen).item(), policy.action_head.out.weight.clone()
     told: list[int] = []
-    learn(policy, Drawing(steps=120, batch_size=32, learning_rate=4e-3), seed=0, watch=lambda step, loss: told.append(step))
+    learn(policy, DrawingSettings(steps=120, batch_size=32, learning_rate=4e-3), seed=0, watch=lambda step, loss: told.append(step))
     after = policy.pointing_loss(*unseen).item()
     others = policy.pointing_loss(unseen.pictures, unseen.sentences[1:] + unseen.sentences[:1], unseen.places).item()
     assert told == list(range(120)) and torch.equal(policy.action_head.out.weight, head)

@@ -11,11 +11,11 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.replay import Log
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.episode_log import EpisodeLog, film
 
 
-def episode(rows: int = 3, words: int = 7, **changes: Any) -> Episode:
+def episode(rows: int = 3, words: int = 7, **changes: Any) -> RolloutEpisode:
     draw = np.random.default_rng(rows)
     record = {
         "images": draw.integers(0, 256, (rows, 2, 16, 16, 3), dtype=np.uint8),
@@ -24,20 +24,20 @@ def episode(rows: int = 3, words: int = 7, **changes: Any) -> Episode:
         "log_prob": draw.normal(size=(rows, 4, 2)).astype(np.float32),
     }
     executed = np.array([4] * (rows - 1) + [1], np.int32)
-    made = Episode(
+    made = RolloutEpisode(
         Start("tabletop/pick", "train", 5, 77, group=3, member=1), record, executed, draw.normal(size=rows).astype(np.float32),
         success=True, steps=int(executed.sum()), truncated=False, version=12, first=b"\x00\xff" * 16, instruction="pick it up",
     )  # fmt: skip
     return replace(made, **changes)
 
 
-def same(one: Episode, other: Episode) -> bool:
+def same(one: RolloutEpisode, other: RolloutEpisode) -> bool:
     arrays = all(
         a.dtype == b.dtype and np.array_equal(a, b)
         for a, b in [(one.executed, other.executed), (one.rewards, other.rewards)]
         + [(one.record[name], other.record[name]) for name in one.record]
     )
-    plain = [item.name for item in fields(Episode) if item.name not in ("record", "executed", "rewards", "last")]
+    plain = [item.name for item in fields(RolloutEpisode) if item.name not in ("record", "executed", "rewards", "last")]
     return arrays and set(one.record) == set(other.record) and all(getattr(one, name) == getattr(other, name) for name in plain)
 
 

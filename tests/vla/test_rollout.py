@@ -7,7 +7,7 @@ import pytest
 
 from hilt.core.errors import ConfigError
 from hilt.replay.tensors import generator
-from hilt.vla.episode import Episode, Lost, Start
+from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.rollout import roll_out
 from tests.vla.toy_pool import GAME, LIMIT, Dice, ToyPool
 
@@ -71,11 +71,11 @@ def test_rows_at_once_and_execute():
 
 def test_a_lost_episode_is_begun_again_and_then_reported():
     pool = ToyPool(lose=lambda start: start.state == 3)
-    lost = [outcome for outcome in roll(pool, retries=2) if isinstance(outcome, Lost)]
+    lost = [outcome for outcome in roll(pool, retries=2) if isinstance(outcome, LostEpisode)]
     assert [(one.start.state, one.error) for one in lost] == [(3, "Traceback: the simulator of the toy fell over")]
     assert sum(start.state == 3 for start in pool.started) == 3
     once = iter([True])
-    assert all(isinstance(outcome, Episode) for outcome in roll(ToyPool(lose=lambda start: next(once, False)), retries=1))
+    assert all(isinstance(outcome, RolloutEpisode) for outcome in roll(ToyPool(lose=lambda start: next(once, False)), retries=1))
 
 
 @pytest.mark.parametrize(

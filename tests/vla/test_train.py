@@ -14,7 +14,7 @@ from hilt.core.config import thaw
 from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError
 from hilt.core.files import read_json
 from hilt.core.progress import silent
-from hilt.distributed.optimizer import Trainee, learning_rate
+from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.observe.live import Standing
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.observe.statistics import clustered, effective, wilson
@@ -25,7 +25,7 @@ from hilt.runs import checkpoint, evaluation
 from hilt.vla import train as post_train
 from hilt.vla import worker as roles
 from hilt.vla.config import Vla
-from hilt.vla.train import Controller, Summary, begin_run, resume_run, train
+from hilt.vla.train import Controller, TrainSummary, begin_run, resume_run, train
 from tests.effort import devices
 from tests.vla.toy_vla import DOWN, UP, config, weights
 
@@ -35,14 +35,14 @@ MEASURED |= {"step_seconds", "validation_seconds", "trajectory", "prefetched"}
 """What is another in each run; what was begun ahead when a run was stopped is begun again later"""
 
 
-def started(run: Path, *changes: Any, **more: Any) -> Summary:
+def started(run: Path, *changes: Any, **more: Any) -> TrainSummary:
     report = more.pop("report", silent)
     settings = config(*changes, **more)
     begin_run(run, "toy", settings)
     return train(settings, run, report=report)
 
 
-def resumed(run: Path, *changes: str, **more: Any) -> Summary:
+def resumed(run: Path, *changes: str, **more: Any) -> TrainSummary:
     return train(resume_run(run, "", changes), run, **more)
 
 
@@ -211,7 +211,7 @@ def test_stopped_in_a_validation_it_is_made_again(tmp_path: Path, monkeypatch: p
         return validate(worker, step)
 
     monkeypatch.setattr(roles.Worker, "validate", stopped)
-    assert started(run) == Summary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
+    assert started(run) == TrainSummary("stopped", 0, -1, -1.0, pytest.approx(0, abs=60)) and not (run / "policy").exists()
     elapsed = checkpoint.latest(run).state["elapsed"]
     assert resumed(run).reason == "stopped" and checkpoint.latest(run).state["elapsed"] > elapsed, "in the same step once more"
     monkeypatch.setattr(roles.Worker, "validate", validate)
@@ -227,7 +227,7 @@ def test_a_run_that_is_stopped_writes_its_policy_after_what_it_goes_on_from(tmp_
     def updates() -> list[dict[str, Any]]:
         return read_metrics(run, ["update"]) if (run / "metrics.jsonl").exists() else []
 
-    def stopped_after(step: int, **more: Any) -> Summary:
+    def stopped_after(step: int, **more: Any) -> TrainSummary:
         now = resume_run(run, "", ())
         return train(now, run, stop=lambda: any(record["update"] >= step for record in updates()), **more)
 
@@ -350,12 +350,12 @@ def test_a_run_that_finds_nothing_to_learn_from_ends(tmp_path: Path, monkeypatch
 
 
 def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    run, backward = tmp_path / "run", Trainee.backward
+    run, backward = tmp_path / "run", DataParallelOptimizer.backward
 
-    def spoiled(trainee: Trainee, loss: Any) -> None:
+    def spoiled(trainee: DataParallelOptimizer, loss: Any) -> None:
         backward(trainee, loss * (math.nan if trainee.settings.learning_rate > 1e-3 else 1.0))
 
-    monkeypatch.setattr(Trainee, "backward", spoiled)
+    monkeypatch.setattr(DataParallelOptimizer, "backward", spoiled)
     quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1", "max_steps=9")
     with pytest.raises(AlarmError, match=r"the last 6 steps of the optimiser .* from step 0.*--resume optimiser\.learning_rate=0\.001"):
         started(run, *quiet)

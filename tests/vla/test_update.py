@@ -16,11 +16,11 @@ import torch
 
 from hilt.algos.config import CHOICES, Batching, Kl, Optimiser, PolicyGradient, Prime
 from hilt.core.errors import ConfigError, SchemaError
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import host_meeting, join
 from hilt.policies.base import select
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 from hilt.vla.update import ProcessReward, Updater
 from tests.algos import pg_reference as slow
 from tests.vla.toy_policy import Plain, Toy, collected, episodes, others
@@ -294,8 +294,11 @@ def test_a_value_head_learns_first_without_its_policy(kind: str):
     policy = SmallVLA(SmallVLAConfig(**sizes, value=kind, precision="float32"))
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go"}
     _, record = policy.act([seen] * 4, generator=torch.Generator().manual_seed(0))
-    made = [Episode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"") for i in range(4)]
-    trainee = Trainee(policy, Optimiser(learning_rate=1e-4), head=Optimiser(learning_rate=1e-2))
+    made = [
+        RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"")
+        for i in range(4)
+    ]
+    trainee = DataParallelOptimizer(policy, Optimiser(learning_rate=1e-4), head=Optimiser(learning_rate=1e-2))
     updater = Updater(PolicyGradient(estimator="gae", value_clip=0.0), trainee, critic_warmup=1)
 
     def update() -> tuple[set[str], dict[str, float]]:
@@ -388,9 +391,10 @@ def test_every_head_learns_from_every_estimator(head: str):
         _, record = policy.act([seen] * 8, generator=torch.Generator().manual_seed(0))
         won = np.arange(8) % 2
         made = [
-            Episode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([2]), np.zeros(1), True, 2, False, 0, b"") for i in range(8)
+            RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([2]), np.zeros(1), True, 2, False, 0, b"")
+            for i in range(8)
         ]
-        updater = Updater(PolicyGradient(estimator), Trainee(policy, Optimiser(learning_rate=1e-3)))
+        updater = Updater(PolicyGradient(estimator), DataParallelOptimizer(policy, Optimiser(learning_rate=1e-3)))
         figures = updater.update(made, [np.float32([x]) for x in won], baselines={0: 0.5})
         assert figures["ppo_kl"] == pytest.approx(0, abs=1e-5) and figures["clip_fraction"] == 0
         with torch.no_grad():

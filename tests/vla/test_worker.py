@@ -17,12 +17,12 @@ from hilt.distributed.ranks import Alone
 from hilt.policies.io.lora import HEADS
 from hilt.policies.vla.small_vla import SmallVLA
 from hilt.vla.config import Rewards
-from hilt.vla.episode import Episode
+from hilt.vla.episode import RolloutEpisode
 from hilt.vla.sft import words
 from hilt.vla.worker import (
-    Clock,
     Imitating,
-    Reference,
+    PhaseClock,
+    ReferencePolicy,
     Worker,
     _TimedPool,
     card_of,
@@ -55,7 +55,7 @@ def test_what_an_episode_earns():
     one = episode(3, rewards=np.array([0.5, 0.25, 1.0], np.float32), last={"front": "the last frame"})
     judge = {"the last frame": 1.0}.__getitem__
 
-    def earned(one: Episode, **coefficients: Any) -> list[float]:
+    def earned(one: RolloutEpisode, **coefficients: Any) -> list[float]:
         given = reward_of(one, Rewards(**{"success": 0.0, **coefficients}), lambda seen: judge(seen["front"]))
         assert given.dtype == np.float32
         return given.tolist()
@@ -72,7 +72,7 @@ def test_the_reference_stays_as_it_was_wherever_it_lies(worker: Any):
     one.load_own([])
     one.collect(0)
     record = one.episodes[0].record
-    held, lent = Reference(one.policy, offload=False), Reference(one.policy, offload=True)
+    held, lent = ReferencePolicy(one.policy, offload=False), ReferencePolicy(one.policy, offload=True)
     before = one.policy.evaluate(record).log_prob.detach()
     one.update(1.0)
     assert not torch.equal(one.policy.evaluate(record).log_prob, before)
@@ -217,7 +217,7 @@ def test_what_is_done_while_a_simulator_works_is_the_simulators_time(busy: bool,
             now[0] += 10
             return []
 
-    clock = Clock()
+    clock = PhaseClock()
     pool: Any = _TimedPool(Slow(), clock)  # type: ignore[arg-type]
     began = pool.begin()
     pool.step(0)

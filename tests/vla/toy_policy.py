@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from hilt.algos.config import Optimiser
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import Evaluation, Policy, Record
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 
 CHUNK, DIM, BINS, SEEN = 2, 2, 3, 2
 
@@ -41,7 +41,7 @@ class Toy(Policy):
         return Evaluation(logs.gather(-1, tokens[..., None])[..., 0], -(logs.exp() * logs).sum(-1), value)
 
 
-class Plain(Trainee):
+class Plain(DataParallelOptimizer):
     """Moves straight down the gradient, and keeps what it was."""
 
     def __init__(self, module: torch.nn.Module, rate: float = 0.1, ranks: Any = None, lockstep: bool = False):
@@ -91,7 +91,7 @@ def others(away: float = 0.5) -> tuple[Toy, Toy]:
     return old, ref
 
 
-def collected(made: Sequence[dict[str, Any]]) -> tuple[list[Episode], list[np.ndarray]]:
+def collected(made: Sequence[dict[str, Any]]) -> tuple[list[RolloutEpisode], list[np.ndarray]]:
     """The same as the trainer has them."""
     found = []
     for i, e in enumerate(made):
@@ -99,5 +99,5 @@ def collected(made: Sequence[dict[str, Any]]) -> tuple[list[Episode], list[np.nd
         record["prompt_length"] = np.full(len(e["seen"]), 3 + i % 4, np.int32)
         start = Start("toy", "train", e["group"], 0, e["group"], i)
         steps, won = int(e["executed"].sum()), bool(e.get("success", True))
-        found.append(Episode(start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), won, steps, False, 0, b""))
+        found.append(RolloutEpisode(start, record, e["executed"], np.zeros(len(e["seen"]), np.float32), won, steps, False, 0, b""))
     return found, [e["rewards"] for e in made]

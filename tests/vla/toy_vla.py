@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.core.config import build
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Simulators, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 UP, DOWN = "tests.vla.toy_vla:up", "tests.vla.toy_vla:down"
 
@@ -100,7 +100,7 @@ def config(*changes: Any, **more: Any) -> Vla:
         tasks=[UP, DOWN],
         columns={"full_image": "front", "state": "state"},
         policy_options={"width": 16, "depth": 1, "heads": 2, "keypoints": 2, "chunk": 2, "bins": 5, "smoothing": 0.5},
-        pool=Simulators(slots=6),
+        pool=SimulatorSettings(slots=6),
         collect=Collecting(group_size=4, data_batch_size=16),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=8)),
         optimiser=Optimiser(learning_rate=1e-2, weight_decay=0.0),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from hilt.core.errors import FormatError, SchemaError, VersionError
 from hilt.wire import codec
-from hilt.wire.codec import INLINE_BYTES, Limits, decode, encode
+from hilt.wire.codec import INLINE_BYTES, MessageLimits, decode, encode
 from tests.effort import rounds
 
 STRUCTURED = np.dtype([("x", "<f4", (2, 3)), ("inner", [("y", "u1"), ("when", "<M8[us]")]), ("name", "U3")], align=True)
@@ -396,14 +396,14 @@ def test_another_format_is_an_error_of_its_own():
 def test_limits_can_be_lower():
     frames = encode({"a": [1, 2, [3]], "b": np.zeros(100), "c": np.zeros(100)})
     for limits, text in [
-        (Limits(header_bytes=20), "a header of .* bytes; at most 20 are read."),
-        (Limits(buffers=1), "a message of 2 buffers; at most 1 are read."),
-        (Limits(nodes=10), "the header has more than 10 values."),
-        (Limits(depth=2), "the header is nested deeper than 2 levels."),
+        (MessageLimits(header_bytes=20), "a header of .* bytes; at most 20 are read."),
+        (MessageLimits(buffers=1), "a message of 2 buffers; at most 1 are read."),
+        (MessageLimits(nodes=10), "the header has more than 10 values."),
+        (MessageLimits(depth=2), "the header is nested deeper than 2 levels."),
     ]:
         with pytest.raises(FormatError, match=text):
             decode(frames, limits)
-    decode(frames, Limits(header_bytes=200, buffers=2, nodes=11, depth=3))
+    decode(frames, MessageLimits(header_bytes=200, buffers=2, nodes=11, depth=3))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import zmq
 from hilt.core import platform
 from hilt.core.errors import ConfigError
 from hilt.wire.config import TrainerConfig
-from hilt.wire.flood_guard import LIMIT, MAX_KNOWN, Door
+from hilt.wire.flood_guard import LIMIT, MAX_KNOWN, FloodGuard
 from hilt.wire.keys import ClientKeys, Gatekeeper, ServerKeys, new_keys
 from hilt.wire.sockets import Socket, listen, router
 
@@ -37,7 +37,7 @@ class Place:
         self.context = zmq.Context()
         self.socket: Socket = self.context.socket(zmq.ROUTER)
         self.socket.set(zmq.IPV6, 1)
-        self.door = Door(self.socket, "port 1")
+        self.door = FloodGuard(self.socket, "port 1")
         self.port = self.socket.bind_to_random_port(f"tcp://{host}")
 
     def until(self, holds: Callable[[], bool], seconds: float = 120) -> None:
@@ -210,7 +210,7 @@ def test_closing_it_leaves_the_socket_as_it_was(place: Place):
 
 def test_it_must_be_there_before_the_listener(place: Place):
     with pytest.raises(ConfigError, match=r"the socket is bound already\. Make the door first, then bind"):
-        Door(place.socket)
+        FloodGuard(place.socket)
 
 
 # --- a real flood, against a server with keys in a process of its own ---
@@ -221,7 +221,7 @@ def serve_for_a_flood(keys: Path, pipe: Connection) -> None:
     context, mine = zmq.Context(), ServerKeys.load(keys)
     gatekeeper = Gatekeeper(context, mine)
     server = router(context, config, mine)
-    door = Door(server)
+    door = FloodGuard(server)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -18,7 +18,7 @@ import pytest
 
 from hilt.core.files import DISK
 from hilt.replay import Log, QueuedDataStore
-from hilt.replay.transfer.delivered import Received
+from hilt.replay.transfer.delivered import DeliveredSequence
 from hilt.wire import TrainerClient, TrainerServer, make_trainer_config
 from hilt.wire.ingest import Stream
 from tests.effort import rounds
@@ -74,7 +74,7 @@ class Machine:
 
 
 def test_what_survived_beyond_a_gap_becomes_power_safe_with_what_closes_it():
-    stream = Stream("actor-1", "boot", Received(9, [12, 13]))
+    stream = Stream("actor-1", "boot", DeliveredSequence(9, [12, 13]))
     stream.note(10, 1)
     stream.note(11, 2)
     assert stream.process_safe == 13

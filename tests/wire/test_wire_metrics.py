@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hilt.core.errors import ConfigError
 from hilt.wire import wire_metrics as under_test
-from hilt.wire.wire_metrics import CONTENT_TYPE, MAX_CONNECTIONS, MAX_SERIES, Endpoint, Metrics, serve
+from hilt.wire.wire_metrics import CONTENT_TYPE, MAX_CONNECTIONS, MAX_SERIES, Endpoint, WireMetrics, serve
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -31,7 +31,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 @pytest.fixture
 def page():
-    metrics = Metrics()
+    metrics = WireMetrics()
     endpoint = serve(metrics, 0)
     yield metrics, endpoint
     endpoint.close()
@@ -48,7 +48,7 @@ def ask(endpoint: Endpoint, path: str = "/metrics", method: str = "GET") -> tupl
 
 
 def test_the_format_to_the_letter():
-    metrics = Metrics()
+    metrics = WireMetrics()
     steps = metrics.counter("hilt_steps_total", "Steps that were\nstored, \\ or so.", ("actor", "store"))
     depth = metrics.gauge("hilt_depth", "Depth.")
     steps.add(2, actor="arm-1", store="env")
@@ -75,7 +75,7 @@ def test_the_format_to_the_letter():
     st.text(st.characters(exclude_categories=["Cs"])),
 )
 def test_the_real_parser_finds_what_was_put_in(values: dict[tuple[str, str], float], help: str):
-    metrics = Metrics()
+    metrics = WireMetrics()
     gauge = metrics.gauge("g", help, ("first", "second"))
     for (first, second), value in values.items():
         gauge.set(value, first=first, second=second)
@@ -83,7 +83,7 @@ def test_the_real_parser_finds_what_was_put_in(values: dict[tuple[str, str], flo
 
 
 def test_numbers_that_are_not_finite():
-    metrics = Metrics()
+    metrics = WireMetrics()
     gauge = metrics.gauge("g", "", ("of",))
     for value in (math.inf, -math.inf, math.nan):
         gauge.set(value, of=value)
@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite():
 
 
 def test_values_totals_and_removal():
-    metrics = Metrics()
+    metrics = WireMetrics()
     counter = metrics.counter("c_total", "", ("actor",))
     assert counter.value(actor="a") == 0 and counter.total() == 0
     counter.add(2, actor="a")
@@ -105,14 +105,14 @@ def test_values_totals_and_removal():
 
 
 def test_a_metric_without_labels_is_shown_from_the_beginning():
-    metrics = Metrics()
+    metrics = WireMetrics()
     metrics.counter("c_total", "")
     metrics.counter("by_actor_total", "", ("actor",))
     assert samples(metrics.render()) == {("c_total", ()): 0}
 
 
 def test_a_gauge_that_is_asked_and_one_that_fails(caplog: pytest.LogCaptureFixture):
-    metrics = Metrics()
+    metrics = WireMetrics()
     now = {("a", "1"): 5.0}
     gauge = metrics.gauge("g", "", ("actor", "number"), read=lambda: now)
     metrics.gauge("broken", "", read=lambda: {(): 1 / 0})
@@ -125,7 +125,7 @@ def test_a_gauge_that_is_asked_and_one_that_fails(caplog: pytest.LogCaptureFixtu
 
 
 def test_actors_that_come_and_go_do_not_add_up():
-    metrics = Metrics()
+    metrics = WireMetrics()
     counter = metrics.counter("c_total", "", ("actor",))
     for i in range(3 * MAX_SERIES):
         counter.add(1, actor="stays")
@@ -138,7 +138,7 @@ def test_actors_that_come_and_go_do_not_add_up():
 
 
 def test_threads_lose_no_count():
-    metrics = Metrics()
+    metrics = WireMetrics()
     counter = metrics.counter("c_total", "", ("actor",))
     with ThreadPoolExecutor(8) as pool:
         for _ in range(8):
@@ -163,7 +163,7 @@ def test_threads_lose_no_count():
 )
 def test_what_is_refused(wrong, text: str):
     with pytest.raises(ConfigError, match=text):
-        wrong(Metrics())
+        wrong(WireMetrics())
 
 
 def test_the_page(page):
@@ -209,7 +209,7 @@ def exchange(endpoint: Endpoint, request: bytes) -> bytes:
 
 def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(under_test, "REQUEST_SECONDS", 1.0)
-    endpoint = serve(Metrics(), 0)
+    endpoint = serve(WireMetrics(), 0)
     try:
         trickling = socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)
         silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) for _ in range(3 * MAX_CONNECTIONS)]

@@ -37,7 +37,7 @@ def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
     raise UnknownNameError("estimate", estimate, CHOICES["estimate"])
 
 
-class Controller:
+class KLController:
     """The coefficient of the divergence: fixed, or adapted so that the divergence stays near a target."""
 
     def __init__(self, settings: Kl):

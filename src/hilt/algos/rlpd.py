@@ -71,7 +71,7 @@ class Networks:
 
 
 @dataclass
-class Batch:
+class Transitions:
     """Rows of experience as tensors; ``B`` of them."""
 
     z: Tensor
@@ -99,7 +99,13 @@ class Batch:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def update(
-    nets: Networks, batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[str], actor_updates: int, target_entropy: float
+    nets: Networks,
+    batch: Transitions,
+    settings: Rlpd,
+    generator: Generator,
+    which: frozenset[str],
+    actor_updates: int,
+    target_entropy: float,
 ) -> dict[str, float]:
     """One gradient step of each network in `which`. `actor_updates`: how many the actor has had."""
     warming = actor_updates < settings.critic_warmup
@@ -150,7 +156,9 @@ def update(
     return info | {"temperature": nets.temperature().item()}
 
 
-def draw(batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[str]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def draw(
+    batch: Transitions, settings: Rlpd, generator: Generator, which: frozenset[str]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Everything random of an update: the noise of the next actions, the critics that make the target, the noise of the actor's actions."""
     next_noise = _noise(batch.actions, generator) if which & {"critic", "temperature"} else None
     subset = None
@@ -159,7 +167,7 @@ def draw(batch: Batch, settings: Rlpd, generator: Generator, which: frozenset[st
     return next_noise, subset, _noise(batch.actions, generator) if "actor" in which else None
 
 
-class Policy(NamedTuple):
+class ActorOutputs(NamedTuple):
     """What the actor does in the states and in the next states, or in one of both: all in one pass."""
 
     tape: Any
@@ -171,16 +179,16 @@ class Policy(NamedTuple):
     actions: Tensor
     log_prob: Tensor
 
-    def states(self) -> Policy:
-        return Policy(self.tape, self.rows, *(part[: self.rows] for part in self[2:]))
+    def states(self) -> ActorOutputs:
+        return ActorOutputs(self.tape, self.rows, *(part[: self.rows] for part in self[2:]))
 
     def next_states(self) -> tuple[Tensor, Tensor]:
         """Actions ``[B, A]`` and their log-probabilities ``[B]``."""
         return self.actions[self.rows :], self.log_prob[self.rows :]
 
 
-def act(nets: Networks, batch: Batch, noise: Tensor | None, next_noise: Tensor | None) -> Any:
-    """The `Policy` in the states for which there is noise; None if there is none."""
+def act(nets: Networks, batch: Transitions, noise: Tensor | None, next_noise: Tensor | None) -> Any:
+    """The `ActorOutputs` in the states for which there is noise; None if there is none."""
     pairs = [(batch.z.detach(), noise), (batch.next_z, next_noise)]  # detached: the encoder learns by the critics alone
     given = [pair for pair in pairs if pair[1] is not None]
     if not given:
@@ -188,11 +196,11 @@ def act(nets: Networks, batch: Batch, noise: Tensor | None, next_noise: Tensor |
     states, drawn = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*given, strict=True))
     tape = nets.actor.run(states, learns=noise is not None)
     mean, std = nets.actor.gaussian(tape.out[0])
-    return Policy(tape, 0 if noise is None else len(noise), drawn, mean, std, *sample(mean, std, drawn))
+    return ActorOutputs(tape, 0 if noise is None else len(noise), drawn, mean, std, *sample(mean, std, drawn))
 
 
 def critic_target(
-    batch: Batch, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, subset: Tensor | None
+    batch: Transitions, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, subset: Tensor | None
 ) -> Tensor:
     """What the critics are to say, ``[B]``."""
     value = (next_q if subset is None else next_q[subset]).amin(dim=0)
@@ -202,7 +210,7 @@ def critic_target(
     return target if settings.target_range is None else target.clamp(*settings.target_range)
 
 
-def rewards(batch: Batch, settings: Rlpd) -> Tensor:
+def rewards(batch: Transitions, settings: Rlpd) -> Tensor:
     """The rewards ``[B]`` with the bias, which each of `n_steps` rewards that were summed has had."""
     if not settings.reward_bias:
         return batch.rewards
@@ -213,14 +221,14 @@ def rewards(batch: Batch, settings: Rlpd) -> Tensor:
     return batch.rewards + settings.reward_bias * counted
 
 
-def discounted(value: Tensor, batch: Batch, settings: Rlpd) -> Tensor:
+def discounted(value: Tensor, batch: Transitions, settings: Rlpd) -> Tensor:
     """What the next state's value ``[B]`` counts: nothing where the task ended, less the more rewards were summed."""
     factor = settings.discount if batch.n_steps is None else settings.discount**batch.n_steps
     return torch.where(batch.masks > 0, batch.masks * factor * value, 0.0)  # not 0 * value, which may be anything there
 
 
 def actor_loss(
-    nets: Networks, batch: Batch, policy: Policy, shared: Any, settings: Rlpd, temperature: Tensor, actor_updates: int
+    nets: Networks, batch: Transitions, policy: ActorOutputs, shared: Any, settings: Rlpd, temperature: Tensor, actor_updates: int
 ) -> tuple[Sequence[Tensor] | None, dict[str, Tensor]]:
     """The gradients of the actor's parameters, none where there is nothing to imitate; and its figures."""
     warming = actor_updates < settings.critic_warmup
@@ -258,7 +266,7 @@ def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
     return value, torch.zeros_like(q).scatter_(0, least[None], -1 / len(value))
 
 
-def imitation_gradients(settings: Rlpd, mean: Tensor, std: Tensor, batch: Batch, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+def imitation_gradients(settings: Rlpd, mean: Tensor, std: Tensor, batch: Transitions, weight: float) -> tuple[Tensor, Tensor, Tensor]:
     """The loss of imitating the demonstrations, and `weight` of its gradients for mean and std ``[B, A]``."""
     with torch.enable_grad():
         mean, std = mean.detach().requires_grad_(), std.detach().requires_grad_()
@@ -272,7 +280,7 @@ def imitation_weight(settings: Rlpd, updates: int) -> float:
     return settings.imitation_weight * max(0.0, left)
 
 
-def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """Double DQN: the critic chooses, its target network judges. The loss and the values of what was done ``[B]``, and the gradients."""
     if batch.grasps is None or batch.grasp_penalty is None:
         raise SchemaError("the batch has no 'grasp_penalty'; a learned gripper needs this column: 0 where there is none.")
@@ -287,7 +295,7 @@ def grasp_loss(nets: Networks, batch: Batch, settings: Rlpd) -> tuple[Tensor, Te
     return errors.square(), q, found
 
 
-def by_group(nets: Networks, batch: Batch, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
+def by_group(nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
     """Of the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
     told, norms = {}, {}
     for name, rows in batch.groups.items():

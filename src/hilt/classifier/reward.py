@@ -84,7 +84,7 @@ class ClassifierConfig:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A classifier that was trained, and what is known of it."""
 
     model: algo.Classifier
@@ -98,7 +98,7 @@ Watch = Callable[[int, float, float], None]
 """Told after each step: its number, the loss, and the share of its batch that was right"""
 
 
-def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None = None) -> Trained:
+def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None = None) -> TrainedClassifier:
     """Trains on most episodes and judges on the others, whose frames nothing was chosen by but the threshold."""
     config.check()
     optional_module("PIL.Image", "The pictures of a classifier", "images", "pillow")  # before the work, not after it
@@ -138,10 +138,10 @@ def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None =
         },
     }
     pictures = {"thresholds.png": _curve_picture(points, threshold), "mistakes.png": _mistakes(held, probability, labels)}
-    return Trained(model, card, pictures)
+    return TrainedClassifier(model, card, pictures)
 
 
-def save(folder: Path, trained: Trained) -> None:
+def save(folder: Path, trained: TrainedClassifier) -> None:
     """Writes the folder, whole or not at all; power-safe when it returns."""
     folder = folder.absolute()
     check_free(folder)

@@ -42,7 +42,7 @@ QUIET = ("ok", "portable")
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorLine:
     """One line of the table."""
 
     name: str
@@ -72,8 +72,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(folder: Path) -> list[Finding]:
-    found: list[Finding] = []
+def examine(folder: Path) -> list[DoctorLine]:
+    found: list[DoctorLine] = []
     with PROGRESS.phases() as report:
         for number, check in enumerate(CHECKS):
             report("examining this machine", number, len(CHECKS), check.__name__.removeprefix("check_").replace("_", " "))
@@ -81,7 +81,7 @@ def examine(folder: Path) -> list[Finding]:
     return found
 
 
-def show(findings: list[Finding]) -> None:
+def show(findings: list[DoctorLine]) -> None:
     if not findings:
         return
     from rich.console import Console
@@ -116,105 +116,107 @@ def install(packages: list[str]) -> None:
 # --- the checks: each takes the folder and yields findings ------------------------------------------------------------------------
 
 
-def check_python(folder: Path) -> Iterator[Finding]:
+def check_python(folder: Path) -> Iterator[DoctorLine]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info >= OLDEST_PYTHON:
-        yield Finding("python", "ok", version)
+        yield DoctorLine("python", "ok", version)
     else:
-        yield Finding("python", "missing", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer", required=True)
+        yield DoctorLine("python", "missing", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer", required=True)
 
 
-def check_system(folder: Path) -> Iterator[Finding]:
+def check_system(folder: Path) -> Iterator[DoctorLine]:
     """What is done here in its portable form, and what that costs; `docs/core.md` has the whole table."""
     system = os.uname()
     portable = platform.in_portable_form()
     forced = f", forced by {platform.VARIABLE}" if platform.FORCED else ""
     how = f"{len(portable)} of {len(platform.FACILITIES)} facilities in their portable form{forced}" if portable else "all native"
-    yield Finding("system", "ok", f"{system.sysname} {system.machine}: {how}")
+    yield DoctorLine("system", "ok", f"{system.sysname} {system.machine}: {how}")
     for facility in portable:
-        yield Finding(facility.name, "portable", f"{facility.portable} (Linux: {facility.linux})", f"cost: {facility.cost}")
+        yield DoctorLine(facility.name, "portable", f"{facility.portable} (Linux: {facility.linux})", f"cost: {facility.cost}")
 
 
-def check_numpy(folder: Path) -> Iterator[Finding]:
+def check_numpy(folder: Path) -> Iterator[DoctorLine]:
     try:
         numpy = importlib.import_module("numpy")
     except ImportError as error:
-        yield Finding("numpy", "missing", str(error), "pip install 'numpy>=1.26'", required=True)
+        yield DoctorLine("numpy", "missing", str(error), "pip install 'numpy>=1.26'", required=True)
     else:
-        yield Finding("numpy", "ok", numpy.__version__)
+        yield DoctorLine("numpy", "ok", numpy.__version__)
 
 
-def check_crc32c(folder: Path) -> Iterator[Finding]:
+def check_crc32c(folder: Path) -> Iterator[DoctorLine]:
     try:
         crc32c = importlib.import_module("crc32c")
     except ImportError as error:
-        yield Finding("crc32c", "missing", str(error), "pip install 'crc32c>=2.4'", required=True)
+        yield DoctorLine("crc32c", "missing", str(error), "pip install 'crc32c>=2.4'", required=True)
         return
     data = b"\1" * (8 << 20)  # not zeros, which the kernel would map to one page
     start = time.perf_counter()
     crc32c.crc32c(data)
     speed = f"{len(data) / (time.perf_counter() - start) / 1e9:.1f} GB/s"
     if crc32c.hardware_based:
-        yield Finding("crc32c", "ok", f"in hardware, {speed}")
+        yield DoctorLine("crc32c", "ok", f"in hardware, {speed}")
     else:
-        yield Finding("crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster")
+        yield DoctorLine("crc32c", "warn", f"in software, {speed}", "a processor with SSE4.2 or ARMv8 CRC makes writes faster")
 
 
-def check_zmq(folder: Path) -> Iterator[Finding]:
+def check_zmq(folder: Path) -> Iterator[DoctorLine]:
     try:
         zmq = importlib.import_module("zmq")
     except ImportError as error:
-        yield Finding("zmq", "missing", str(error), "pip install 'pyzmq>=26.0'", required=True)
+        yield DoctorLine("zmq", "missing", str(error), "pip install 'pyzmq>=26.0'", required=True)
         return
     if zmq.has("curve"):
-        yield Finding("zmq", "ok", f"{zmq.zmq_version()}, with keys")
+        yield DoctorLine("zmq", "ok", f"{zmq.zmq_version()}, with keys")
     else:
-        yield Finding("zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip's pyzmq has it")
+        yield DoctorLine(
+            "zmq", "warn", f"{zmq.zmq_version()}, without CURVE", "learner and actors only on this machine; pip's pyzmq has it"
+        )
 
 
-def check_torch(folder: Path) -> Iterator[Finding]:
+def check_torch(folder: Path) -> Iterator[DoctorLine]:
     try:
         torch = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # OSError: a shared library of it that does not load
-        yield Finding("torch", "missing", str(error), "pip install 'hilt[torch]' (not needed on the robot's computer)")
+        yield DoctorLine("torch", "missing", str(error), "pip install 'hilt[torch]' (not needed on the robot's computer)")
         return
     if torch.cuda.is_available():
-        yield Finding("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name()}")
+        yield DoctorLine("torch", "ok", f"{torch.__version__}, {torch.cuda.get_device_name()}")
     elif torch.version.cuda is None:
-        yield Finding("torch", "ok", f"{torch.__version__}, CPU")
+        yield DoctorLine("torch", "ok", f"{torch.__version__}, CPU")
     else:
-        yield Finding("torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch")
+        yield DoctorLine("torch", "warn", f"{torch.__version__}, built for CUDA, sees no GPU", "nvidia-smi; or a CPU build of torch")
 
 
-def check_formats(folder: Path) -> Iterator[Finding]:
+def check_formats(folder: Path) -> Iterator[DoctorLine]:
     absent = [name for name in FORMATS if importlib.util.find_spec(name) is None]
     if absent:
-        yield Finding("datasets", "missing", f"no {', '.join(absent)}", "pip install 'hilt[formats]' (for hilt data convert)")
+        yield DoctorLine("datasets", "missing", f"no {', '.join(absent)}", "pip install 'hilt[formats]' (for hilt data convert)")
     else:
-        yield Finding("datasets", "ok", ", ".join(FORMATS))
+        yield DoctorLine("datasets", "ok", ", ".join(FORMATS))
 
 
-def check_disk(folder: Path) -> Iterator[Finding]:
+def check_disk(folder: Path) -> Iterator[DoctorLine]:
     free = shutil.disk_usage(folder).free / 1e9
     if free >= 5:
-        yield Finding("disk", "ok", f"{free:.0f} GB free")
+        yield DoctorLine("disk", "ok", f"{free:.0f} GB free")
     else:
-        yield Finding("disk", "warn", f"{free:.1f} GB free", "20,000 transitions with two small images take 2 GB: make room")
+        yield DoctorLine("disk", "warn", f"{free:.1f} GB free", "20,000 transitions with two small images take 2 GB: make room")
     kind = filesystem(folder)
     if kind in MEMORY_FILESYSTEMS:
-        yield Finding("filesystem", "warn", kind, "this is memory: nothing here survives a power cut, synced or not")
+        yield DoctorLine("filesystem", "warn", kind, "this is memory: nothing here survives a power cut, synced or not")
     elif kind.startswith(NETWORK_FILESYSTEMS):
-        yield Finding("filesystem", "warn", kind, "over a network, locks may not reach other machines: prefer a local disk")
+        yield DoctorLine("filesystem", "warn", kind, "over a network, locks may not reach other machines: prefer a local disk")
     else:
-        yield Finding("filesystem", "ok", kind)
+        yield DoctorLine("filesystem", "ok", kind)
 
 
-def check_file_calls(folder: Path) -> Iterator[Finding]:
+def check_file_calls(folder: Path) -> Iterator[DoctorLine]:
     """Locks, syncs and non-waiting reads, tried on a temporary file in the folder."""
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by the with below, apart from the error of opening
     except OSError as error:
-        yield Finding("writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True)
+        yield DoctorLine("writing", "missing", str(error), "choose a folder that you may write to: hilt doctor FOLDER", required=True)
         return
     with file:
         yield _try_lock(file.fileno())
@@ -223,15 +225,15 @@ def check_file_calls(folder: Path) -> Iterator[Finding]:
             yield _try_nowait(file.fileno())
 
 
-def _try_lock(fd: int) -> Finding:
+def _try_lock(fd: int) -> DoctorLine:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return Finding("flock", "missing", str(error), "use another filesystem: a lock keeps out a second writer", required=True)
-    return Finding("flock", "ok", "locks are taken")
+        return DoctorLine("flock", "missing", str(error), "use another filesystem: a lock keeps out a second writer", required=True)
+    return DoctorLine("flock", "ok", "locks are taken")
 
 
-def _try_sync(fd: int) -> Finding:
+def _try_sync(fd: int) -> DoctorLine:
     delays = []
     for _ in range(5):
         os.write(fd, bytes(1 << 16))
@@ -240,53 +242,53 @@ def _try_sync(fd: int) -> Finding:
         delays.append((time.perf_counter() - start) * 1e3)
     found = f"{statistics.median(delays):.1f} ms for 64 KiB"
     if statistics.median(delays) < 50:
-        return Finding("fsync", "ok", found)
-    return Finding("fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk")
+        return DoctorLine("fsync", "ok", found)
+    return DoctorLine("fsync", "warn", found, "power-safe writes wait this long: sync per episode, or use a faster disk")
 
 
-def _try_nowait(fd: int) -> Finding:
+def _try_nowait(fd: int) -> DoctorLine:
     """Whether a read can decline to wait for the disk, which is how sampling tells cold data from data in memory."""
     os.pwrite(fd, bytes(4096), 0)
     if platform.is_cached(fd, 0) is None:
         cure = "works, but cold data is sampled at the speed of a memory map, about a quarter: use ext4, xfs or btrfs on Linux"
-        return Finding("non-waiting reads", "warn", "not known to this file system or kernel", cure)
-    return Finding("non-waiting reads", "ok", "RWF_NOWAIT works")
+        return DoctorLine("non-waiting reads", "warn", "not known to this file system or kernel", cure)
+    return DoctorLine("non-waiting reads", "ok", "RWF_NOWAIT works")
 
 
-def check_rendering(folder: Path) -> Iterator[Finding]:
+def check_rendering(folder: Path) -> Iterator[DoctorLine]:
     for library, package in RENDERING.items() if platform.LINUX else ():
         found = ctypes.util.find_library(library)
         if found:
-            yield Finding(f"lib{library}, to render", "ok", found)
+            yield DoctorLine(f"lib{library}, to render", "ok", found)
         else:
-            yield Finding(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
+            yield DoctorLine(f"lib{library}, to render", "missing", "not found", f"apt-get install {package}", package=package)
     yield _try_picture()
 
 
-def _try_picture() -> Finding:
+def _try_picture() -> DoctorLine:
     if importlib.util.find_spec("mujoco") is None:
-        return Finding("simulation", "missing", "no mujoco", "pip install 'hilt[sim]' (for the tabletop tasks)")
+        return DoctorLine("simulation", "missing", "no mujoco", "pip install 'hilt[sim]' (for the tabletop tasks)")
     program = run_code("from hilt.envs.tabletop.world import World; World().render()")
     tried = subprocess.run(program, capture_output=True, text=True, timeout=120)
     if tried.returncode == 0:
-        return Finding("simulation", "ok", f"renders with MUJOCO_GL={platform.renderer_name()}")
+        return DoctorLine("simulation", "ok", f"renders with MUJOCO_GL={platform.renderer_name()}")
     why = [f"ended with code {tried.returncode}", *tried.stderr.strip().splitlines()][-1]
     if not platform.LINUX:
-        return Finding("simulation", "missing", why, "MUJOCO_GL=disable simulates without pictures")
-    return Finding("simulation", "missing", why.partition("): ")[0], f"apt-get install {DRIVERS}", package=DRIVERS)
+        return DoctorLine("simulation", "missing", why, "MUJOCO_GL=disable simulates without pictures")
+    return DoctorLine("simulation", "missing", why.partition("): ")[0], f"apt-get install {DRIVERS}", package=DRIVERS)
 
 
 TELEOP = "pip install 'hilt[teleop]' (for hilt record)"
 
 
-def check_devices(folder: Path) -> Iterator[Finding]:
+def check_devices(folder: Path) -> Iterator[DoctorLine]:
     """What a person needs to take over: the packages, and the permission to read what is plugged in."""
     try:
         from hilt.teleop import gamepad, spacemouse
     except ImportError:
         return  # without numpy, which has its own line
     absent = importlib.util.find_spec("nicegui") is None
-    yield Finding("page", "missing", "no nicegui", TELEOP) if absent else Finding("page", "ok", "nicegui")
+    yield DoctorLine("page", "missing", "no nicegui", TELEOP) if absent else DoctorLine("page", "ok", "nicegui")
     for name, package, nodes, library, cure in (
         ("gamepad", "pygame", "/dev/input/event*", "", gamepad.PERMISSION),
         ("SpaceMouse", "pyspacemouse", "/dev/hidraw*", spacemouse.LIBRARY, spacemouse.PERMISSION),
@@ -294,28 +296,30 @@ def check_devices(folder: Path) -> Iterator[Finding]:
         there = glob.glob(nodes) if platform.DEVICE_NODES else []
         closed = [node for node in there if not os.access(node, os.R_OK)]
         if importlib.util.find_spec(package) is None:
-            yield Finding(name, "missing", f"no {package}", TELEOP)
+            yield DoctorLine(name, "missing", f"no {package}", TELEOP)
         elif library and ctypes.util.find_library(library) is None:
-            yield Finding(name, "missing", f"no lib{library}", spacemouse.INSTALL, package=platform.LINUX * spacemouse.INSTALL.split()[-1])
+            yield DoctorLine(
+                name, "missing", f"no lib{library}", spacemouse.INSTALL, package=platform.LINUX * spacemouse.INSTALL.split()[-1]
+            )
         elif closed:
-            yield Finding(name, "warn", f"{len(closed)} of {len(there)} in {nodes} may not be read", f"if yours is among them: {cure}")
+            yield DoctorLine(name, "warn", f"{len(closed)} of {len(there)} in {nodes} may not be read", f"if yours is among them: {cure}")
         else:
             readable = f", {len(there)} of {len(there)} in {nodes} may be read" if platform.DEVICE_NODES else ""
-            yield Finding(name, "ok", f"{package}{readable}")
+            yield DoctorLine(name, "ok", f"{package}{readable}")
 
 
-def check_open_files(folder: Path) -> Iterator[Finding]:
+def check_open_files(folder: Path) -> Iterator[DoctorLine]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        yield Finding("open files", "ok", "no limit")
+        yield DoctorLine("open files", "ok", "no limit")
     elif soft >= 1024:
-        yield Finding("open files", "ok", f"{soft:,} allowed")
+        yield DoctorLine("open files", "ok", f"{soft:,} allowed")
     else:
         more = platform.MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, platform.MAX_OPEN_FILES)
-        yield Finding("open files", "warn", f"{soft:,} allowed", f"ulimit -n {more}")
+        yield DoctorLine("open files", "warn", f"{soft:,} allowed", f"ulimit -n {more}")
 
 
-CHECKS: list[Callable[[Path], Iterator[Finding]]] = [
+CHECKS: list[Callable[[Path], Iterator[DoctorLine]]] = [
     check_python,
     check_system,
     check_numpy,

@@ -19,7 +19,7 @@ from hilt.core.files import DISK
 from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
-    from hilt.runs.evaluation import Evaluation
+    from hilt.runs.evaluation import EvaluationResult
 
 app = typer.Typer(add_completion=False)
 
@@ -149,7 +149,7 @@ def show_all(cards: Sequence[Mapping[str, Any]]) -> None:
     typer.echo(f"all {len(cards)} tasks, split {cards[0]['split']}: success in {successes:,} of {episodes:,} episodes, {share}")
 
 
-def show(done: Evaluation) -> None:
+def show(done: EvaluationResult) -> None:
     from rich.console import Console
 
     card, (low, high) = done.card(), done.interval or (0.0, 0.0)
@@ -182,7 +182,7 @@ JUDGES = {
 }
 
 
-def _judged(done: Evaluation) -> list[list[object]]:
+def _judged(done: EvaluationResult) -> list[list[object]]:
     """Whether it is a test of new states; who decided the success, where it is not plain, and what the classifier says beside it."""
     rows: list[list[object]] = []
     if done.of_train:

@@ -22,7 +22,7 @@ from hilt.core.signals import stop_signals
 from hilt.core.trajectory import Source
 
 if TYPE_CHECKING:
-    from hilt.recording.record import Recorded, Settings, Summary
+    from hilt.recording.record import Recorded, RecordingSummary, Settings
     from hilt.teleop.devices import Device
 
 app = typer.Typer(add_completion=False)
@@ -105,7 +105,7 @@ class Terminal:
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def begin(self, s: Summary) -> None:
+    def begin(self, s: RecordingSummary) -> None:
         if s.unfinished:
             PROGRESS.say(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
         for note in s.notes:
@@ -121,25 +121,25 @@ class Terminal:
         if self._device.name == "keyboard":
             PROGRESS.say(keys())
 
-    def step(self, s: Summary) -> None:
+    def step(self, s: RecordingSummary) -> None:
         if (passed := time.monotonic() - self._shown[0]) > 0.5:
             self._rate = (s.steps - self._shown[1]) / passed
             self._shown = time.monotonic(), s.steps
         now = f"step {s.step}, {self._rate:.1f} steps/s" if s.step else s.hint or "resetting"
         self._report("recording", s.have, s.wanted, f"episode {s.attempts}: {now}")
 
-    def episode(self, recorded: Recorded, s: Summary) -> None:
+    def episode(self, recorded: Recorded, s: RecordingSummary) -> None:
         how = {True: "success", False: "no success", None: "success unknown"}[recorded.success]
         what = f"dropped: {recorded.dropped}" if recorded.dropped else f"{how}, power-safe"
         PROGRESS.say(f"episode {s.attempts}: {_many(recorded.steps, 'step')}, {what}; have {self._have(s)}")
 
-    def end(self, s: Summary) -> None:
+    def end(self, s: RecordingSummary) -> None:
         if not self._ending:
             self._ending = True
             PROGRESS.say("finishing the videos" + (": Ctrl-C leaves them to the next session" if s.stopped else ""))
         self._report("finishing the videos", s.videos, s.episodes)
 
-    def _have(self, s: Summary) -> str:
+    def _have(self, s: RecordingSummary) -> str:
         return f"{s.have} of {s.wanted} {'frames marked' if self._settings.successes_needed else 'episodes'}"
 
 
@@ -161,7 +161,7 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def show_summary(s: Summary, settings: Settings, device: str, told: int = 0) -> None:
+def show_summary(s: RecordingSummary, settings: Settings, device: str, told: int = 0) -> None:
     from rich.console import Console
 
     dropped = ", ".join(f"{count} {reason}" for reason, count in s.discarded.items())

@@ -29,7 +29,7 @@ _BLOB, _WORLD = 27, 320
 
 
 @dataclass(frozen=True)
-class Episode:
+class SimulatedEpisode:
     """One episode: a hand that an action moves over a table, towards a goal."""
 
     number: int
@@ -87,7 +87,7 @@ class Episode:
 
 
 @lru_cache(maxsize=256)
-def episode(number: int) -> Episode:
+def episode(number: int) -> SimulatedEpisode:
     generator = np.random.default_rng(number)
     pushes = generator.normal(size=(LENGTH, 2))
     actions = np.clip(0.25 * np.cumsum(pushes, axis=0) / np.sqrt(1 + np.arange(LENGTH))[:, None] + 0.6 * pushes, -1, 1)
@@ -102,7 +102,7 @@ def episode(number: int) -> Episode:
     y, x = generator.integers(8, SIZE - 28, 2)
     table[y : y + 20, x : x + 20] = (40, 150, 90)
     table[y + 4 : y + 16, x + 4 : x + 16] = (225, 240, 230)
-    return Episode(number, actions.astype(np.float32), places.astype(np.float32), table)
+    return SimulatedEpisode(number, actions.astype(np.float32), places.astype(np.float32), table)
 
 
 @lru_cache(maxsize=1)

@@ -34,7 +34,7 @@ def serve_robot(
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,
 ) -> None:
     """Serve an arm over HTTP as HIL-SERL's franka_server does, with limits on pose and speed, a heartbeat, and one controller at a time."""
-    from hilt.robot.control import Limits
+    from hilt.robot.control import ArmLimits
     from hilt.robot.robot_server import RobotServer
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -44,7 +44,7 @@ def serve_robot(
         if not equals or name in options:
             raise ConfigError(f"--set {setting!r}: expected NAME=VALUE, once for each name.")
         options[name] = value
-    limits = Limits(max_speed=max_speed, max_turn=max_turn, heartbeat=heartbeat, rate=rate)
+    limits = ArmLimits(max_speed=max_speed, max_turn=max_turn, heartbeat=heartbeat, rate=rate)
     server = RobotServer(backend, options, host=host, port=port, tokens=tokens or [], limits=limits)
 
     def show() -> None:

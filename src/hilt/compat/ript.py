@@ -25,13 +25,13 @@ from hilt.envs.pool import Pool
 from hilt.policies.vla.observation_adapters import suite
 from hilt.replay.tensors import generator
 from hilt.vla.collect import check_alike
-from hilt.vla.episode import Episode, Lost, Start
+from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.rollout import roll_out
 from hilt.vla.tasks import MODES, Ring, shards
 
 T = TypeVar("T")
 Rollout = tuple[bool, float, dict[str, Any]]
-"""(success, total reward, the rest: `Episode` and its fields by name)"""
+"""(success, total reward, the rest: `RolloutEpisode` and its fields by name)"""
 EXHAUSTED = ("partial", "error")
 """What becomes of a batch for which the attempts did not suffice"""
 logger = logging.getLogger("hilt.compat")
@@ -167,13 +167,13 @@ class LIBEROEnvRunner:
         task, numbers = self._full(env_name), _numbers(all_init_states)
         split = self._split_of(task, numbers)
         starts = [Start(task, split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
-        ended: dict[int, Episode] = {}
+        ended: dict[int, RolloutEpisode] = {}
         told = 0
         how: dict[str, Any] = {"suite": suite(task), "generator": self._draws, **self._how}
         rollouts = roll_out(self.policy, self.create_parallel_envs(), starts, **how)
         try:
             for outcome in rollouts:
-                if isinstance(outcome, Lost):
+                if isinstance(outcome, LostEpisode):
                     raise HiltError(f"a rollout of {task}, state {outcome.start.state}, failed:\n{outcome.error}")
                 ended[outcome.start.member] = outcome
                 while told in ended:

@@ -20,7 +20,19 @@ from typing import Any
 
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
 from hilt.core.signals import held_back, leave_to_parent
-from hilt.distributed.group import LOOK_S, Answer, Group, LostWorkerError, Placement, Remote, Seat, Standing, Stopped, Watch, never
+from hilt.distributed.group import (
+    LOOK_S,
+    Answer,
+    CallProgress,
+    Group,
+    LostWorkerError,
+    Placement,
+    Remote,
+    Stopped,
+    Watch,
+    WorkerHost,
+    never,
+)
 from hilt.distributed.ranks import host_meeting
 
 ray = optional_module("ray", "placement.kind=ray", "cluster")
@@ -100,7 +112,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredObject:
     """Something that a rank made and that lies in the object store of its machine. As an argument it is there when the worker sees it."""
 
     reference: Any
@@ -108,13 +120,13 @@ class Kept:
 
 
 class RankActor:
-    """What Ray runs for a rank: a `Seat`, and the ways to it."""
+    """What Ray runs for a rank: a `WorkerHost`, and the ways to it."""
 
     def __init__(self, rank: int, size: int):
         leave_to_parent()
         self._stopped = threading.Event()
-        self._standing: Standing | None = None
-        self._seat = Seat(rank, size, self._stopped.is_set, self._hear)
+        self._standing: CallProgress | None = None
+        self._seat = WorkerHost(rank, size, self._stopped.is_set, self._hear)
 
     def host(self) -> str:
         """Makes the place where the ranks that train meet, at this machine's address in the cluster."""
@@ -145,11 +157,11 @@ class RankActor:
         self._stopped.set()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
-    def standing(self) -> Standing | None:
+    def standing(self) -> CallProgress | None:
         """What the worker reported last."""
         return self._standing
 
-    def _hear(self, standing: Standing) -> None:
+    def _hear(self, standing: CallProgress) -> None:
         self._standing = standing
 
 
@@ -176,12 +188,12 @@ class RayGroup(Remote):
         """The process and the machine of each rank"""
         self.restart()
 
-    def keep(self, method: str) -> tuple[list[Any], list[Kept]]:
+    def keep(self, method: str) -> tuple[list[Any], list[StoredObject]]:
         """Calls a method of all workers; what they answer stays where they are. Of a pair, the first comes here: (firsts, rests)."""
         rests = []
         for rank, actor in enumerate(self._actors):
             self._answering[rank], rest = actor.keep.options(num_returns=2).remote(method)
-            rests.append(Kept(rest, rank))
+            rests.append(StoredObject(rest, rank))
         return self._answers(method, self._call_seconds), rests
 
     def stop(self) -> None:
@@ -307,7 +319,7 @@ def _bundle(placement: Placement) -> dict[str, float]:
 
 def _here(value: Any, end: float) -> Any:
     """An argument, with what was kept elsewhere fetched to this machine before the deadline."""
-    if isinstance(value, Kept):
+    if isinstance(value, StoredObject):
         try:
             return ray.get(value.reference, timeout=max(0.0, end - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:

@@ -152,7 +152,7 @@ class Answer(NamedTuple):
     trace: str = ""
 
 
-class Standing(NamedTuple):
+class CallProgress(NamedTuple):
     """How far a rank is within a call: what a worker's `report` was given."""
 
     phase: str
@@ -161,11 +161,11 @@ class Standing(NamedTuple):
     note: str = ""
 
 
-Watch = Callable[[int, Standing], None]
+Watch = Callable[[int, CallProgress], None]
 """Told by rank how far a call is, now and then"""
 
 
-def unwatched(rank: int, standing: Standing) -> None:
+def unwatched(rank: int, standing: CallProgress) -> None:
     """Nobody looks on."""
 
 
@@ -269,7 +269,7 @@ class Here:
             self.close()
             raise
         if hasattr(self.worker, "report"):
-            self.worker.report = lambda *given, **named: self.watch(0, Standing(*given, **named))
+            self.worker.report = lambda *given, **named: self.watch(0, CallProgress(*given, **named))
 
     def close(self) -> None:
         if hasattr(self, "worker") and hasattr(self.worker, "close"):
@@ -278,10 +278,10 @@ class Here:
             self._joined.leave("it was closed")
 
 
-class Seat:
+class WorkerHost:
     """Where a worker sits in a process of its own: makes it, calls it, and turns what it raises into an answer."""
 
-    def __init__(self, rank: int, size: int, stop: Callable[[], bool], tell: Callable[[Standing], None]):
+    def __init__(self, rank: int, size: int, stop: Callable[[], bool], tell: Callable[[CallProgress], None]):
         """`tell`: how far a call is, at most every `REPORT_INTERVAL_S`."""
         self._rank, self._size, self._stop, self._tell = rank, size, stop, tell
         self._ranks: Any = None
@@ -311,7 +311,7 @@ class Seat:
     def _report(self, *given: Any, **named: Any) -> None:
         if (now := time.monotonic()) - self._told >= REPORT_INTERVAL_S:
             self._told = now
-            self._tell(Standing(*given, **named))
+            self._tell(CallProgress(*given, **named))
 
     def do(self, method: str, arguments: Sequence[Any]) -> Answer:
         """The worker's answer. With an error this rank leaves the others, whose waits for it end now."""
@@ -479,7 +479,7 @@ class Processes(Remote):
         for rank in [rank for rank, pipe in by_rank.items() if pipe in there]:
             try:
                 answer = _receive(by_rank[rank])
-                if isinstance(answer, Standing):
+                if isinstance(answer, CallProgress):
                     self.watch(rank, answer)
                 else:
                     answers[rank] = answer
@@ -511,7 +511,7 @@ def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tu
         os._exit(1)  # also out of a call that will not end
 
     threading.Thread(target=watch, name="hilt-life", daemon=True).start()
-    seat = Seat(rank, size, stopped.is_set, partial(_send, pipe))
+    seat = WorkerHost(rank, size, stopped.is_set, partial(_send, pipe))
     _send(pipe, seat.open(*opening)._replace(value=None))
     while True:
         method, arguments = _receive(pipe)

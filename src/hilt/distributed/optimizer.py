@@ -28,7 +28,7 @@ BUCKET = 1 << 23
 """Numbers that are added up over ranks in one call"""
 
 
-class Trainee:
+class DataParallelOptimizer:
     """`backward` as often as it takes, then one `step`."""
 
     lockstep = False

@@ -6,7 +6,7 @@
     trainee.backward(policy.evaluate(record).log_prob.sum())      # outside: every pass is one of all ranks
     trainee.step(progress)
 
-It gives the numbers of `Trainee`, and its checkpoints are the same: they open at any number of ranks, sharded or not.
+It gives the numbers of `DataParallelOptimizer`, and its checkpoints are the same: they open at any number of ranks, sharded or not.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from torch.utils._pytree import tree_map
 from hilt.algos.config import Optimiser
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.distributed.group import Sharding
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Joined, Ranks
 
 METHODS = ("act", "evaluate", "supervised_loss")
 """Of a policy: what computes with all weights, as `forward` of other modules does"""
 
 
-class Sharded(Trainee):
-    """A `Trainee` whose ranks share the module among them. Every forward and backward pass is made by all together."""
+class Sharded(DataParallelOptimizer):
+    """A `DataParallelOptimizer` whose ranks share the module among them. Every forward and backward pass is made by all together."""
 
     lockstep = True
 
@@ -148,7 +148,7 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
             part.register_forward_pre_hook(_lowered, with_kwargs=True)
     sharded = [fully_shard(unit, mp_policy=policy, **settings) for unit in units] + [fully_shard(module, **settings)]
     for unit in sharded:
-        unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `Trainee` adds them
+        unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `DataParallelOptimizer` adds them
         unit.set_force_sum_reduction_for_comms(True)
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # nobody writes into what a policy answers
     for name in METHODS:

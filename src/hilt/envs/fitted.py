@@ -34,13 +34,13 @@ def fitted(env: Any, name: str) -> Any:
         if not isinstance(space, good):
             raise ConfigError(f"{name} {what} {space}; expected numbers (a Box). Wrap it in a function of yours: docs/recipes.md.")
     if isinstance(seen, Box):
-        env = Named(env)
+        env = NamedObservation(env)
     if not (np.isfinite(moves.low).all() and np.isfinite(moves.high).all()):
         raise ConfigError(f"{name} takes actions without bounds, {moves}; expected finite ones. Wrap it in a function of yours.")
     return env if (moves.low == -1).all() and (moves.high == 1).all() else RescaleAction(env, np.float32(-1), np.float32(1))
 
 
-class Named(gymnasium.ObservationWrapper):
+class NamedObservation(gymnasium.ObservationWrapper):
     """The one array that an environment shows is ``state``, or ``images/front`` if it is a picture."""
 
     def __init__(self, env: Any):

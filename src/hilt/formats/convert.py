@@ -46,7 +46,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass
-class Summary:
+class ConversionSummary:
     """What a conversion did, or what a dataset holds."""
 
     source: str
@@ -98,7 +98,7 @@ def convert(
     workers: int | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Summary:
+) -> ConversionSummary:
     """Writes a dataset in another format into a new folder.
 
     `options` are those of the format read or of the one written (``hilt data formats`` lists them). `skip_corrupt` passes over
@@ -115,7 +115,7 @@ def convert(
     if name == to == "log" and not (options or drop or image_size):
         raise ConfigError(f"{place} is a log already; copy it with: hilt data merge {place} --into {goal}")
     dataset = open_dataset(place, name, **{option: options[option] for option in options if option in reads})
-    change = Change(tuple(drop), image_size)
+    change = EpisodeChange(tuple(drop), image_size)
     task = {
         "source": str(place.resolve()),
         "formats": [name, to],
@@ -123,7 +123,7 @@ def convert(
         "bytes": bytes_in(place),
         "options": {**options, **asdict(change)},
     }
-    summary = Summary(str(place), name, str(goal), to, source_bytes=bytes_in(place))
+    summary = ConversionSummary(str(place), name, str(goal), to, source_bytes=bytes_in(place))
     with contextlib.ExitStack() as stack:
         workshop = stack.enter_context(_Workshop(goal, task))
         writer = create(workshop.result, to, **{option: options[option] for option in options if option in writes})
@@ -145,11 +145,11 @@ def convert(
     return summary
 
 
-def survey(dataset: Dataset, progress: Progress | None = None, workers: int | None = None) -> Summary:
+def survey(dataset: Dataset, progress: Progress | None = None, workers: int | None = None) -> ConversionSummary:
     """Counts a dataset without decoding its images; damaged episodes are counted and passed over."""
     began, total = time.monotonic(), len(dataset)
-    summary = Summary(str(dataset.path), dataset.format, source_bytes=bytes_in(dataset.path))
-    for number, done in enumerate(decode(dataset, 0, Change(), workers, images=False)):
+    summary = ConversionSummary(str(dataset.path), dataset.format, source_bytes=bytes_in(dataset.path))
+    for number, done in enumerate(decode(dataset, 0, EpisodeChange(), workers, images=False)):
         summary.count(_line(number, *_outcome(done, dataset, skip_corrupt=True)))
         if progress is not None:
             progress(number + 1, total)
@@ -159,7 +159,7 @@ def survey(dataset: Dataset, progress: Progress | None = None, workers: int | No
 
 
 @dataclass(frozen=True)
-class Change:
+class EpisodeChange:
     """What is done to each episode on its way."""
 
     drop: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Change:
 Done = Future[tuple[Episode | None, Counter[str]]]
 
 
-def decode(dataset: Dataset, first: int, change: Change, workers: int | None = None, images: bool = True) -> Iterator[Done]:
+def decode(dataset: Dataset, first: int, change: EpisodeChange, workers: int | None = None, images: bool = True) -> Iterator[Done]:
     """The episodes from number `first` on, in order. Twice as many as there are workers are decoded ahead, and no more."""
     workers = workers or usable_cpus()
 

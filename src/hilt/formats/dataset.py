@@ -20,7 +20,7 @@ from hilt.core.errors import ConfigError, MissingPackageError, SchemaError
 T = TypeVar("T")
 
 
-class Dataset(Generic[T]):
+class LazyDataset(Generic[T]):
     """Elements that are made while they are asked for. It can be iterated again if what it reads can.
 
     Each method returns another dataset and reads nothing yet.
@@ -36,29 +36,29 @@ class Dataset(Generic[T]):
         """The same as ``iter``: elements are arrays already."""
         return iter(self)
 
-    def map(self, function: Callable[..., Any]) -> Dataset[Any]:
+    def map(self, function: Callable[..., Any]) -> LazyDataset[Any]:
         """``function(element)`` of each element; of one that is a plain tuple, ``function(*element)``, as ``tf.data`` calls it."""
         if not callable(function):
             raise ConfigError(f"map: expected a function of an element, got {function!r}.")
-        return Dataset(lambda: (_called(function, each) for each in self))
+        return LazyDataset(lambda: (_called(function, each) for each in self))
 
-    def take(self, count: int) -> Dataset[T]:
+    def take(self, count: int) -> LazyDataset[T]:
         """The first `count` elements; -1 is all of them."""
         count = _number("take: count", count, -1)
-        return self if count == -1 else Dataset(lambda: itertools.islice(self, count))
+        return self if count == -1 else LazyDataset(lambda: itertools.islice(self, count))
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> Dataset[T]:
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> LazyDataset[T]:
         """Elements of the same structure with arrays ``[batch_size, ...]``. The last one may have fewer, or is left out."""
         batch_size = _number("batch: batch_size", batch_size, 1)
-        return Dataset(lambda: self._batches(batch_size, drop_remainder))
+        return LazyDataset(lambda: self._batches(batch_size, drop_remainder))
 
-    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> Dataset[T]:
+    def shuffle(self, buffer_size: int, seed: int | None = None, reshuffle_each_iteration: bool = True) -> LazyDataset[T]:
         """Draws each element from the next `buffer_size` ones. With a `seed` the order is always the same, iteration by iteration;
         without `reshuffle_each_iteration` each iteration has the order of the first."""
         buffer_size = _number("shuffle: buffer_size", buffer_size, 1)
         chosen = np.random.SeedSequence().entropy if seed is None else _number("shuffle: seed", seed, 0)
         iterations = itertools.count()
-        return Dataset(lambda: self._shuffled(buffer_size, [chosen, next(iterations) if reshuffle_each_iteration else 0]))
+        return LazyDataset(lambda: self._shuffled(buffer_size, [chosen, next(iterations) if reshuffle_each_iteration else 0]))
 
     def _batches(self, batch_size: int, drop_remainder: bool) -> Iterator[T]:
         elements = iter(self)
@@ -76,7 +76,7 @@ class Dataset(Generic[T]):
             yield _drawn(held, rng)
 
 
-def as_tensorflow(dataset: Dataset[Any], spec: Any) -> Any:
+def as_tensorflow(dataset: LazyDataset[Any], spec: Any) -> Any:
     """The same elements as a ``tf.data.Dataset`` of this structure; `spec` has `dtype`, `shape` and `name` for each leaf."""
     tensorflow = import_tensorflow()
 

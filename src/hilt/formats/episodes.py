@@ -150,7 +150,7 @@ class Writer(ABC):
         """Lets go of all files, finished or not."""
 
 
-class Steps(Sequence[dict[str, Any]]):
+class StoredSteps(Sequence[dict[str, Any]]):
     """The steps of an episode as a format stores them: columns ``[N, ...]``, and each step as a nested dictionary.
 
     A column whose steps do not have one shape (text, images of any size, ragged sequences) is an array of objects.
@@ -166,10 +166,10 @@ class Steps(Sequence[dict[str, Any]]):
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, index: slice) -> Steps: ...
+    def __getitem__(self, index: slice) -> StoredSteps: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Steps(map_leaves(lambda column: column[index], self.columns))
+            return StoredSteps(map_leaves(lambda column: column[index], self.columns))
         if not -self._length <= index < self._length:
             raise IndexError(index)
         return map_leaves(lambda column: column[index], self.columns)

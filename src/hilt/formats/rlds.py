@@ -27,8 +27,8 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, HiltError, SchemaError
 from hilt.core.tree import Array, flatten, unflatten
-from hilt.formats.dataset import Dataset, as_tensorflow, import_tensorflow
-from hilt.formats.episodes import Episode, Notes, Steps, map_leaves
+from hilt.formats.dataset import LazyDataset, as_tensorflow, import_tensorflow
+from hilt.formats.episodes import Episode, Notes, StoredSteps, map_leaves
 from hilt.formats.steps import AT_THE_END, FEATURES, RESERVED, as_leaf, as_list, as_steps, flags_of, per_step, rows_of, to_episode, zero_of
 from hilt.replay.log import Log
 from hilt.replay.schema import BUILT_IN, Schema
@@ -107,7 +107,7 @@ def create_log_schema(rlds_data: Any, policy_info_fn: PolicyInfo | None = None) 
 def convert_rlds_to_trajectories(
     rlds_data: Any, policy_info_fn: PolicyInfo | None = None, strict: bool = False, *, as_tf_dataset: bool = False
 ) -> Any:
-    """One trajectory for each step, made while they are asked for: a `Dataset` with ``map``, ``take``, ``batch`` and ``shuffle`` as
+    """One trajectory for each step, made while they are asked for: a `LazyDataset` with ``map``, ``take``, ``batch`` and ``shuffle`` as
     ``tf.data`` has them, or with `as_tf_dataset` a ``tf.data.Dataset``, for which TensorFlow must be installed.
 
     Episodes are flattened into one row of steps::
@@ -137,7 +137,7 @@ def convert_rlds_to_trajectories(
     if as_tf_dataset:
         import_tensorflow()
     data = _Data(rlds_data)
-    trajectories = Dataset(lambda: _trajectories(data, policy_info_fn, strict))
+    trajectories = LazyDataset(lambda: _trajectories(data, policy_info_fn, strict))
     if not as_tf_dataset:
         return trajectories
     kind = _their_trajectory()
@@ -236,9 +236,9 @@ class _Data:
         if waiting is not None:
             yield _Checked(*waiting, _padding(waiting[1]["steps"]), strict)
 
-    def _mended(self, steps: Steps | list[Any]) -> Steps:
+    def _mended(self, steps: StoredSteps | list[Any]) -> StoredSteps:
         """Steps with all features, and nothing in a last one that could do harm."""
-        if not isinstance(steps, Steps):
+        if not isinstance(steps, StoredSteps):
             for step in steps:
                 _require_features(step)
         columns = dict(as_steps(steps, self._example).columns)
@@ -247,7 +247,7 @@ class _Data:
         for name in AT_THE_END:
             good = ~terminal if name == "discount" else np.zeros(len(last), bool)
             columns[name] = map_leaves(functools.partial(_finite_at, last, good), columns[name])
-        return Steps(columns)
+        return StoredSteps(columns)
 
 
 class _Checked:
@@ -308,7 +308,7 @@ def _their_trajectory() -> Any:
     return getattr(sys.modules.get("tf_agents.trajectories.trajectory"), "Trajectory", Trajectory)
 
 
-def _padding(steps: Steps) -> dict[str, Any]:
+def _padding(steps: StoredSteps) -> dict[str, Any]:
     """The step after the last one."""
     return {**map_leaves(zero_of, steps[0]), "is_first": np.True_}
 
@@ -393,7 +393,7 @@ def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Calla
         if found is not None and isinstance(target, Log):
             target.add(map_leaves(lambda column: column[:, None], found.columns), actor="rlds", sequence=episode.number, facts=found.facts)
         elif found is not None:
-            for step in Steps(found.columns):
+            for step in StoredSteps(found.columns):
                 target.insert(step)
                 yield 1
             steps -= len(found)

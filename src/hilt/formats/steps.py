@@ -15,7 +15,7 @@ import numpy as np
 from hilt.core.errors import SchemaError
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, Spec, flatten, unflatten
-from hilt.formats.episodes import INSTRUCTION, Episode, Notes, Steps, cut, gaps, map_leaves, plain, text_fact, texts_of, transitions
+from hilt.formats.episodes import INSTRUCTION, Episode, Notes, StoredSteps, cut, gaps, map_leaves, plain, text_fact, texts_of, transitions
 from hilt.replay.schema import BUILT_IN
 
 FEATURES = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
@@ -89,22 +89,22 @@ def to_steps(episode: Episode, notes: Notes) -> list[dict[str, Any]]:
     return [_with_last_step(part, paired, part is parts[-1]) for part in parts]
 
 
-def as_list(steps: Any) -> Steps | list[Any]:
+def as_list(steps: Any) -> StoredSteps | list[Any]:
     """Steps that can be read again: dictionaries of any iterable, or columns."""
-    if isinstance(steps, Steps):
+    if isinstance(steps, StoredSteps):
         return steps
     if isinstance(steps, Mapping):
-        return Steps(map_leaves(np.asarray, steps))
+        return StoredSteps(map_leaves(np.asarray, steps))
     found = list(steps.as_numpy_iterator() if hasattr(steps, "as_numpy_iterator") else steps)
     if strange := [step for step in found if not isinstance(step, Mapping)]:
         raise SchemaError(f"steps: expected a dictionary of arrays for each step, got {type(strange[0]).__name__}.")
     return found
 
 
-def as_steps(steps: Any, example: Mapping[str, Any] | None = None) -> Steps:
+def as_steps(steps: Any, example: Mapping[str, Any] | None = None) -> StoredSteps:
     """Steps as columns. What a step lacks is NaN or 0, of the type that other steps or the example have."""
     steps = as_list(steps)
-    return steps if isinstance(steps, Steps) else Steps(_stacked(steps, example) if steps else {})
+    return steps if isinstance(steps, StoredSteps) else StoredSteps(_stacked(steps, example) if steps else {})
 
 
 def _stacked(values: list[Any], example: Any) -> Any:
@@ -166,7 +166,7 @@ def _as_reward(column: Array) -> Array:
     return column if column.dtype == np.float64 else column.astype(np.float32, copy=False)
 
 
-def _without_text(steps: Steps, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
+def _without_text(steps: StoredSteps, notes: Notes) -> tuple[dict[str, Any], dict[str, Any]]:
     """The columns of numbers, and texts as facts; what else has no fixed shape is left out."""
     columns, facts = {}, dict[str, Any]()
     for path, column in flatten(steps.columns).items():
@@ -225,10 +225,10 @@ def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, A
     steps[INSTRUCTION] = np.array([text.encode(errors="replace") for text in (*texts, texts[-1])], object)
     mark = json.dumps({"columns": names, "paired": paired, "facts": facts}, sort_keys=True).encode()
     metadata = facts.get("episode_metadata")
-    return {"episode_metadata": {**(metadata if isinstance(metadata, dict) else {}), MARK: mark}, "steps": Steps(steps)}
+    return {"episode_metadata": {**(metadata if isinstance(metadata, dict) else {}), MARK: mark}, "steps": StoredSteps(steps)}
 
 
-def _marked(rlds_episode: Mapping[str, Any], steps: Steps) -> Episode | None:
+def _marked(rlds_episode: Mapping[str, Any], steps: StoredSteps) -> Episode | None:
     """What `_piece` was made from; None when it was not made by us."""
     metadata = rlds_episode.get("episode_metadata")
     mark = metadata.get(MARK) if isinstance(metadata, Mapping) else None

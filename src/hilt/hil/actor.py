@@ -32,7 +32,7 @@ from hilt.core.trajectory import Source
 from hilt.envs.task import TASK_SUCCESS, success_of
 from hilt.hil.config import SENDERS, Hil, of_run
 from hilt.hil.contact import LOST, Contact
-from hilt.hil.environment import Nobody, make_env, trainer_config
+from hilt.hil.environment import NullDevice, make_env, trainer_config
 from hilt.hil.make_agent import make_agent
 from hilt.policies.precision import AUTO
 from hilt.recording.record import RATE_HZ
@@ -119,7 +119,7 @@ class Actor:
             raise ConfigError(f"{config.task} has initial states for {', '.join(self._states)}: a run needs the split {SPLIT!r}.")
         self.acted = Acted(name)
         DISK.make_folders(folder)
-        self._journal = Journal(folder / "acted")
+        self._journal = ActedJournal(folder / "acted")
         self._seeds = (config.seed, zlib.crc32(name.encode()))  # no two actors do the same
         seed = self._seed(self._journal.steps)
         self._env.action_space.seed(seed)
@@ -460,7 +460,7 @@ class Weights:
         return newest
 
 
-class Journal:
+class ActedJournal:
     """How many steps and episodes an actor has begun over all its lives. A byte is written whole, or not at all."""
 
     def __init__(self, path: Path):
@@ -504,7 +504,7 @@ def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, fl
             given = f"control_hz={config.control_hz:g}, and {config.task} keeps {own:g} Hz itself"
             raise ConfigError(f"{given}: change that one in its settings, or leave this out.")
         return None, timing
-    person = not isinstance(attribute(env, "device", None), Script | Nobody)
+    person = not isinstance(attribute(env, "device", None), Script | NullDevice)
     hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
     rate = Rate(hz) if hz else None
     return rate, None if rate is None else rate.timing

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
-from hilt.observe.alarms import Facts, check_stop_on
+from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.config import check as check_agent
 
@@ -187,11 +187,11 @@ def check(config: Hil) -> None:
     problems.report()
 
 
-def facts(config: Hil) -> Facts:
+def facts(config: Hil) -> RunFacts:
     """What alarms must know of these settings."""
     rlpd, learns = config.agent.rlpd, config.algorithm == "rlpd"
     low_high = rlpd.target_range
-    return Facts(
+    return RunFacts(
         "hil",
         validates=config.goal.success > 0,
         rlpd=learns,

@@ -28,7 +28,7 @@ from hilt.core.tree import Array, equal, flatten, unflatten
 from hilt.envs.task import TASK_SUCCESS
 from hilt.hil.config import STORE, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
-from hilt.hil.states import Kept, Table
+from hilt.hil.states import KeptSteps, StateTable
 from hilt.recording.recording_folder import GRASP
 from hilt.replay import Log, Schema
 from hilt.replay import tensors as bridge
@@ -60,14 +60,14 @@ class Experience:
         plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
         self._columns += plain
         self._assembly = NStep(config.n_step, config.agent.rlpd.discount, also=tuple(path for path in plain if path == GRASP))
-        self._table = Table(agent.width, {path: schema.columns[path] for path in plain})
-        kept = partial(Kept, self._table, seen=[*agent.encoder.paths, *agent.proprio], states=agent.states, say=say)
+        self._table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
+        kept = partial(KeptSteps, self._table, seen=[*agent.encoder.paths, *agent.proprio], states=agent.states, say=say)
         self._kept = {"log": kept(self.online), "demos": kept(self._demonstrations)} if agent.frozen else {}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())
         self._before = len(self.log)  # online steps that were there, or were there once, when this process began
         self._entered = self._selection().entered
-        self._episodes = Episodes(self.log, config.agent.rlpd)
+        self._episodes = EndedEpisodes(self.log, config.agent.rlpd)
         self._alone, self._collected = False, Runs()
 
     # What there is
@@ -318,7 +318,7 @@ def _merged(parts: Sequence[tuple[Array, dict[str, Array]]], n: int) -> dict[str
     return out
 
 
-class Episodes:
+class EndedEpisodes:
     """What is told of trajectories that ended. One that a restart of the learner has cut into several counts as one."""
 
     def __init__(self, log: Log, rlpd: Rlpd):

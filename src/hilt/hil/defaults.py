@@ -54,7 +54,7 @@ SIMULATED_AHEAD = 200
 """Of a simulation as fast as it can: so many steps it may be ahead of the learner, which else shares its processor with it"""
 
 
-class Choice(NamedTuple):
+class DefaultsChoice(NamedTuple):
     """Which defaults a run has, why, and the settings that follow."""
 
     name: str
@@ -71,14 +71,14 @@ class Choice(NamedTuple):
         return {"defaults": self.name, "defaults_why": self.why, "defaults_changed": self.changed}
 
 
-def chosen(config: Hil, made: Any) -> tuple[Hil, Choice]:
+def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     """The settings with `defaults` replaced by what is chosen, and the choice. `made`: the environment's spaces, and `keeps_rate`."""
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
     looks = bool(sees.images) and config.agent.encoder.kind != "none"
     name = config.defaults if config.defaults != "auto" else "images" if looks else "state"
     if name != "state":
-        return replace(config, defaults=name), Choice(name, f"the policy sees {len(sees.images)} images" if looks else "as set", {})
+        return replace(config, defaults=name), DefaultsChoice(name, f"the policy sees {len(sees.images)} images" if looks else "as set", {})
     wanted = {**STATE, **(SHOWN if config.demonstrations or config.demo_path else {})}
     if not made.keeps_rate and not config.control_hz and config.operator in ("", "script") and not 0 < config.update_to_data < 1:
         wanted["max_ahead"] = max(SIMULATED_AHEAD, config.training_starts)
@@ -90,13 +90,13 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, Choice]:
         for key in names if not there(tried) else ():
             changed.pop(key, None)
     why = f"state only: the policy sees {width} numbers and no images"
-    return replace(build(config, _tree(changed)), defaults=name), Choice(name, why, changed)
+    return replace(build(config, _tree(changed)), defaults=name), DefaultsChoice(name, why, changed)
 
 
 def lines(run: Path) -> list[str]:
     """What a command shows of a run's choice: the settings that follow, if there are any."""
     card = read_json(run / "run.json")
-    return [str(Choice(card["defaults"], card["defaults_why"], card["defaults_changed"]))] if card.get("defaults_changed") else []
+    return [str(DefaultsChoice(card["defaults"], card["defaults_why"], card["defaults_changed"]))] if card.get("defaults_changed") else []
 
 
 def _tree(settings: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Spaces(NamedTuple):
     """Whether a script can demonstrate it"""
 
 
-class Nobody(Device):
+class NullDevice(Device):
     """At the controls when no operator is named: every action is the policy's."""
 
     name = "nobody"
@@ -135,7 +135,7 @@ def _with_operator(env: Any, config: Hil) -> Any:
     takes = {**({"action_indices": indices} if indices else {}), **{name: options.pop(name) for name in TAKES if name in options}}
     if config.operator == "script":
         options = {"operator": True, **options}
-    device = open_device(config.operator, **options) if config.operator else Nobody()
+    device = open_device(config.operator, **options) if config.operator else NullDevice()
     try:
         return TakeOver(env, device, **takes)
     except BaseException:

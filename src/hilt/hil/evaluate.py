@@ -40,7 +40,7 @@ from hilt.recording.film import cameras, film, video_of
 from hilt.recording.record import RATE_HZ
 from hilt.recording.recording_folder import columns_of, nested
 from hilt.replay import Log, Schema
-from hilt.runs.evaluation import CARD, Evaluation, Outcome, new_folder
+from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult, new_folder
 from hilt.runs.run_precision import settle
 from hilt.teleop.intervene import attribute
 
@@ -52,7 +52,7 @@ EPISODE_S = 600.0
 """An episode of a worker may take so long"""
 
 
-Watch = Callable[[Outcome, int, int], None]
+Watch = Callable[[EpisodeOutcome, int, int], None]
 """Told of each episode: its outcome, how many are done, and of how many"""
 Ask = Callable[[str, float], bool]
 """Asks a person a question that is answered by yes or no, within so many seconds"""
@@ -76,7 +76,7 @@ def evaluate(
     watch: Watch = lambda outcome, done, total: None,
     report: Report = silent,
     ask: Ask | None = None,
-) -> Evaluation:
+) -> EvaluationResult:
     """Tries each of `states` (all of the split when empty) once (`split`: empty for the one to be reported, as `split_to_report` has
     it); or `episodes` in all, from the first state on and around again.
 
@@ -101,13 +101,13 @@ def evaluate(
     try:
         known = attribute(env, "initial_states", {})
         split = split or split_to_report(known)
-        done = Evaluation(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
+        done = EvaluationResult(config.task, split, update, sample, seed, of_train=attribute(env, "states_of_train", {}).get(split, 0))
         tries = _tries(config.task, known, split, states, episodes, seed)
         one = workers == 1
         settled = config if one else settle(config)[0]  # workers compute in the precision of this process
-        plan = Plan(settled, split, update, sample, keep=folder is not None)
+        plan = EvaluationPlan(settled, split, update, sample, keep=folder is not None)
         with contextlib.ExitStack() as stack:
-            record = stack.enter_context(contextlib.closing(Recorder(folder, env, plan, videos))) if folder is not None else None
+            record = stack.enter_context(contextlib.closing(EvaluationRecorder(folder, env, plan, videos))) if folder is not None else None
             made = _alone(plan, agent, env, tries, ask) if one else _together(plan, agent.acting_state(slow=not sample), tries, workers)
             name = f"{config.task}, {split} states"
             report(name, 0, len(tries))
@@ -171,7 +171,7 @@ def config_of(run: Path) -> Hil:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """What all episodes have in common."""
 
     config: Hil
@@ -187,11 +187,13 @@ Try = tuple[int, int]
 """An initial state, and a seed"""
 
 
-class Lost(Exception):
+class EnvironmentFailed(Exception):
     """Raised when an environment fails: it costs the episode, not the evaluation."""
 
 
-def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | None = None) -> Generator[tuple[Outcome, Steps]]:
+def _alone(
+    plan: EvaluationPlan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | None = None
+) -> Generator[tuple[EpisodeOutcome, Steps]]:
     """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
     own = None
     try:
@@ -207,7 +209,7 @@ def _alone(plan: Plan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | No
             own.close()
 
 
-def _episode(plan: Plan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tuple[Outcome, Steps]:
+def _episode(plan: EvaluationPlan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
@@ -233,10 +235,10 @@ def _episode(plan: Plan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tup
                 step = Step(before, np.asarray(action), np.float32(reward), after, *ends, Source.POLICY, plan.update, times)  # type: ignore[arg-type]
                 steps.append(step.columns())
             before = after
-    except Lost as error:
-        return Outcome(state, seed, False, count, total, str(error)), steps
+    except EnvironmentFailed as error:
+        return EpisodeOutcome(state, seed, False, count, total, str(error)), steps
     success, verdict, judge = judged(info, ask, f"episode from state {state}, {count} steps: success? (1/0) ")
-    return Outcome(state, seed, success, count, total, "", verdict, judge), steps
+    return EpisodeOutcome(state, seed, success, count, total, "", verdict, judge), steps
 
 
 def judged(info: Mapping[str, Any], ask: Ask | None, question: str) -> tuple[bool | None, bool | None, str]:
@@ -254,14 +256,16 @@ def _asked(call: Callable[..., Any], *given: Any, **named: Any) -> Any:
     try:
         return call(*given, **named)
     except Exception as error:
-        raise Lost("".join(traceback.format_exception_only(error)).strip()) from error
+        raise EnvironmentFailed("".join(traceback.format_exception_only(error)).strip()) from error
 
 
-def _together(plan: Plan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int) -> Generator[tuple[Outcome, Steps]]:
+def _together(
+    plan: EvaluationPlan, weights: Mapping[str, Array], tries: Sequence[Try], workers: int
+) -> Generator[tuple[EpisodeOutcome, Steps]]:
     """In processes of their own, each every so-manieth episode; they come out in order."""
     context = process_context("spawn")
     running: dict[Any, Any] = {}
-    ready: dict[int, tuple[Outcome, Steps]] = {}
+    ready: dict[int, tuple[EpisodeOutcome, Steps]] = {}
     try:
         for number in range(min(workers, len(tries))):
             here, there = context.Pipe()
@@ -317,10 +321,10 @@ def _work(pipe: Any) -> None:
             pipe.send((-1, error))
 
 
-class Recorder:
+class EvaluationRecorder:
     """The log of an evaluation, in a new folder below the one that is given."""
 
-    def __init__(self, parent: Path, env: Any, plan: Plan, videos: int):
+    def __init__(self, parent: Path, env: Any, plan: EvaluationPlan, videos: int):
         self._videos = videos
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}
@@ -331,7 +335,7 @@ class Recorder:
             DISK.remove(self.folder)
             raise ConfigError(f"{plan.config.task}: the observations have no images, so there are no videos.")
 
-    def add(self, outcome: Outcome, steps: Steps) -> None:
+    def add(self, outcome: EpisodeOutcome, steps: Steps) -> None:
         if not steps:
             return
         episode = self._log.episode(actor="evaluation")
@@ -342,7 +346,7 @@ class Recorder:
         told = {name: value for name, value in told.items() if value not in (None, "")}
         self._log.annotate(episode.trajectory, **self._facts, **told)
 
-    def finish(self, done: Evaluation, report: Report = silent) -> list[Path]:
+    def finish(self, done: EvaluationResult, report: Report = silent) -> list[Path]:
         """Writes what came of it, and makes the videos."""
         write_json(self.folder / CARD, done.card())
         made: list[Path] = []

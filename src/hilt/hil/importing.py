@@ -16,7 +16,7 @@ from hilt.core.progress import paced
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
 from hilt.envs.task import TASK_SUCCESS
 from hilt.formats import open_dataset
-from hilt.formats.convert import Change, decode
+from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
 from hilt.hil.config import Hil
 from hilt.recording.recording_folder import GRASP, columns_of
@@ -58,7 +58,7 @@ def _check_dataset(path: str, schema: Schema) -> None:
 
 
 def _first(path: str) -> Episode | None:
-    return next((episode for done in decode(open_dataset(path), 0, Change()) if (episode := done.result()[0]) is not None), None)
+    return next((episode for done in decode(open_dataset(path), 0, EpisodeChange()) if (episode := done.result()[0]) is not None), None)
 
 
 def other_tasks(config: Hil) -> list[str]:
@@ -99,7 +99,7 @@ def import_dataset(log: Log, path: str, say: Callable[[str], None]) -> int:
     """All episodes of a dataset in any format, or of a recording of `hilt record`."""
     dataset = open_dataset(path)
     report, count = paced(say), 0
-    for number, done in enumerate(decode(dataset, 0, Change())):
+    for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, episodes", number, len(dataset))
         count += _add(log, done.result()[0], path)
     for note, times in dataset.notes.counts.items():
@@ -114,7 +114,7 @@ def import_buffer(log: Log, path: str, kind: str, say: Callable[[str], None]) ->
     check_buffers(path)
     dataset: Any = open_dataset(Path(path), "hil-serl")
     report, count = paced(say), 0
-    for number, done in enumerate(decode(dataset, 0, Change())):
+    for number, done in enumerate(decode(dataset, 0, EpisodeChange())):
         report(f"importing {path}, {kind} episodes", number, len(dataset))
         if dataset.kind_of(number) == kind:
             count += _add(log, done.result()[0], path)

@@ -122,7 +122,7 @@ def with_demonstrations(config: Hil, run: Path) -> Hil:
 
 
 @dataclass
-class Outcome:
+class LaunchOutcome:
     """How a run ended, and what happened to its processes."""
 
     ended: bool = False
@@ -150,7 +150,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
     debug: bool = False,
-) -> Outcome:
+) -> LaunchOutcome:
     """Runs learner and actors until the learner ends, an actor's operator presses stop, or `stop()` is true; `look` is called now and then.
 
     A process that fails ends the run with its own words; one that is killed from outside is started again. None is left behind.
@@ -159,7 +159,7 @@ def train(
     demonstrate(config, run, say, stop, report)
     children = {name: Child(name, command, run / "logs" / f"{name}.log") for name, command in commands(config, run, debug).items()}
     children["learner"].patience_s = END_S + SAVING_S
-    outcome = Outcome()
+    outcome = LaunchOutcome()
     _await_former(run, say, stop, report)
     known: int | None = _size(run / METRICS)
     report("waiting until the learner has started")
@@ -204,7 +204,7 @@ def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool
         time.sleep(LOOK_S)
 
 
-def _looked_after(child: Child, outcome: Outcome, say: Callable[[str], None]) -> bool:
+def _looked_after(child: Child, outcome: LaunchOutcome, say: Callable[[str], None]) -> bool:
     """Whether this one has ended in order, and the run with it."""
     code = child.poll()
     if code is None or code == 0:

@@ -30,7 +30,7 @@ from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch
 from hilt.hil.idle import refuse_idle
 from hilt.hil.make_agent import make_agent
-from hilt.observe.alarms import Watch, stopped
+from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import PAUSE, Metrics, read_metrics
 from hilt.runs.checkpoint import Buffers, Saver, alone, latest, numbers
 from hilt.runs.folder import note_end
@@ -57,7 +57,7 @@ logger = logging.getLogger("hilt.hil")
 
 
 @dataclass(frozen=True)
-class Summary:
+class LearnerSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
@@ -115,7 +115,7 @@ class Learner:
         told = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
         self._realised: deque[tuple[float, float]] = deque(told[-REALISED:], REALISED)
         known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
-        self._watch, self._alarm = Watch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
+        self._watch, self._alarm = AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
         self._goal = GoalWatch(config, run) if config.goal.success else None
         if self._goal is not None:
             self._goal.forget_after(self.update)
@@ -138,11 +138,11 @@ class Learner:
         self._looked = self._said = 0.0
         self._owes = False  # a checkpoint, however long ago the last one was
         self._skipped = self._skipped_in_a_row = 0  # updates that were left out: a loss or a gradient was not finite
-        self._clock = Clock(self.update, self.experience.total)
+        self._clock = LearnerClock(self.update, self.experience.total)
 
     # The whole
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> Summary:
+    def run(self, stop: Callable[[], bool] = lambda: False) -> LearnerSummary:
         """Learns until one of the limits is reached, or `stop()` is true. Closes everything."""
         config = self.config
         with self._undo:
@@ -163,14 +163,14 @@ class Learner:
                 self._save()  # what there is before learning
             if config.collect_steps and not self.update:
                 self._collect()
-            self._clock = Clock(self.update, self.experience.total)
+            self._clock = LearnerClock(self.update, self.experience.total)
             self._learn()
             self._end()
             words = f"{self._reason}, after {self.update:,} updates with {self.experience.total:,} online steps"
             note_end(self.run_folder, self._reason, self.update, self._alarm or words)
             if self._alarm:
                 raise stopped(self._alarm, self.run_folder)
-            return Summary(self._reason, self.update, self.experience.total)
+            return LearnerSummary(self._reason, self.update, self.experience.total)
 
     def say(self, text: str) -> None:
         """To whoever looks on."""
@@ -535,7 +535,7 @@ class Learner:
             self._look()
 
 
-class Clock:
+class LearnerClock:
     """Where the learner's time goes, since the last look."""
 
     def __init__(self, *counts: int) -> None:

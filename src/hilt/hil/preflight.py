@@ -8,7 +8,7 @@ from typing import Any
 from hilt.core.errors import ConfigError, Problems
 from hilt.core.trust import check_names
 from hilt.hil.config import Hil, check
-from hilt.hil.defaults import Choice, chosen
+from hilt.hil.defaults import DefaultsChoice, chosen
 from hilt.hil.environment import TAKES, Spaces, check_fit, spaces
 from hilt.hil.idle import refuse_idle
 from hilt.hil.importing import check_imports
@@ -30,7 +30,7 @@ def check_run(config: Hil) -> None:
     problems.report()
 
 
-def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, Choice | None]:
+def check_begin(config: Hil, *more: Callable[[], Any], whole: bool = False, make_task: bool = True) -> tuple[Hil, DefaultsChoice | None]:
     """Refuses a run that cannot work: its settings, what they name, and whether that fits the task; and what `more` checks object to.
     `whole`: it is to be started with its actors, which have no terminal of their own then. Makes nothing but the task, once; without
     `make_task` not even that, and what has to fit the task is left unchecked. Gives the settings with their defaults chosen by what the

@@ -25,7 +25,7 @@ AT_ONCE, MANY = 256, 5_000
 """Frames that go through a frozen encoder in one call; and the number of new steps, as after a restart, from which there is a message"""
 
 
-class Table:
+class StateTable:
     """Steps by slot, a number that is given to another step when the one that had it is forgotten."""
 
     def __init__(self, width: int, columns: Mapping[str, Any]):
@@ -84,11 +84,11 @@ class Table:
         self._free = [*self._free, *range(size - 1, have - 1, -1)]
 
 
-class Kept:
+class KeptSteps:
     """The steps of a view that are in a table. `seen`: the paths of observations that the agent sees; `states` makes ``z`` of them."""
 
     def __init__(
-        self, table: Table, view: View, seen: Sequence[str], states: Callable[[dict[str, Array]], Any], say: Callable[[str], None]
+        self, table: StateTable, view: View, seen: Sequence[str], states: Callable[[dict[str, Array]], Any], say: Callable[[str], None]
     ):
         self._table, self._view, self._seen, self._states, self._say = table, view, list(seen), states, say
         self._slots: dict[int, int] = {}

@@ -48,7 +48,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What the alarms must know of a run's settings."""
 
     job: str
@@ -112,17 +112,17 @@ class History:
 # --- what goes wrong: each gives the sentence, or nothing ---
 
 
-def _moved_far(h: History, facts: Facts) -> str:
+def _moved_far(h: History, facts: RunFacts) -> str:
     limit, kl = max(KL[facts.ratio], 2 * facts.target_kl), h.mean("ppo_kl", 3)
     return f"the policy moves {kl:.3g} nats from the one that collected (ppo_kl, mean of 3 updates; limit {limit:g})" if kl > limit else ""
 
 
-def _clips(h: History, facts: Facts) -> str:
+def _clips(h: History, facts: RunFacts) -> str:
     share = h.mean("clip_fraction", 5)
     return f"{share:.0%} of the ratios are clipped (mean of 5 updates; limit {CLIPPED:.0%})" if share > CLIPPED else ""
 
 
-def _narrowed(h: History, facts: Facts) -> str:
+def _narrowed(h: History, facts: RunFacts) -> str:
     if facts.job == "hil":
         limit, now = facts.target_entropy - BELOW_TARGET * facts.actions, h.mean("entropy", 5)
         return f"the entropy is {now:.3g} nats, and its target {facts.target_entropy:.3g} (limit {limit:.3g})" if now < limit else ""
@@ -132,14 +132,14 @@ def _narrowed(h: History, facts: Facts) -> str:
     return f"the entropy of each number fell from {start:.3g} to {now:.3g} nats (limit: a tenth of it, or {ENTROPY_FALL} nats less)"
 
 
-def _critic_blind(h: History, facts: Facts) -> str:
+def _critic_blind(h: History, facts: RunFacts) -> str:
     explained = h.mean("explained_variance", 10)
     if h.count.get("explained_variance", 0) < KEPT or not explained < 0:
         return ""
     return f"the critic explains {explained:.2f} of the variance of returns (mean of 10 updates; a constant explains 0)"
 
 
-def _no_signal(h: History, facts: Facts) -> str:
+def _no_signal(h: History, facts: RunFacts) -> str:
     groups, good, bad = (h.mean(name, 5) for name in ("groups", "groups_all_succeeded", "groups_all_failed"))
     if not groups or not (good + bad) / groups > NO_SIGNAL:
         return ""
@@ -147,7 +147,7 @@ def _no_signal(h: History, facts: Facts) -> str:
     return f"in {(good + bad) / groups:.0%} of the groups all members end alike, and most of these {most} (5 steps; limit {NO_SIGNAL:.0%})"
 
 
-def _beyond_bounds(h: History, facts: Facts) -> str:
+def _beyond_bounds(h: History, facts: RunFacts) -> str:
     lowest, highest = h.mean("q_min", 5), h.mean("q_max", 5)
     if facts.q_range is not None:
         low, high = facts.q_range
@@ -160,7 +160,7 @@ def _beyond_bounds(h: History, facts: Facts) -> str:
     return f"Q is from {lowest:.3g} to {highest:.3g}, and rewards and discount allow {low:.3g} to {high:.3g} (5 records)"
 
 
-def _overestimates(h: History, facts: Facts) -> str:
+def _overestimates(h: History, facts: RunFacts) -> str:
     q, realised = h.mean("q/online", 5), h.mean("realised_q", 5)
     size = max(abs(h.low.get("reward_min", 0.0)), abs(h.high.get("reward_max", 0.0)), abs(realised))
     if not size or not q - realised > OVER * size:
@@ -168,7 +168,7 @@ def _overestimates(h: History, facts: Facts) -> str:
     return f"Q is {q:.3g} on the average, and the last episodes realised {realised:.3g} (limit {realised + OVER * size:.3g})"
 
 
-def _got_worse(h: History, facts: Facts) -> str:
+def _got_worse(h: History, facts: RunFacts) -> str:
     """In pairs, where both validations tried the same states; else as if they were independent."""
     last, best = h.last.get("validation_outcomes", ""), h.best.get("validation_outcomes", "")
     if (pair := paired_loss(best, last)) is not None:
@@ -191,14 +191,14 @@ def _worse(now: float, best: float, errors: float, how: str = "") -> str:
     return f"validation succeeds in {now:.0%}, and did in {best:.0%}: {errors:.1f} standard errors less{how} (limit {ERRORS:g})"
 
 
-def _outruns_data(h: History, facts: Facts) -> str:
+def _outruns_data(h: History, facts: RunFacts) -> str:
     made, steps, limit = h.mean("update", 1), h.mean("step", 1), max(UPDATES_PER_STEP, 1.5 * facts.update_to_data)
     if not steps or not made / steps > limit:
         return ""
     return f"{made:,.0f} updates were made for {steps:,.0f} online steps, {made / steps:.0f} for each (limit {limit:g})"
 
 
-def _not_finite(h: History, facts: Facts) -> str:
+def _not_finite(h: History, facts: RunFacts) -> str:
     name = "skipped_updates" if facts.job == "hil" else "skipped_steps"
     now = h.mean(name, 1) - (2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0)  # of the learner it is a running total
     return f"{now:.0f} steps of the optimiser were left out: a loss or a gradient was not finite" if now > 0 else ""
@@ -211,9 +211,9 @@ class Alarm(NamedTuple):
     jobs: tuple[str, ...]
     figures: tuple[str, ...]
     """It looks when a record has one of these"""
-    look: Callable[[History, Facts], str]
+    look: Callable[[History, RunFacts], str]
     cure: str
-    needs: tuple[str, Callable[[Facts], bool]] = ("", lambda facts: True)
+    needs: tuple[str, Callable[[RunFacts], bool]] = ("", lambda facts: True)
     """Settings without which it is never raised, in words, and whether they are there"""
 
 
@@ -249,7 +249,7 @@ TABLE = (
 )  # fmt: skip
 
 
-class Change(NamedTuple):
+class AlarmChange(NamedTuple):
     """An alarm that was raised, or is over."""
 
     name: str
@@ -261,13 +261,13 @@ class Change(NamedTuple):
 class Alarms:
     """The alarms of one run, fed with its records."""
 
-    def __init__(self, facts: Facts):
+    def __init__(self, facts: RunFacts):
         self._facts = facts
         self._histories = {alarm.name: History() for alarm in table(facts)}
         self.on: dict[str, str] = {}
         """Those that are raised now, with their texts"""
 
-    def take(self, record: Record) -> list[Change]:
+    def take(self, record: Record) -> list[AlarmChange]:
         """What a record changes."""
         changes = []
         for alarm in table(self._facts):
@@ -277,10 +277,10 @@ class Alarms:
                 continue
             if found := alarm.look(history, self._facts):
                 if alarm.name not in self.on:
-                    changes.append(Change(alarm.name, True, f"alarm {alarm.name}: {found}. {alarm.cure}"))
+                    changes.append(AlarmChange(alarm.name, True, f"alarm {alarm.name}: {found}. {alarm.cure}"))
                 self.on[alarm.name] = f"{alarm.name}: {found}. {alarm.cure}"
             elif self.on.pop(alarm.name, None):
-                changes.append(Change(alarm.name, False, f"alarm {alarm.name} is over"))
+                changes.append(AlarmChange(alarm.name, False, f"alarm {alarm.name} is over"))
         return changes
 
     def forget(self, name: str) -> None:
@@ -288,12 +288,12 @@ class Alarms:
         self._histories[name] = History()
 
 
-def table(facts: Facts) -> list[Alarm]:
+def table(facts: RunFacts) -> list[Alarm]:
     """The alarms that a run with these settings can raise."""
     return [alarm for alarm in TABLE if facts.job in alarm.jobs and alarm.needs[1](facts)]
 
 
-def check_stop_on(names: Iterable[str], facts: Facts) -> None:
+def check_stop_on(names: Iterable[str], facts: RunFacts) -> None:
     """Refuses names that are no alarms of this job, and alarms that would never be raised."""
     problems, known = Problems(), {alarm.name: alarm for alarm in TABLE if facts.job in alarm.jobs}
     for name in names:
@@ -306,10 +306,10 @@ def check_stop_on(names: Iterable[str], facts: Facts) -> None:
     problems.report()
 
 
-class Watch:
+class AlarmWatch:
     """Looks at a run as it goes: its alarms are said, and written into metrics.jsonl as events and into run.json."""
 
-    def __init__(self, run: Path, facts: Facts, metrics: Metrics, say: Callable[[str], None], stop_on: Iterable[str] = ()):
+    def __init__(self, run: Path, facts: RunFacts, metrics: Metrics, say: Callable[[str], None], stop_on: Iterable[str] = ()):
         self._card, self._metrics, self._say, self._stop_on = run / "run.json", metrics, say, set(stop_on)
         self.alarms = Alarms(facts)
         for record in read_metrics(run, ["update", "event"]):  # of a run that goes on

@@ -133,7 +133,7 @@ PANELS = [
 
 
 @dataclass
-class Run:
+class PlottedRun:
     """One run, as its folder has it."""
 
     path: Path
@@ -142,7 +142,7 @@ class Run:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def load(cls, path: Path) -> Run:
+    def load(cls, path: Path) -> PlottedRun:
         if not (path / FILE).is_file():
             raise ConfigError(f"{path} is not a run: there is no {FILE} in it. Give the folder that `hilt train` made.")
         records = read_metrics(path)
@@ -168,10 +168,10 @@ class Run:
 
 
 @dataclass
-class Group:
+class RunGroup:
     """Runs that are drawn as one."""
 
-    runs: list[Run]
+    runs: list[PlottedRun]
     name: str = ""
 
 
@@ -179,10 +179,10 @@ def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH, report: Report 
     """Draws these runs into ``curves.html``, ``curves-steps.png`` and ``curves-minutes.png`` of a folder, and gives their paths."""
     if smooth < 1:
         raise ConfigError(f"smooth={smooth}: expected how many episodes a point is the mean of, at least 1.")
-    runs, charts = list[Run](), dict[str, list[Chart]]()
+    runs, charts = list[PlottedRun](), dict[str, list[Chart]]()
     for number, path in enumerate(paths):
         report("reading runs", number, len(paths), str(path))
-        runs.append(Run.load(path))
+        runs.append(PlottedRun.load(path))
     groups = grouped(runs)
     DISK.make_folders(out)
     for number, axis in enumerate(("step", "minutes")):
@@ -197,13 +197,13 @@ def plot(paths: Sequence[Path], out: Path, smooth: int = SMOOTH, report: Report 
     return list(made)
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[PlottedRun]) -> list[RunGroup]:
     """Those that differ only by their seed together, each group with a name that tells it from the others."""
     keys = sorted({key for run in runs for key in run.config if not key.startswith(SAME)})
-    groups: dict[tuple[str, ...], Group] = {}
+    groups: dict[tuple[str, ...], RunGroup] = {}
     for run in runs:
         same = tuple(str(run.config.get(key)) for key in keys) if run.config else (str(run.path),)
-        groups.setdefault(same, Group([])).runs.append(run)
+        groups.setdefault(same, RunGroup([])).runs.append(run)
     made = list(groups.values())
     differing = [key for key in keys if len({str(group.runs[0].config.get(key)) for group in made}) > 1]
     told = 0 < len(differing) <= 3  # more than three tell nobody what a run is: its folder does
@@ -216,7 +216,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return made
 
 
-def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
+def all_charts(groups: Sequence[RunGroup], axis: str, smooth: int) -> list[Chart]:
     """One for each panel of which there is something to draw."""
     charts = []
     for panel in PANELS:
@@ -239,7 +239,7 @@ def all_charts(groups: Sequence[Group], axis: str, smooth: int) -> list[Chart]:
     return charts
 
 
-def curve(run: Run, panel: Panel, name: str, axis: str, smooth: int) -> tuple[Array, Array] | None:
+def curve(run: PlottedRun, panel: Panel, name: str, axis: str, smooth: int) -> tuple[Array, Array] | None:
     """(x, y) of one run: the means over the last `smooth` values, or over as many as there are."""
     value, records = panel.curves[name], run.of(panel.kind)
     found = [(record[axis], got, record.get(panel.weight) or 1.0) for record in records if (got := value(record)) is not None]
@@ -262,7 +262,7 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
     return Line(line.name, x, y.mean(0), line.colour, line.dash, y.min(0), y.max(0), whose=line.whose)
 
 
-def evaluation_dots(run: Run, axis: str, colour: int | None, whose: str) -> list[Line]:
+def evaluation_dots(run: PlottedRun, axis: str, colour: int | None, whose: str) -> list[Line]:
     """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights. Of more
     than `MOST_KINDS` of these, all tasks of a split together."""
     updates, lines, several = run.of("update"), [], len(run.tried) > 1
@@ -297,7 +297,7 @@ def pooled(evaluations: Sequence[Record]) -> list[dict[str, Any]]:
     return made
 
 
-def final_numbers(run: Run, smooth: int) -> dict[str, str]:
+def final_numbers(run: PlottedRun, smooth: int) -> dict[str, str]:
     """What the table shows of a run: how it stands at its end."""
     episodes, updates = run.of("episode")[-smooth:], run.of("update")
     success = [_success(one) for one in episodes if _success(one) is not None]
@@ -325,7 +325,7 @@ def final_numbers(run: Run, smooth: int) -> dict[str, str]:
     }
 
 
-def _last_evaluation(run: Run, task: str) -> str:
+def _last_evaluation(run: PlottedRun, task: str) -> str:
     last = max((one for one in run.evaluations if one.get("task", "") == task), key=lambda one: (one["split"] == "test", one["update"]))
     if last["success"] is None:
         return "–"
@@ -333,7 +333,7 @@ def _last_evaluation(run: Run, task: str) -> str:
     return f"{whose}{_percent(last['success'])} [{100 * last['low']:.0f}, {100 * last['high']:.0f}] of {last['episodes']} {last['split']}"
 
 
-def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
+def page(groups: Sequence[RunGroup], charts: Mapping[str, Sequence[Chart]], smooth: int) -> str:
     """Everything on one page that needs nothing else."""
     rows = [(number, run.path.resolve().name, final_numbers(run, smooth)) for number, group in enumerate(groups) for run in group.runs]
     known = [name for name in dict.fromkeys(name for row in rows for name in row[2]) if any(row[2].get(name, "–") != "–" for row in rows)]
@@ -359,7 +359,7 @@ def page(groups: Sequence[Group], charts: Mapping[str, Sequence[Chart]], smooth:
     )
 
 
-def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
+def picture(groups: Sequence[RunGroup], charts: Sequence[Chart]) -> bytes:
     """The same as a PNG."""
     head = HEAD + 20 * (len(groups) > 1)
     rows = -(-len(charts) // COLUMNS)
@@ -377,14 +377,14 @@ def picture(groups: Sequence[Group], charts: Sequence[Chart]) -> bytes:
     return on.png()
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     tasks = dict.fromkeys(str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task)
     named = ", ".join(tasks) if len(tasks) <= MOST_KINDS else f"{len(tasks)} tasks"
     return f"{named or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
 
 
-def _subtitle(groups: Sequence[Group]) -> str:
+def _subtitle(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     steps, updates = (max(record[name] for run in runs for record in run.records) for name in ("step", "update"))
     most = "" if len(runs) == 1 else "at most "
@@ -393,7 +393,7 @@ def _subtitle(groups: Sequence[Group]) -> str:
     return text + ". A curve is the mean of runs that differ by their seed, its band reaches from the lowest to the highest" * several
 
 
-def _counted(groups: Sequence[Group]) -> str:
+def _counted(groups: Sequence[RunGroup]) -> str:
     return " or ".join(sorted({run.counted for group in groups for run in group.runs}))
 
 

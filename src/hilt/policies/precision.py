@@ -41,7 +41,7 @@ RESTRICTING = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_
 
 
 @dataclass(frozen=True)
-class Choice:
+class PrecisionChoice:
     """A precision, and the reason in words."""
 
     precision: str
@@ -64,10 +64,10 @@ class Trial:
         return self.float32_s / self.bfloat16_s
 
 
-def choose(setting: str, device: str = "cpu") -> Choice:
+def choose(setting: str, device: str = "cpu") -> PrecisionChoice:
     """What a setting comes to on a device; `auto` is decided once in a process."""
     check_precision(setting)
-    return Choice(setting, "as set") if setting != AUTO else _automatic(str(device))
+    return PrecisionChoice(setting, "as set") if setting != AUTO else _automatic(str(device))
 
 
 def in_bfloat16(setting: str, device: Any) -> bool:
@@ -113,19 +113,19 @@ def _kind(device: Any) -> str:
 
 
 @cache
-def _automatic(device: str) -> Choice:
+def _automatic(device: str) -> PrecisionChoice:
     if _kind(device) == "cpu":
         return _of_cpu()
     # measured on an H200: most of the time goes into launching kernels, and casting launches more of them
-    return Choice(FLOAT32, "networks of this size are no faster in bfloat16 on a GPU")
+    return PrecisionChoice(FLOAT32, "networks of this size are no faster in bfloat16 on a GPU")
 
 
-def _of_cpu() -> Choice:
+def _of_cpu() -> PrecisionChoice:
     if (known := _by_instructions()) is not None:
-        return Choice(known, "this CPU has AMX" if known == BFLOAT16 else "this CPU has no bfloat16 instructions")
+        return PrecisionChoice(known, "this CPU has AMX" if known == BFLOAT16 else "this CPU has no bfloat16 instructions")
     gain = trial().gain
     how = f"bfloat16 is {gain:.1f} times as fast" if gain >= 1 else f"bfloat16 is {1 / gain:.1f} times as slow"
-    return Choice(BFLOAT16 if gain > WORTH_IT else FLOAT32, f"measured on this CPU: {how}")
+    return PrecisionChoice(BFLOAT16 if gain > WORTH_IT else FLOAT32, f"measured on this CPU: {how}")
 
 
 def _by_instructions() -> str | None:

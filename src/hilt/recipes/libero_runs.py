@@ -9,7 +9,7 @@ from __future__ import annotations
 from hilt.algos.config import Batching, PolicyGradient
 from hilt.envs.libero import SUITES
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Simulators, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 
 def libero(suite: str) -> Vla:
@@ -18,7 +18,7 @@ def libero(suite: str) -> Vla:
     return Vla(
         tasks=[f"{suite}/{number}" for number in range(SUITES[suite])],
         # a simulator takes a gigabyte, and seconds to be made: a process keeps two
-        pool=Simulators(workers=4, slots=8, envs_per_worker=2, start_s=600, step_s=300),
+        pool=SimulatorSettings(workers=4, slots=8, envs_per_worker=2, start_s=600, step_s=300),
         collect=Collecting(group_size=8, data_batch_size=512, dynamic_sampling=True, oversample_factor=1.25, max_sampling_attempts=20),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=128, chunks_per_pass=16)),
         validation=Validation(period=4),
@@ -58,7 +58,7 @@ def libero_debug() -> Vla:
         tasks=["libero_spatial/0", "libero_goal/0"],
         task_options={"image_size": 64, "step_limit": 8, "wait_steps": 2, "reflections": False},
         policy_options={"width": 32, "depth": 1, "chunk": 4},
-        pool=Simulators(workers=1, slots=2, envs_per_worker=2, start_s=600, step_s=300),
+        pool=SimulatorSettings(workers=1, slots=2, envs_per_worker=2, start_s=600, step_s=300),
         collect=Collecting(group_size=2, data_batch_size=4),
         algorithm=PolicyGradient(entropy=0.01, batch=Batching(chunks_per_pass=8)),  # all episodes fail: only entropy moves it
         validation=Validation(episodes=1, before=False, period=0),

@@ -17,7 +17,7 @@ from typing import Any
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Critic, Simulators, Validation, Vla
+from hilt.vla.config import Critic, SimulatorSettings, Validation, Vla
 from hilt.vla.sft import Lora
 
 TASKS = [f"libero_spatial/{number}" for number in range(10)]
@@ -120,6 +120,6 @@ def _of_groups(episodes: int, temperature: float = 1.0) -> Collecting:
     )
 
 
-def _simulators() -> Simulators:
+def _simulators() -> SimulatorSettings:
     """A simulator of LIBERO takes a gigabyte, and seconds to be made: a process keeps two."""
-    return Simulators(workers=4, slots=8, envs_per_worker=2, start_s=600, step_s=300)
+    return SimulatorSettings(workers=4, slots=8, envs_per_worker=2, start_s=600, step_s=300)

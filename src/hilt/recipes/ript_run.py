@@ -21,7 +21,7 @@ from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.core.config import read_yaml
 from hilt.core.errors import ConfigError, Problems, UnknownNameError, suggest
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Simulators, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 from hilt.vla.tasks import chosen
 
 CHUNKS_PER_PASS = 64
@@ -141,7 +141,7 @@ def rloo(path: str | Path) -> Vla:
         tasks = _tasks(given, path)
     config = Vla(
         tasks=tasks,
-        pool=Simulators(slots=1),
+        pool=SimulatorSettings(slots=1),
         collect=Collecting(
             group_size=2, data_batch_size=4, tasks_per_step=1, init_state_mode="distinct", when_exhausted="partial", report_ranks=True
         ),

@@ -60,7 +60,7 @@ OFFLOADS = {"parameters": "param", "gradients": "grad", "optimiser": "optimizer"
 
 
 @dataclass
-class Run:
+class SimpleVLARun:
     """What a command line comes to."""
 
     config: Vla
@@ -72,7 +72,7 @@ class Run:
     """The arithmetic of sizes in words, and what else should be known before the start"""
 
 
-def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None, here: bool = False) -> Run:
+def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None, here: bool = False) -> SimpleVLARun:
     """The run that a command line of SimpleVLA-RL asks for; the first word may be a script of it. Nothing is started, and nothing but that
     and the checkpoint's config.json is read. All that cannot work is listed at once; with `here`, beside it what this machine lacks."""
     environment = os.environ if environment is None else environment
@@ -83,7 +83,7 @@ def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 class Told:
-    """A command line, on its way to a `Run`."""
+    """A command line, on its way to a `SimpleVLARun`."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]):
         self._environment, self._ours = environment, [word.removeprefix("hilt.") for word in words if word.startswith("hilt.")]
@@ -153,13 +153,13 @@ class Told:
 
     # --- to a run ---
 
-    def run(self, here: bool = False) -> Run:
+    def run(self, here: bool = False) -> SimpleVLARun:
         self.problems.check(_check_platform, self)
         made = self._gathered()
         if self.problems.errors and here:
             self.problems.check(self._look_around, made)
         self.problems.report()
-        return Run(build(Vla(), _nested(made), *self._ours), self.folder, self.tracker(), self.lines)
+        return SimpleVLARun(build(Vla(), _nested(made), *self._ours), self.folder, self.tracker(), self.lines)
 
     @property
     def folder(self) -> Path:

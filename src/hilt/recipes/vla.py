@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Simulators, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 
 def vla_debug() -> Vla:
@@ -13,7 +13,7 @@ def vla_debug() -> Vla:
         tasks=["tabletop/reach", "tabletop/button"],
         task_options={"image_size": 32, "step_limit": 12},
         policy_options={"width": 32, "depth": 1, "chunk": 4},
-        pool=Simulators(slots=4),
+        pool=SimulatorSettings(slots=4),
         collect=Collecting(group_size=2, data_batch_size=4),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=2, chunks_per_pass=8)),
         optimiser=Optimiser(learning_rate=1e-4),

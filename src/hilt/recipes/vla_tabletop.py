@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hilt.algos.config import Batching, Optimiser, PolicyGradient
 from hilt.vla.collect import Collecting
-from hilt.vla.config import Simulators, Validation, Vla
+from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 TASKS = [f"tabletop/press_{colour}" for colour in ("red", "green", "blue", "yellow")]
 POLICY = {"width": 64, "depth": 2, "keypoints": 4, "chunk": 3, "smoothing": 0.7}
@@ -18,7 +18,7 @@ def vla_tabletop() -> Vla:
         policy_options=dict(POLICY),
         tasks=list(TASKS),
         task_options={"image_size": 64, "cameras": ["wrist"], "control_hz": 5, "step_limit": 9},
-        pool=Simulators(workers=2, slots=64),
+        pool=SimulatorSettings(workers=2, slots=64),
         collect=Collecting(group_size=8, data_batch_size=96, temperature=0.8, dynamic_sampling=True),
         algorithm=PolicyGradient(dual_clip=3.0, reduction="token_mean", batch=Batching(trajectories_per_step=48, chunks_per_pass=144)),
         optimiser=Optimiser(learning_rate=4e-4, weight_decay=0.0, warmup_ratio=0.02),

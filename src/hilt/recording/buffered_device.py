@@ -16,7 +16,7 @@ from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
 
 
-class Seat(Device):
+class BufferedDevice(Device):
     """A device that one may look at before an episode begins, and whose *success* may mark a step instead of ending the episode."""
 
     def __init__(self, device: Device, marks: bool, toggles: bool):
@@ -84,7 +84,7 @@ def _held(reading: Reading) -> np.ndarray:
 class Waits(gymnasium.Wrapper):
     """A reset ends when somebody begins to act. An arm's environment has `look()`, what is seen now: the episode begins with that."""
 
-    def __init__(self, env: Any, seat: Seat, begun: Callable[[], bool], hz: float):
+    def __init__(self, env: Any, seat: BufferedDevice, begun: Callable[[], bool], hz: float):
         super().__init__(env)
         self._seat, self._begun, self._seconds = seat, begun, 1 / hz
 

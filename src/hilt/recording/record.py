@@ -24,11 +24,11 @@ from hilt.core.rate import Rate
 from hilt.core.trajectory import Source, Step
 from hilt.envs.task import as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
-from hilt.recording.buffered_device import GoesOn, Seat, Waits, as_hil_serl
+from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras
 from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
 from hilt.replay import Log
-from hilt.replay.writer import Episode
+from hilt.replay.writer import EpisodeWriter
 from hilt.teleop.devices import Device
 from hilt.teleop.intervene import TakeOver, attribute
 
@@ -80,7 +80,7 @@ class Settings:
 
 
 @dataclass
-class Summary:
+class RecordingSummary:
     """What this session has done so far, and what the log has."""
 
     path: Path
@@ -141,14 +141,14 @@ class Recorded:
     """Why it did not stay, in words; empty when it did, and is power-safe"""
 
 
-class Watch(Protocol):
+class RecordingWatch(Protocol):
     """Who looks on: told once, after each step (and while a person is awaited, with step 0), after each episode, and again and again
     while the last videos are waited for."""
 
-    def begin(self, summary: Summary) -> None: ...
-    def step(self, summary: Summary) -> None: ...
-    def episode(self, recorded: Recorded, summary: Summary) -> None: ...
-    def end(self, summary: Summary) -> None: ...
+    def begin(self, summary: RecordingSummary) -> None: ...
+    def step(self, summary: RecordingSummary) -> None: ...
+    def episode(self, recorded: Recorded, summary: RecordingSummary) -> None: ...
+    def end(self, summary: RecordingSummary) -> None: ...
 
 
 def record(
@@ -157,10 +157,10 @@ def record(
     folder: Path,
     settings: Settings,
     *,
-    watch: Watch | None = None,
+    watch: RecordingWatch | None = None,
     stop: Callable[[], bool] = lambda: False,
     videos: bool = True,
-) -> Summary:
+) -> RecordingSummary:
     """Records until the log has what is wanted, `stop()` is true, or somebody presses stop. `env` and `device` stay open."""
     recorder = Recorder(env, device, folder, settings, watch, stop)
     try:
@@ -176,14 +176,14 @@ def record(
 class Recorder:
     """One session; `record` is all that others need."""
 
-    def __init__(self, env: Any, device: Device, folder: Path, settings: Settings, watch: Watch | None, stop: Callable[[], bool]):
+    def __init__(self, env: Any, device: Device, folder: Path, settings: Settings, watch: RecordingWatch | None, stop: Callable[[], bool]):
         self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
         self._person = device.source == Source.HUMAN
         self._labels = settings.successes_needed > 0
         env = as_task(env)
         if self._labels:
             env = GoesOn(env, None if self._person else SUCCESS_FRAMES)
-        self._seat = Seat(device, marks=self._labels, toggles=settings.mode == "toggle")
+        self._seat = BufferedDevice(device, marks=self._labels, toggles=settings.mode == "toggle")
         self._control = TakeOver(env, self._seat, mode=settings.mode, policy=False)  # type: ignore[arg-type]
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._env: Any = Waits(self._control, self._seat, self._begun, self._hz) if self._person else self._control
@@ -197,7 +197,7 @@ class Recorder:
         self._timing = attribute(env, "timing", None)  # of an environment that keeps its rate itself
         self._rate = Rate(self._hz) if self._person and self._timing is None else None
         self._filmer: Filmer | None = None
-        self.summary = Summary(folder, settings.successes_needed or settings.episodes)
+        self.summary = RecordingSummary(folder, settings.successes_needed or settings.episodes)
         attribute(env, "connect", lambda: None)()  # an arm that is not there leaves no folder behind
         self._log = open_recording(folder, settings.task, settings.options, settings.observations, self._env, self._labels)
 
@@ -274,7 +274,7 @@ class Recorder:
         if self._rate is not None:
             self._rate.restart()
         began = time.perf_counter()
-        running: list[Episode] = []
+        running: list[EpisodeWriter] = []
         try:
             info, marked, lost, ended = self._steps(observation, running)
             success = bool(marked) if self._labels else success_of(info)
@@ -296,7 +296,7 @@ class Recorder:
         self._seat.tell(self._control.message)
         return settled
 
-    def _steps(self, observation: Any, running: list[Episode]) -> tuple[dict[str, Any], int, int, bool]:
+    def _steps(self, observation: Any, running: list[EpisodeWriter]) -> tuple[dict[str, Any], int, int, bool]:
         """Records steps into `running`, which the first one begins: the last info, how many were marked, how many without contact, and
         whether the episode ended."""
         s, info, marked, lost, ended = self.summary, {}, 0, 0, False
@@ -354,7 +354,7 @@ class Recorder:
         if self._watch is not None:
             self._watch.step(self.summary)
 
-    def _begin_episode(self, info: Mapping[str, Any]) -> Episode:
+    def _begin_episode(self, info: Mapping[str, Any]) -> EpisodeWriter:
         """Only the first step shows whether the environment has a penalty for the gripper; the log then gains a column for it."""
         if GRASP in info and GRASP not in self._log.schema.columns:
             path, schema = self._log.path, with_penalty(self._log.schema)
@@ -362,7 +362,7 @@ class Recorder:
             self._log = Log.open(path, schema=schema)
         return self._log.episode(actor=self._device.name)
 
-    def _settle(self, running: Episode, success: bool | None, ended: bool, lost: int, facts: dict[str, Any]) -> Recorded:
+    def _settle(self, running: EpisodeWriter, success: bool | None, ended: bool, lost: int, facts: dict[str, Any]) -> Recorded:
         """The episode stays, or goes."""
         reason = ""
         if not ended or (self.summary.stopped and not success):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.progress import Report, silent
-from hilt.recording.record import Recorded, Settings, Summary, record
+from hilt.recording.record import Recorded, RecordingSummary, Settings, record
 from hilt.replay import Log
 from hilt.teleop.devices import open_device
 
@@ -36,12 +36,12 @@ class _Watch:
     def __init__(self, task: str, report: Report):
         self._name, self._report = f"recording demonstrations of {task}", report
 
-    def step(self, summary: Summary) -> None:
+    def step(self, summary: RecordingSummary) -> None:
         self._report(self._name, summary.have, summary.wanted)
 
     begin = end = step
 
-    def episode(self, recorded: Recorded, summary: Summary) -> None:
+    def episode(self, recorded: Recorded, summary: RecordingSummary) -> None:
         self.step(summary)
 
 

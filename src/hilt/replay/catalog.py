@@ -40,7 +40,7 @@ from hilt.replay.storage.table import Table
 
 if TYPE_CHECKING:
     from hilt.replay.view import Selection
-    from hilt.replay.writer import EncodedStep, Episode
+    from hilt.replay.writer import EncodedStep, EpisodeWriter
 
 logger = logging.getLogger("hilt.replay")
 
@@ -359,7 +359,7 @@ class Store:
         self._entered(lane.segment, int(extent["key"]), len(rows), frames, extends, lambda: rows)
         return place
 
-    def commit_row(self, lane: Lane, episode: Episode, step: EncodedStep, place: int | None) -> int:
+    def commit_row(self, lane: Lane, episode: EpisodeWriter, step: EncodedStep, place: int | None) -> int:
         """As `commit_rows`, of the next step of a running episode: the way that must be short."""
         first = lane.segment.append_row(step.row, step.frames)
         key, sources, extends = key_of(episode.trajectory, episode.steps), 1 << step.source, place is not None

@@ -37,7 +37,7 @@ from hilt.replay.storage.lock import WriterLock
 from hilt.replay.storage.records import FORMAT, read_settings
 from hilt.replay.storage.segment import Segment
 from hilt.replay.view import Selection, View
-from hilt.replay.writer import Episode, TrajectoryRows
+from hilt.replay.writer import EpisodeWriter, TrajectoryRows
 
 _OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
@@ -179,12 +179,12 @@ class Log(Store):
 
     # Writing
 
-    def episode(self, actor: str = "", boot: str = "", store: str = "") -> Episode:
+    def episode(self, actor: str = "", boot: str = "", store: str = "") -> EpisodeWriter:
         """A new running episode, to which single steps are appended."""
         with self.lock:
             self.require_writable()
             origin = self.facts.origin(actor, boot, store)
-            return Episode(self, self.take_lane(), self.take_trajectory(), origin)
+            return EpisodeWriter(self, self.take_lane(), self.take_trajectory(), origin)
 
     def check(self, step: Tree, cast: bool = False) -> list[Array]:
         """The step's leaves in the order of the schema; what does not fit is refused and counted."""
@@ -201,7 +201,7 @@ class Log(Store):
             self.require_writable()
             yield
 
-    def commit_step(self, episode: Episode, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
+    def commit_step(self, episode: EpisodeWriter, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
         """Stores a step whose leaves were checked, inside `inserting`; `follows` says that it begins where the last one ended."""
         lane = episode.lane_for_append()
         place = self._place_of(episode) if episode.steps_in_lane else None
@@ -218,7 +218,7 @@ class Log(Store):
         self.settle(episode, lane, encoded.ended)
         return key
 
-    def settle(self, episode: Episode, lane: Lane, ended: bool) -> None:
+    def settle(self, episode: EpisodeWriter, lane: Lane, ended: bool) -> None:
         """After steps were committed: makes them as safe as promised, and room for them."""
         if self.durability.every_step:
             self._sync_written([lane.segment])
@@ -230,8 +230,8 @@ class Log(Store):
             self.enforce_capacity()
         self.tell_limiters()
 
-    def end_episode(self, episode: Episode) -> None:
-        """See `Episode.end`."""
+    def end_episode(self, episode: EpisodeWriter) -> None:
+        """See `EpisodeWriter.end`."""
         with self.lock:
             self.require_writable()
             lane, episode.lane = episode.lane, None
@@ -544,13 +544,13 @@ class Log(Store):
         if not any(s.unsynced for s in self._segments.values()):
             self.synced = self.appended
 
-    def _place_of(self, episode: Episode) -> int:
+    def _place_of(self, episode: EpisodeWriter) -> int:
         if episode.place_version != self.index.version:
             episode.place = self.index.places_of(episode.trajectory)[-1]
             episode.place_version = self.index.version
         return episode.place
 
-    def _close_extent(self, episode: Episode) -> None:
+    def _close_extent(self, episode: EpisodeWriter) -> None:
         self.index.entries["open"][self._place_of(episode)] = False
 
     def _settle_facts(self) -> None:

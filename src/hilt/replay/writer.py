@@ -1,6 +1,6 @@
 """Turning steps into rows and frames.
 
-An `Episode` takes the single steps of one running episode; `TrajectoryRows` takes a whole ``[T, B, ...]`` one. Both
+An `EpisodeWriter` takes the single steps of one running episode; `TrajectoryRows` takes a whole ``[T, B, ...]`` one. Both
 find out which observation is the frame that the step before ended with, by comparing in full, and store it once.
 """
 
@@ -39,7 +39,7 @@ class EncodedStep(NamedTuple):
     ended: bool
 
 
-class Episode:
+class EpisodeWriter:
     """One running episode of a log. Append its steps in order, then `end` it; a context manager ends it by itself."""
 
     def __init__(self, log: Log, lane: Lane, trajectory: int, origin: int):
@@ -82,7 +82,7 @@ class Episode:
         if self.lane is not None:
             self._log.end_episode(self)
 
-    def __enter__(self) -> Episode:
+    def __enter__(self) -> EpisodeWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -50,7 +50,7 @@ STOP_S = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArmLimits:
     """What the server allows, whoever asks."""
 
     max_speed: float = 0.6
@@ -71,10 +71,10 @@ class Limits:
             raise ConfigError(f"rate={self.rate}: expected at most 1000 ticks per second.")
 
 
-class Arm:
+class ControlledArm:
     """Brings one arm to the pose that was asked for, at most at the speed allowed, and holds it when nobody asks any more."""
 
-    def __init__(self, backend: Backend, arm: int, limits: Limits):
+    def __init__(self, backend: Backend, arm: int, limits: ArmLimits):
         self._backend, self._arm, self._limits = backend, arm, limits
         self._box: Box = backend.workspace(arm)
         self.heard = 0.0  # when the last command came
@@ -251,10 +251,10 @@ class Board:
 class Loop:
     """Commands, then motion, then the news, at each tick."""
 
-    def __init__(self, backend: Backend, limits: Limits, line: socket.socket, board: Board):
+    def __init__(self, backend: Backend, limits: ArmLimits, line: socket.socket, board: Board):
         self._backend = cast(Any, Timed(backend))
         self._limits, self._line, self._board = limits, line, board
-        self.arms = [Arm(self._backend, number, limits) for number in range(backend.arms)]
+        self.arms = [ControlledArm(self._backend, number, limits) for number in range(backend.arms)]
         self._told = -TELL_S
         self._slow = deque([-math.inf] * 3, maxlen=3)  # when calls were slow
         self._periods = Periods(1 / limits.rate)
@@ -389,7 +389,7 @@ def main() -> None:
     held: list[bool] = []
     try:
         order = receive_line(line, START_S)
-        limits = Limits(**order["limits"])
+        limits = ArmLimits(**order["limits"])
         with contextlib.ExitStack() as at_the_end:  # each of these is tried, whatever becomes of the others
             backend = open_backend(order["backend"], order["options"])
             at_the_end.callback(backend.close)
@@ -412,7 +412,7 @@ def main() -> None:
                 send_line(line, {"held": True})
 
 
-def _hold(arm: Arm, held: list[bool]) -> None:
+def _hold(arm: ControlledArm, held: list[bool]) -> None:
     held.append(False)
     arm.release()
     held[-1] = True

@@ -135,7 +135,7 @@ class _Arms(gymnasium.Env[Any, Any]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
-    def __init__(self, arms: list[Arm]):
+    def __init__(self, arms: list[ArmConnection]):
         first = arms[0].config
         self.arms, self.control_hz, self.initial_states = arms, first.hz, dict(first.initial_states or STATES)
         self.step_limit, self.instruction = first.step_limit or STEP_LIMIT, first.instruction
@@ -247,7 +247,7 @@ class _Arms(gymnasium.Env[Any, Any]):
             return [arm.is_at(target) for arm, target in targets]
         return [bool(self.arms[0].client.post("scene", {})["succeed"])] if self.simulation else []
 
-    def _each(self, function: Callable[[Arm], T]) -> list[T]:
+    def _each(self, function: Callable[[ArmConnection], T]) -> list[T]:
         """For all arms at the same time; an error is raised when all have ended."""
         if self._pool is None:
             return [function(arm) for arm in self.arms]
@@ -261,7 +261,7 @@ class RobotEnv(_Arms):
 
     def __init__(self, config: RobotConfig | None = None):
         self.config = config or RobotConfig()
-        super().__init__([Arm(self.config, "", self.config.cameras, self.config.image_size)])
+        super().__init__([ArmConnection(self.config, "", self.config.cameras, self.config.image_size)])
 
 
 class DualRobotEnv(_Arms):
@@ -281,10 +281,10 @@ class DualRobotEnv(_Arms):
             raise ConfigError(f"{left.url} is given for both arms; each arm has a server, or a port, of its own. Correct one of them.")
         own = [{side + name: camera for name, camera in arm.cameras.items()} for side, arm in (("left/", left), ("right/", right))]
         size = left.image_size
-        super().__init__([Arm(left, "left/", {**(cameras or {}), **own[0]}, size), Arm(right, "right/", own[1], size)])
+        super().__init__([ArmConnection(left, "left/", {**(cameras or {}), **own[0]}, size), ArmConnection(right, "right/", own[1], size)])
 
 
-class Arm:
+class ArmConnection:
     """One arm's connection, cameras and last command."""
 
     client: RobotClient

@@ -22,7 +22,7 @@ SHORTEST_TOKEN = 16
 MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > robot.token)"
 
 
-class Door:
+class RequestAuth:
     """Looks at a request's address and headers, and says who asks."""
 
     def __init__(self, host: str, tokens: Mapping[str, str]):

@@ -31,8 +31,8 @@ from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RequestError, optional_module, suggest
 from hilt.envs.rotations import Array
 from hilt.robot.backends import Box, backend_class
-from hilt.robot.control import START_S, STOP_S, Board, Limits, News, receive_line, send_line
-from hilt.robot.request_auth import Door, Lease, listen, own_address, read_tokens
+from hilt.robot.control import START_S, STOP_S, ArmLimits, Board, News, receive_line, send_line
+from hilt.robot.request_auth import Lease, RequestAuth, listen, own_address, read_tokens
 from hilt.robot.routes import COMMANDS, READS, Refusal, parse, read_image, read_scene, read_seconds
 
 _log = logging.getLogger("hilt.envs")
@@ -64,14 +64,14 @@ class RobotServer:
         host: str = "127.0.0.1",
         port: int = 5000,
         tokens: Sequence[str | os.PathLike[str]] = (),
-        limits: Limits | None = None,
+        limits: ArmLimits | None = None,
     ):
         optional_module("uvicorn", "the robot server", "robot")
-        self._door = Door(host, read_tokens(tokens))
+        self._door = RequestAuth(host, read_tokens(tokens))
         with contextlib.ExitStack() as undo:
             # the port before the arm: a second server, begun by mistake, must not come near the arm of the first
             self._sockets = [undo.enter_context(listen(host, port))]
-            self.control = Control(backend, options or {}, limits or Limits())
+            self.control = Control(backend, options or {}, limits or ArmLimits())
             undo.callback(self.control.close)
             self._sockets += [undo.enter_context(listen(host, port and port + arm)) for arm in range(1, self.control.hello["arms"])]
             undo.pop_all()
@@ -146,7 +146,7 @@ class RobotServer:
 class App:
     """One arm's routes, as an ASGI application."""
 
-    def __init__(self, arm: int, control: Control, door: Door, pictures: Pictures):
+    def __init__(self, arm: int, control: Control, door: RequestAuth, pictures: Pictures):
         self._arm, self._control, self._door, self._pictures = arm, control, door, pictures
         self._lease = Lease(arm, control.limits.heartbeat)
         low, high = control.hello["workspaces"][arm]
@@ -233,7 +233,7 @@ class App:
 class Control:
     """The control process, as seen from here."""
 
-    def __init__(self, backend: str, options: Mapping[str, Any], limits: Limits):
+    def __init__(self, backend: str, options: Mapping[str, Any], limits: ArmLimits):
         self.limits = limits
         self.failure: str | None = None
         """Why the control process is no more: its own traceback."""

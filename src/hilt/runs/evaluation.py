@@ -16,7 +16,7 @@ CARD = "evaluation.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """One episode."""
 
     state: int
@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass
-class Evaluation:
+class EvaluationResult:
     """All episodes of an evaluation, and what follows from them."""
 
     task: str
@@ -45,7 +45,7 @@ class Evaluation:
     """Learner steps that the policy had made"""
     sample: bool
     seed: int
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[EpisodeOutcome] = field(default_factory=list)
     seconds: float = 0.0
     folder: Path | None = None
     """Where it is recorded"""
@@ -94,7 +94,7 @@ class Evaluation:
         }
 
     @property
-    def errors(self) -> list[Outcome]:
+    def errors(self) -> list[EpisodeOutcome]:
         return [one for one in self.outcomes if one.error]
 
     def card(self) -> dict[str, Any]:

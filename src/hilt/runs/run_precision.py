@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from hilt.core.config import thaw
 from hilt.core.files import read_json
 from hilt.core.hub import local
-from hilt.policies.precision import AUTO, FLOAT32, Choice, choose, of_former_name, slowness
+from hilt.policies.precision import AUTO, FLOAT32, PrecisionChoice, choose, of_former_name, slowness
 from hilt.policies.precision import measures as trial_needed
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class Setting:
     device: str
 
 
-def settle(config: T) -> tuple[T, Choice | None]:
+def settle(config: T) -> tuple[T, PrecisionChoice | None]:
     """The settings with `auto` replaced by what is chosen here, and the choice; None where nothing has a precision to choose."""
     setting = setting_of(config)
     if setting is None:
@@ -52,7 +52,7 @@ def frozen(kind: type[T], run: Path) -> T:
     return settled
 
 
-def described(choice: Choice | None) -> dict[str, Any]:
+def described(choice: PrecisionChoice | None) -> dict[str, Any]:
     """What run.json has of it."""
     return {} if choice is None else {"precision": choice.precision, "precision_why": choice.why}
 
@@ -67,9 +67,9 @@ def lines(config: Any, run: Path | None = None, resumed: bool = False) -> list[s
         return []
     card = read_json(run / "run.json") if run is not None else {}
     if resumed and setting.value != AUTO:
-        choice = Choice(setting.value, "as the run was begun")
+        choice = PrecisionChoice(setting.value, "as the run was begun")
     else:
-        choice = Choice(setting.value, card["precision_why"]) if "precision_why" in card else _chosen(setting)
+        choice = PrecisionChoice(setting.value, card["precision_why"]) if "precision_why" in card else _chosen(setting)
     return [str(choice), *warnings(config)]
 
 
@@ -124,9 +124,9 @@ def _with_precision(config: Any, name: str, value: str) -> Any:
     return replace(config, policy_options={**of_former_name(config.policy_options), name.rpartition(".")[2]: value})
 
 
-def _chosen(setting: Setting) -> Choice:
+def _chosen(setting: Setting) -> PrecisionChoice:
     if setting.value != AUTO:
-        return Choice(setting.value, "as set")
+        return PrecisionChoice(setting.value, "as set")
     if setting.name.endswith(".compute") and not setting.device.startswith("cpu"):
-        return Choice(FLOAT32, "in the precision of the weights")
+        return PrecisionChoice(FLOAT32, "in the precision of the weights")
     return choose(AUTO, setting.device)

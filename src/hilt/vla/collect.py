@@ -28,7 +28,7 @@ from hilt.core.progress import Report, silent
 from hilt.policies.base import Policy, check_effect, check_temperature
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import as_tensor, generator
-from hilt.vla.episode import Episode, Lost, Start, pack, unpack
+from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, pack, unpack
 from hilt.vla.rollout import roll_out
 from hilt.vla.tasks import MODES, Agenda, Solved
 
@@ -51,7 +51,7 @@ CHOOSING = (
     "idle_ranks", "skip_solved",
 )  # fmt: skip
 """Settings that choose where episodes begin"""
-Roll = Callable[..., Iterator[Episode | Lost]]
+Roll = Callable[..., Iterator[RolloutEpisode | LostEpisode]]
 """`roll_out` with all but the starts, and how they are drawn"""
 
 
@@ -155,12 +155,12 @@ class Collecting:
 class Collected:
     """What a rank has for one training step."""
 
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[RolloutEpisode] = field(default_factory=list)
     """Groups, member by member, one after the other: a whole batch, none where groups wait for the next step, or with
     when_exhausted=partial fewer. Only the first and the last group may lack members, which are in `beside`"""
-    beside: list[Episode] = field(default_factory=list)
+    beside: list[RolloutEpisode] = field(default_factory=list)
     """Members of the first and the last group that the step before learned from, or the next one will: for comparison only"""
-    greedy: dict[int, Episode] = field(default_factory=dict)
+    greedy: dict[int, RolloutEpisode] = field(default_factory=dict)
     """Where it was asked for: by the number of a group, the episode of the likeliest actions from its initial state (ReMax's baseline)"""
     figures: dict[str, float] = field(default_factory=dict)
     report: str = ""
@@ -204,7 +204,7 @@ class Collector:
         )
         self._solved = solved
         self._draws = generator(int(np.random.SeedSequence([seed, rank, 1]).generate_state(1)[0]))
-        self._surplus: list[list[Episode]] = []
+        self._surplus: list[list[RolloutEpisode]] = []
         self._taken = 0
         """Members of the first group of the surplus that were learned from already"""
         self._planned: list[Start] = []
@@ -218,14 +218,14 @@ class Collector:
         version: int = 0,
         *,
         greedy: bool = False,
-        keep: Callable[[Episode], None] = lambda episode: None,
+        keep: Callable[[RolloutEpisode], None] = lambda episode: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
         """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
         before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._taken, self._solved)
-        baselines: dict[int, Episode] = {}
+        baselines: dict[int, RolloutEpisode] = {}
         try:
             roll = partial(roll_out, policy, self._pool, stop=stop, **self._options(version))
             whole = self._collected(roll, tally, keep, baselines if greedy else None) if self.agenda.tasks else True
@@ -246,7 +246,7 @@ class Collector:
         """Groups of a whole batch, the one included that the step before has begun."""
         return math.ceil((self._taken + self._config.data_batch_size) / self._config.group_size)
 
-    def _shared_out(self) -> tuple[list[Episode], list[Episode]]:
+    def _shared_out(self) -> tuple[list[RolloutEpisode], list[RolloutEpisode]]:
         """Of the groups that were accepted, the episodes of this step, and the other members of their groups. The rest is the surplus."""
         size, wanted, low = self._config.group_size, self._wanted, self._taken
         found = [episode for group in self._surplus[:wanted] for episode in group]
@@ -256,7 +256,7 @@ class Collector:
             self._surplus, self._taken = [], 0
         return found[low:high], found[:low] + found[high:]
 
-    def _line(self, version: int, episodes: Sequence[Episode], tally: _Tally) -> str:
+    def _line(self, version: int, episodes: Sequence[RolloutEpisode], tally: _Tally) -> str:
         where = f"iteration {version + 1}, rank {self._rank}"
         if not self.agenda.tasks:
             return f"{where}: no task is assigned to this rank; it takes part in the update with zero weight"
@@ -266,7 +266,7 @@ class Collector:
         return f"{where}: task {tasks}, target {self._config.data_batch_size} episodes, collected {len(episodes)}{carried}"
 
     def _collected(
-        self, roll: Roll, tally: _Tally, keep: Callable[[Episode], None], baselines: dict[int, Episode] | None
+        self, roll: Roll, tally: _Tally, keep: Callable[[RolloutEpisode], None], baselines: dict[int, RolloutEpisode] | None
     ) -> bool | None:
         """Puts the groups of this step in front of the surplus; where `baselines` are asked for, with a greedy episode of each. Returns
         whether they are a whole batch. None: stopped."""
@@ -302,17 +302,19 @@ class Collector:
         config = self._config
         return self.agenda.draw(config.groups_at_once or math.ceil(missing * config.oversample_factor), config.group_size)
 
-    def _rolled(self, roll: Roll, starts: list[Start], tally: _Tally, keep: Callable[[Episode], None]) -> list[list[Episode]] | None:
+    def _rolled(
+        self, roll: Roll, starts: list[Start], tally: _Tally, keep: Callable[[RolloutEpisode], None]
+    ) -> list[list[RolloutEpisode]] | None:
         """The groups of these starts, in their order; those with a lost member are not there. None: stopped."""
         begun, self._begun = self._begun, {}
         tally.prefetched += len(begun)
-        ended: dict[Start, Episode | Lost] = {}
+        ended: dict[Start, RolloutEpisode | LostEpisode] = {}
         for outcome in roll(starts[len(begun) :], generator=self._draws, begun=begun, strict=self._config.filter_format):
             start = outcome.start
             ended[start] = outcome
             note = [f"rank {self._rank}: {start.task}"] * self._config.report_ranks + [f"attempt {tally.attempts}"] * (tally.attempts > 1)
             self.report("collecting episodes", len(ended), len(starts), ", ".join(note))
-            if isinstance(outcome, Lost):
+            if isinstance(outcome, LostEpisode):
                 self._lost(outcome, tally)
                 continue
             keep(outcome)
@@ -323,7 +325,7 @@ class Collector:
         size, groups = self._config.group_size, []
         for low in range(0, len(starts), size):
             members = [ended[start] for start in starts[low : low + size]]
-            groups.append([member for member in members if isinstance(member, Episode)])
+            groups.append([member for member in members if isinstance(member, RolloutEpisode)])
         tally.dropped["lost"] += sum(len(group) < size for group in groups)
         return [group for group in groups if len(group) == size]
 
@@ -331,20 +333,25 @@ class Collector:
         names = ("temperature", "execute", "rows_at_once", "retries")
         return {"suite": self._suite, "version": version, **{name: getattr(self._config, name) for name in names}}
 
-    def _lost(self, outcome: Lost, tally: _Tally) -> None:
+    def _lost(self, outcome: LostEpisode, tally: _Tally) -> None:
         tally.lost.append(outcome)
         start = outcome.start
         self._say(f"rank {self._rank}: an episode of {start.task}, state {start.state}, is lost:\n{outcome.error}")
 
     def _greedy(
-        self, roll: Roll, groups: list[list[Episode]], baselines: dict[int, Episode], tally: _Tally, keep: Callable[[Episode], None]
+        self,
+        roll: Roll,
+        groups: list[list[RolloutEpisode]],
+        baselines: dict[int, RolloutEpisode],
+        tally: _Tally,
+        keep: Callable[[RolloutEpisode], None],
     ) -> set[int] | None:
         """An episode of the likeliest actions for each group that has none yet, from where its first member began. Gives the numbers of
         the groups whose episode was lost, which go with it; None: stopped."""
         starts = [replace(group[0].start, member=len(group)) for group in groups if group[0].start.group not in baselines]
         lost: set[int] = set()
         for outcome in roll(starts, sample=False):
-            if isinstance(outcome, Lost):
+            if isinstance(outcome, LostEpisode):
                 self._lost(outcome, tally)
                 lost.add(outcome.start.group)
                 continue
@@ -354,7 +361,7 @@ class Collector:
         tally.groups -= len(lost)  # their members were all there
         return lost if all(start.group in {*baselines, *lost} for start in starts) else None
 
-    def _accepts(self, group: list[Episode], tally: _Tally) -> bool:
+    def _accepts(self, group: list[RolloutEpisode], tally: _Tally) -> bool:
         if self._config.init_state_mode == "group":
             check_alike(group, self._config.same_first_frame)
         config, successes = self._config, sum(episode.success for episode in group)
@@ -407,7 +414,7 @@ class Collector:
             self._pool.collect(sorted(self._begun))
             self._begun = {}
 
-    def state_dict(self, store: Callable[[Episode], Mapping[str, Any]] = pack) -> dict[str, Any]:
+    def state_dict(self, store: Callable[[RolloutEpisode], Mapping[str, Any]] = pack) -> dict[str, Any]:
         """Cursors, draws, the surplus and what is planned, as arrays and text. `store`: of an episode what finds it again, where it is in a
         log already."""
         planned = [asdict(start) for start in self._planned]
@@ -421,7 +428,7 @@ class Collector:
             "taken": json.dumps(self._taken),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], Episode] = unpack) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], find: Callable[[Mapping[str, Any]], RolloutEpisode] = unpack) -> None:
         self.settle()
         self.agenda.load_state_dict(json.loads(state["agenda"]))
         # the settings may be others than before, when a run is resumed
@@ -452,7 +459,7 @@ class Collector:
         return states <= set(numbers) and (len(states) == 1) == alike
 
 
-def check_alike(group: Sequence[Episode], first_frames: bool = True) -> None:
+def check_alike(group: Sequence[RolloutEpisode], first_frames: bool = True) -> None:
     """Raises unless the members of a group began alike: what comparing them rests on."""
     first = group[0]
     where = f"of group {first.start.group} ({first.start.task}, state {first.start.state})"
@@ -478,14 +485,14 @@ def _states(config: Collecting, there: Mapping[str, int], task: str) -> int:
 class _Tally:
     """What happened in one step."""
 
-    def __init__(self, carried: list[list[Episode]], taken: int, solved: Solved | None):
+    def __init__(self, carried: list[list[RolloutEpisode]], taken: int, solved: Solved | None):
         self.attempts, self.groups, self.episodes, self.successes, self.steps, self.rows = 0, 0, 0, 0, 0, 0
         self.carried, self.prefetched, self._skipped = len(carried), 0, solved.total if solved else 0
         self.carried_episodes = sum(map(len, carried)) - taken
         self.all_succeeded = self.all_failed = 0
         """Groups all of whose members did"""
         self.dropped: Counter[str] = Counter()
-        self.lost: list[Lost] = []
+        self.lost: list[LostEpisode] = []
         self.fault = ""
         """The last ill-formed chunk"""
 
@@ -498,7 +505,7 @@ class _Tally:
         """Whether at least a batch was tried, `ENOUGH` episodes, and all of them succeeded: more attempts would hardly find others."""
         return wanted <= self.groups == self.all_succeeded and self.episodes >= ENOUGH
 
-    def take(self, episode: Episode, say: Callable[[str], None]) -> None:
+    def take(self, episode: RolloutEpisode, say: Callable[[str], None]) -> None:
         self.episodes += 1
         self.successes += episode.success
         self.steps += episode.steps
@@ -507,7 +514,7 @@ class _Tally:
             say(f"an ill-formed chunk in {episode.start.task}, state {episode.start.state}: {episode.ill_formed}")
             self.fault = episode.ill_formed
 
-    def figures(self, episodes: list[Episode], surplus: list[list[Episode]], solved: Solved | None) -> dict[str, float]:
+    def figures(self, episodes: list[RolloutEpisode], surplus: list[list[RolloutEpisode]], solved: Solved | None) -> dict[str, float]:
         """The same names on every rank in every step."""
         rolled = {"episodes": self.episodes, "successes": self.successes, "steps": self.steps, "rows": self.rows}
         rolled |= {"groups": self.groups, "groups_all_succeeded": self.all_succeeded, "groups_all_failed": self.all_failed}

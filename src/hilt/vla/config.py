@@ -18,7 +18,7 @@ from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
 from hilt.distributed.group import Placement, Sharding
 from hilt.envs.task import ready
-from hilt.observe.alarms import Facts, check_stop_on
+from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.observe.sinks import check_sinks
 from hilt.policies.base import check_effect
 from hilt.policies.io.tensor_files import check_device
@@ -44,7 +44,7 @@ CRITICS = ("none", "shared", "detached", "separate")
 
 
 @dataclass
-class Simulators:
+class SimulatorSettings:
     """The environments of each rank."""
 
     workers: int = 0
@@ -155,7 +155,7 @@ class Vla:
     """Whose names the observations have; empty: those of the first task"""
     columns: dict[str, str] = field(default_factory=dict)
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
-    pool: Simulators = field(default_factory=Simulators)
+    pool: SimulatorSettings = field(default_factory=SimulatorSettings)
     collect: Collecting = field(default_factory=Collecting)
     rewards: Rewards = field(default_factory=Rewards)
     algorithm: PolicyGradient = field(default_factory=PolicyGradient)
@@ -400,12 +400,12 @@ class Vla:
         return not others and self.algorithm.discount == 1
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> RunFacts:
         """What alarms must know of these settings."""
         algorithm, compares = self.algorithm, self.algorithm.estimator in GROUPED
         compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
         validates, gae = self.validation.period > 0, algorithm.estimator == "gae"
-        return Facts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
+        return RunFacts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
 
     # Sizes, in words
 
@@ -465,4 +465,4 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-__all__ = ["Critic", "Imitation", "Lora", "Rewards", "Simulators", "Validation", "Vla"]
+__all__ = ["Critic", "Imitation", "Lora", "Rewards", "SimulatorSettings", "Validation", "Vla"]

@@ -50,7 +50,7 @@ MOST_COLOURED, MOST_GREY = 5, 3
 
 
 @dataclass
-class Drawing:
+class DrawingSettings:
     """How long a policy learns from drawn pictures."""
 
     steps: int = 500
@@ -61,7 +61,7 @@ class Drawing:
     """Of Adam, at its highest: it rises for a tenth of the steps and falls as a cosine"""
 
 
-class Drawn(NamedTuple):
+class DrawnPictures(NamedTuple):
     """Pictures, each with a sentence that names the colour of one shape in it."""
 
     pictures: Array
@@ -71,7 +71,7 @@ class Drawn(NamedTuple):
     """float32 [N, 2]: the centre of the named shape, x and y, from 0 to 1"""
 
 
-def learn(policy: SmallVLA, drawing: Drawing, seed: int = 0, watch: Callable[[int, float], None] = lambda step, loss: None) -> None:
+def learn(policy: SmallVLA, drawing: DrawingSettings, seed: int = 0, watch: Callable[[int, float], None] = lambda step, loss: None) -> None:
     """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is told each step and its loss."""
     trained = [*policy.eyes.parameters(), *policy.text.parameters()]
     adam, rng = Adam(trained, drawing.learning_rate), np.random.default_rng([seed, 5])
@@ -84,7 +84,7 @@ def learn(policy: SmallVLA, drawing: Drawing, seed: int = 0, watch: Callable[[in
         watch(step, loss.item())
 
 
-def drawn(rng: np.random.Generator, count: int, size: int) -> Drawn:
+def drawn(rng: np.random.Generator, count: int, size: int) -> DrawnPictures:
     """So many new pictures of `size` pixels: one to five coloured shapes, no colour twice, over up to three grey ones."""
     canvas = rng.uniform(0.25, 0.8, (count, 1, 1, 1)) + rng.uniform(-0.08, 0.08, (count, 1, 1, 3))
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
@@ -105,7 +105,7 @@ def drawn(rng: np.random.Generator, count: int, size: int) -> Drawn:
         SENTENCES[rng.integers(len(SENTENCES))].format(colour=names[one], thing=THINGS[rng.integers(len(THINGS))])
         for one in chosen[:, 0]
     ]
-    return Drawn((canvas.clip(0, 1) * 255).astype(np.uint8), sentences, places)
+    return DrawnPictures((canvas.clip(0, 1) * 255).astype(np.uint8), sentences, places)
 
 
 def _paint(canvas: Array, rng: np.random.Generator, there: Array, shades: Array, radii: tuple[float, float]) -> Array:

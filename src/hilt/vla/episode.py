@@ -37,7 +37,7 @@ class Start:
 
 
 @dataclass
-class Episode:
+class RolloutEpisode:
     """What happened. `record` has one row for each CHUNK that the policy was asked for."""
 
     start: Start
@@ -70,7 +70,7 @@ class Episode:
 
 
 @dataclass
-class Lost:
+class LostEpisode:
     """An episode that ended by a fault: a simulator that raised, died or hung. It counts as an attempt."""
 
     start: Start
@@ -78,7 +78,7 @@ class Lost:
     """The traceback of the process where it happened"""
 
 
-def token_mask(episode: Episode, action_dim: int) -> np.ndarray:
+def token_mask(episode: RolloutEpisode, action_dim: int) -> np.ndarray:
     """bool [rows, chunk, action_dim]: the numbers that were carried out; what a success cut off was never done, and has no gradient."""
     chunk = episode.record["log_prob"].shape[1]
     done = np.arange(chunk) < episode.executed[:, None]  # [rows, chunk]
@@ -106,7 +106,7 @@ TOLD = ("success", "steps", "truncated", "version", "ill_formed", "instruction",
 """What is neither an array nor where it began"""
 
 
-def pack(episode: Episode) -> dict[str, Any]:
+def pack(episode: RolloutEpisode) -> dict[str, Any]:
     """An episode as arrays and text, for a checkpoint."""
     told = {"start": asdict(episode.start), **{name: getattr(episode, name) for name in TOLD}}
     arrays = {"executed": episode.executed, "rewards": episode.rewards, "first": np.frombuffer(episode.first, np.uint8)}
@@ -114,10 +114,10 @@ def pack(episode: Episode) -> dict[str, Any]:
     return {"told": json.dumps(told), "record": dict(episode.record), **arrays, **last}
 
 
-def unpack(packed: Mapping[str, Any]) -> Episode:
+def unpack(packed: Mapping[str, Any]) -> RolloutEpisode:
     """What `pack` was given; arrays may have become tensors meanwhile."""
     told = json.loads(packed["told"])
     executed, rewards, first = (np.asarray(packed[name]) for name in ("executed", "rewards", "first"))
     record = {name: np.asarray(array) for name, array in packed["record"].items()}
     last = map_tree(lambda array, path: np.asarray(array), packed["last"]) if "last" in packed else None
-    return Episode(Start(**told.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **told)
+    return RolloutEpisode(Start(**told.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **told)

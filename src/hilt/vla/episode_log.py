@@ -22,7 +22,7 @@ from hilt.policies.base import widen
 from hilt.recording.film import COLOURS, GREEN, RED, picture
 from hilt.replay import Log, Schema
 from hilt.replay.settings import segment_bytes_for
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 
 PROMPT = 255
 """Tokens for which a log has room, at least: a column has one width, and instructions have many"""
@@ -39,7 +39,7 @@ class EpisodeLog:
         self._log = Log.open(path, "a", capacity_bytes=None) if (path / "log.json").is_file() else None
         self._pinned: set[int] = set()
 
-    def add(self, episode: Episode, step: int, earned: np.ndarray) -> int:
+    def add(self, episode: RolloutEpisode, step: int, earned: np.ndarray) -> int:
         """Writes an episode of training step `step` and what its rows `earned`, float32 [rows]; its number is also in
         `episode.trajectory`, and it is pinned. One without a chunk has none: a trajectory has a row at least."""
         if not episode.rows:
@@ -81,7 +81,7 @@ class EpisodeLog:
                 if self._log.live_bytes <= self._capacity:
                     return
 
-    def read(self, trajectory: int) -> tuple[Episode, np.ndarray]:
+    def read(self, trajectory: int) -> tuple[RolloutEpisode, np.ndarray]:
         """An episode as it was added, and what it earned."""
         if self._log is None:
             raise ConfigError(f"{self.path}: there is no log, and its trajectory {trajectory} is asked for. Restore the run's folder.")
@@ -92,7 +92,7 @@ class EpisodeLog:
             record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
         told = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
         start = Start(**{name: facts[name] for name in STARTED})
-        return Episode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
+        return RolloutEpisode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
 
     def __contains__(self, trajectory: int) -> bool:
         """Whether it is there."""
@@ -123,7 +123,7 @@ class EpisodeLog:
         return int(self._log.schema.columns["record/prompt"].shape[0])
 
 
-def film(episode: Episode, path: Path, hz: float) -> None:
+def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
     """A video of what the policy saw, one picture for each chunk; the file is whole or absent."""
     images = episode.record["images"]  # [rows, cameras, H, W, 3]
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)

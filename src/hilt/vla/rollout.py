@@ -21,7 +21,7 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.envs.task import SUCCESS_KEYS
 from hilt.policies.base import Observation, Policy, Record, join
 from hilt.policies.vla.observation_adapters import Suite
-from hilt.vla.episode import Episode, Lost, Start, digest
+from hilt.vla.episode import LostEpisode, RolloutEpisode, Start, digest
 
 
 def roll_out(
@@ -40,7 +40,7 @@ def roll_out(
     strict: bool = False,
     begun: Mapping[int, Start] | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Episode | Lost]:
+) -> Iterator[RolloutEpisode | LostEpisode]:
     """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
 
     `execute`: so many actions of each chunk are carried out, 0: all. `rows_at_once`: observations that go through the policy together,
@@ -70,7 +70,7 @@ def roll_out(
             for half in halves:
                 if stop():
                     return
-                ended: list[Episode | Lost] = []
+                ended: list[RolloutEpisode | LostEpisode] = []
                 acting: list[tuple[int, _Running]] = []
                 there = [slot for slot in half if slot in under_way]
                 replies = pool.collect(there) if there else []
@@ -80,7 +80,7 @@ def roll_out(
                     if outcome is None:
                         acting.append((slot, running))
                         continue
-                    if isinstance(outcome, Lost) and (failed := failures.get(running.start, 0)) < retries:
+                    if isinstance(outcome, LostEpisode) and (failed := failures.get(running.start, 0)) < retries:
                         failures[running.start] = failed + 1
                         again.append(running.start)
                     else:
@@ -115,10 +115,10 @@ class _Running:
     observation: Any = None
     """Valid until the slot's next call"""
 
-    def take(self, reply: Any, version: int) -> Episode | Lost | None:
+    def take(self, reply: Any, version: int) -> RolloutEpisode | LostEpisode | None:
         """What the environment answered; None: it goes on."""
         if reply.error:
-            return Lost(self.start, reply.error)
+            return LostEpisode(self.start, reply.error)
         self.observation = reply.observation
         if not self.first:
             self.first, self.instruction = digest(reply.observation), reply.instruction
@@ -135,7 +135,7 @@ class _Running:
             )
         return self._ended(reply.success, bool(reply.truncated and not reply.terminated), version)
 
-    def answered(self, record: Record, fault: str, fatal: bool, version: int, strict: bool) -> Episode | None:
+    def answered(self, record: Record, fault: str, fatal: bool, version: int, strict: bool) -> RolloutEpisode | None:
         """What the policy answered; an episode when that is its end. A chunk that is not carried out is no row of it; but an episode that
         may be learned from (not `strict`) has a row at least, the first chunk's, of which no action was carried out."""
         self.ill_formed = self.ill_formed or fault
@@ -148,10 +148,10 @@ class _Running:
         self.rows.append(record)
         return None
 
-    def _ended(self, success: bool, truncated: bool, version: int) -> Episode:
+    def _ended(self, success: bool, truncated: bool, version: int) -> RolloutEpisode:
         executed, rewards = np.array(self.executed, np.int32), np.array(self.rewards, np.float32)
         record = join(self.rows) if self.rows else {}
-        end = Episode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, version, self.first)
+        end = RolloutEpisode(self.start, record, executed, rewards, success, int(executed.sum()), truncated, version, self.first)
         end.ill_formed, end.instruction, end.last = self.ill_formed, self.instruction, _copied(self.observation)
         return end
 

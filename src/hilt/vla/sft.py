@@ -174,7 +174,7 @@ class Sft:
             )
 
 
-class Named(Protocol):
+class NamesObservations(Protocol):
     """Settings that say how observations are named."""
 
     columns: dict[str, str]
@@ -182,7 +182,7 @@ class Named(Protocol):
     tasks: list[str]
 
 
-def words(config: Named) -> Suite:
+def words(config: NamesObservations) -> Suite:
     """How the observations of a run are named."""
     if config.columns:
         return columns(config.columns)
@@ -224,7 +224,7 @@ is_run, resume_run = KIND.is_run, KIND.resume
 
 
 @dataclass(frozen=True)
-class Summary:
+class SftSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
@@ -279,7 +279,7 @@ def train(
     watch: Watch = lambda step, values: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
-) -> Summary:
+) -> SftSummary:
     """Records, learns, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     with contextlib.ExitStack() as stack:
@@ -302,13 +302,13 @@ def train(
         return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
 
 
-def _stopped_early(run: Path, say: Callable[[str], None]) -> Summary:
+def _stopped_early(run: Path, say: Callable[[str], None]) -> SftSummary:
     """Of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
     saved = checkpoint.latest(run, say)
     if saved is None:
-        return Summary("stopped", 0, 0, math.nan, 0.0)
+        return SftSummary("stopped", 0, 0, math.nan, 0.0)
     loss = saved.state["best"] if saved.state["best"] is not None else math.nan
-    return Summary("stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"]))
+    return SftSummary("stopped", saved.update, int(saved.state["best_step"]), float(loss), float(saved.state["elapsed"]))
 
 
 class Training:
@@ -349,7 +349,7 @@ class Training:
         if (saved := checkpoint.latest(run, say)) is not None:
             self._load(saved)
 
-    def run(self, stop: Callable[[], bool]) -> Summary:
+    def run(self, stop: Callable[[], bool]) -> SftSummary:
         config, began = self._config, time.monotonic() - self._elapsed
         drawn, values, measured = batches(self._rows, config.batch_size, config.seed, self.step), {}, (time.monotonic(), self._samples())
         reason = self._over()
@@ -372,7 +372,7 @@ class Training:
         if not len(self._held):
             self._keep(self._last)
         self._save()
-        done = Summary(reason or "stopped", self.step, self._best_step, self._best, self._elapsed)
+        done = SftSummary(reason or "stopped", self.step, self._best_step, self._best, self._elapsed)
         if self._best_step:
             self._report("writing the policy")
             self._finish()
@@ -571,4 +571,4 @@ def learning_rate(config: Sft, step: int) -> float:
     return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
 
 
-__all__ = ["Sft", "Lora", "Summary", "Training", "train", "begin_run", "resume_run", "make_policy"]
+__all__ = ["Sft", "Lora", "SftSummary", "Training", "train", "begin_run", "resume_run", "make_policy"]

@@ -27,12 +27,12 @@ from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, St
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
-from hilt.distributed.group import LOOK_S, Group, LostWorkerError, Standing, Stopped, open_group
-from hilt.observe.alarms import Watch, stopped
+from hilt.distributed.group import LOOK_S, CallProgress, Group, LostWorkerError, Stopped, open_group
+from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.io.tensor_files import Tensors, new_folder, write_tensors
 from hilt.runs import checkpoint
-from hilt.runs.evaluation import Evaluation, as_pairs, over_tasks
+from hilt.runs.evaluation import EvaluationResult, as_pairs, over_tasks
 from hilt.runs.folder import RunKind, check_new, note_end
 from hilt.runs.run_precision import described, settle
 from hilt.runs.run_precision import frozen as frozen_settings
@@ -91,7 +91,7 @@ is_run, resume_run, resumed_settings = KIND.is_run, KIND.resume, KIND.resumed
 
 
 @dataclass(frozen=True)
-class Summary:
+class TrainSummary:
     """How a run, or this part of it, ended."""
 
     reason: str
@@ -115,7 +115,7 @@ def train(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
-) -> Summary:
+) -> TrainSummary:
     """Runs to the end, or until `stop` says so, and writes ``run/policy``. Stopped in any way, the same call goes on."""
     config.check()
     config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
@@ -158,17 +158,17 @@ def train(
     return done
 
 
-def _stopped_early(config: Vla, run: Path, say: Callable[[str], None]) -> Summary:
+def _stopped_early(config: Vla, run: Path, say: Callable[[str], None]) -> TrainSummary:
     """Of a run that was stopped while its ranks were started: how far it is, as its checkpoint tells."""
     saved = checkpoint.latest(run, say)
     state: Mapping[str, Any] = saved.state if saved is not None else {}
     figures = (int(state.get("best_step", -1)), float(state.get("best", -1.0)), float(state.get("elapsed", 0.0)))
-    done = Summary("stopped", saved.update if saved is not None else 0, *figures)
+    done = TrainSummary("stopped", saved.update if saved is not None else 0, *figures)
     note_end(run, done.reason, done.step, in_words(config, done))
     return done
 
 
-def in_words(config: Vla, done: Summary) -> str:
+def in_words(config: Vla, done: TrainSummary) -> str:
     """Why a run ended, in a line."""
     words = {"max_steps": "max_steps is reached", "max_seconds": "max_seconds are over", "stopped": "it was stopped"}
     words |= {"goal": "the goal is reached"}
@@ -203,7 +203,7 @@ def evaluate(
     workers: int = 0,
     videos: int = 0,
     watch: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Evaluation]:
+) -> list[EvaluationResult]:
     """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once (`split`: empty for the states
     that published figures are of, where the tasks have them, else "test"). Told how many are done."""
     config, began = frozen_settings(Vla, run), time.monotonic()
@@ -280,7 +280,7 @@ class Controller:
     ):
         self._config, self._run, self._group, self._metrics, self._say, self._report = config, run, group, metrics, say, report
         self._copy = copy
-        self._standings: dict[int, Standing] = {}
+        self._standings: dict[int, CallProgress] = {}
         group.watch = self._heard
         self.step = 0
         """Steps so far: each collects, and all but those that wait are training steps"""
@@ -297,7 +297,7 @@ class Controller:
         """Of the validations so far, in their order"""
         self._restore()
 
-    def run(self) -> Summary:
+    def run(self) -> TrainSummary:
         reason, restarts = "", 0
         while not reason:
             try:
@@ -319,7 +319,7 @@ class Controller:
             self._keep(-1.0)
         self._save()
         kept = self._best_step if self._best >= 0 or reason != "stopped" else self.step or -1
-        return Summary(reason, self.step, kept, self._best, self._seconds(), self._waited)
+        return TrainSummary(reason, self.step, kept, self._best, self._seconds(), self._waited)
 
     def _go_on(self) -> str:
         """Until it is over; why it is."""
@@ -485,7 +485,7 @@ class Controller:
             raise Stopped
         return answers
 
-    def _heard(self, rank: int, standing: Standing) -> None:
+    def _heard(self, rank: int, standing: CallProgress) -> None:
         """How far the call is that the ranks are in, all together."""
         self._standings[rank] = standing
         alike = [one for one in self._standings.values() if one.phase == standing.phase]
@@ -556,7 +556,7 @@ class Controller:
         if self._metrics.path.stat().st_size:
             # without a checkpoint everything is made again, the validation before the first step, too
             self._metrics.resumed(self.step if saved is not None else -1, self._env_steps)
-        self._watch = Watch(self._run, self._config.facts, self._metrics, self._say, self._config.stop_on)
+        self._watch = AlarmWatch(self._run, self._config.facts, self._metrics, self._say, self._config.stop_on)
 
 
 def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -564,4 +564,4 @@ def _summed(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part[name] for part in figures) for name in figures[0]}
 
 
-__all__ = ["Controller", "Summary", "Vla", "begin_run", "is_run", "resume_run", "train"]
+__all__ = ["Controller", "TrainSummary", "Vla", "begin_run", "is_run", "resume_run", "train"]

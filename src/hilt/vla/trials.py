@@ -17,9 +17,9 @@ from hilt.core.files import DISK, write_json
 from hilt.envs.task import split_to_report
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator
-from hilt.runs.evaluation import CARD, Evaluation, Outcome
+from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult
 from hilt.vla.collect import Collecting
-from hilt.vla.episode import Episode, Lost, Start
+from hilt.vla.episode import LostEpisode, RolloutEpisode, Start
 from hilt.vla.episode_log import film
 from hilt.vla.rollout import roll_out
 
@@ -56,7 +56,7 @@ def tried(
     filmed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[dict[str, Any]]:
-    """A card of each episode as it ends: its place, its `Outcome`, its task. `videos` of the `filmed` first places."""
+    """A card of each episode as it ends: its place, its `EpisodeOutcome`, its task. `videos` of the `filmed` first places."""
     draws = generator(int(np.random.SeedSequence([*seed, 2]).generate_state(1)[0]))
     options: dict[str, Any] = {
         "temperature": how.temperature,
@@ -65,16 +65,16 @@ def tried(
         "retries": how.retries,
     }
     for one in roll_out(policy, pool, starts, suite=suite, sample=sample, generator=draws, version=version, stop=stop, **options):
-        if videos is not None and one.start.group < filmed and isinstance(one, Episode) and one.rows:
+        if videos is not None and one.start.group < filmed and isinstance(one, RolloutEpisode) and one.rows:
             DISK.make_folders(videos)
             film(one, videos / f"{one.start.task.replace('/', '-')}-{one.start.state:03d}.mp4", VIDEO_HZ)
         yield card_of(one)
 
 
-def card_of(one: Episode | Lost) -> dict[str, Any]:
+def card_of(one: RolloutEpisode | LostEpisode) -> dict[str, Any]:
     """A lost one is a failure, with the last line of its error."""
     start = {"place": one.start.group, "task": one.start.task, "state": one.start.state, "seed": one.start.seed}
-    if isinstance(one, Lost):
+    if isinstance(one, LostEpisode):
         return {**start, "success": False, "steps": 0, "total": 0.0, "error": one.error.strip().splitlines()[-1]}
     return {**start, "success": one.success, "steps": one.steps, "total": float(one.rewards.sum()), "error": ""}
 
@@ -90,16 +90,18 @@ def evaluations_of(
     folder: Path,
     again: bool = False,
     of_train: Mapping[str, int] | None = None,
-) -> list[Evaluation]:
+) -> list[EvaluationResult]:
     """One for each task, all episodes counted, and written below the folder: beside what is there, or, when made `again`, in its place.
     `of_train`: how many states of the split train each task's have among them."""
     made = []
     for task in tasks:
         mine = sorted((card for card in cards if card["task"] == task), key=lambda card: card["place"])
-        one = Evaluation(
+        one = EvaluationResult(
             task, split, version, sample, seed, seconds=seconds * len(mine) / len(cards), of_train=(of_train or {}).get(task, 0)
         )
-        one.outcomes = [Outcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine]
+        one.outcomes = [
+            EpisodeOutcome(**{name: card[name] for name in ("state", "seed", "success", "steps", "total", "error")}) for card in mine
+        ]
         stem = f"{split}-{version:08d}-{task.replace('/', '-')}" + "-sampled" * sample
         names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         one.folder = next(path for path in (folder / name for name in names) if again or not path.exists())

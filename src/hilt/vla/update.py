@@ -20,14 +20,14 @@ from torch import Tensor
 from hilt.algos import prime
 from hilt.algos.advantage import advantages
 from hilt.algos.config import GROUPED, PolicyGradient, Prime
-from hilt.algos.kl import Controller, divergence
+from hilt.algos.kl import KLController, divergence
 from hilt.algos.surrogate import importance, surrogate, terms, value_loss, weights
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.progress import Report, silent
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Alone, Ranks
 from hilt.policies.base import Record, join, select
-from hilt.vla.episode import Episode, token_mask
+from hilt.vla.episode import RolloutEpisode, token_mask
 
 Extra = Callable[[], tuple[Tensor, dict[str, float]]]
 """A term of the loss besides, such as imitation, weighted by its maker, and figures of it"""
@@ -38,7 +38,7 @@ class ProcessReward:
     """PRIME's reward for each term, and who learns it: see `hilt.algos.prime`."""
 
     settings: Prime
-    trainee: Trainee
+    trainee: DataParallelOptimizer
     """The reward policy"""
     reference: Any = None
     """A policy that stays as it is; none: the one that is updated, as it was before the update"""
@@ -50,10 +50,10 @@ class Updater:
     def __init__(
         self,
         settings: PolicyGradient,
-        actor: Trainee,
+        actor: DataParallelOptimizer,
         *,
         ranks: Ranks | None = None,
-        critic: Trainee | None = None,
+        critic: DataParallelOptimizer | None = None,
         reference: Any = None,
         extra_loss: Extra | None = None,
         critic_warmup: int = 0,
@@ -80,14 +80,14 @@ class Updater:
         self.settings, self.actor, self.ranks, self._critic, self._reference = settings, actor, ranks or Alone(), critic, reference
         self.report: Report = silent
         self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
-        self._controller, self.updates = Controller(settings.kl), 0
+        self._controller, self.updates = KLController(settings.kl), 0
         self._actor_figures = ["policy_loss", "clip_fraction", "ppo_kl", "entropy"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
         self._actor_figures += ["kl_loss"] * (settings.kl.where == "loss")
         self._critic_figures = ["value_loss", "value_clip_fraction"] * (settings.estimator == "gae")
 
     def update(
         self,
-        episodes: Sequence[Episode],
+        episodes: Sequence[RolloutEpisode],
         rewards: Sequence[np.ndarray],
         *,
         progress: float = 1.0,
@@ -138,7 +138,7 @@ class Updater:
 
     # Before the first step: what each chunk is worth
 
-    def _rows(self, episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Rows:
+    def _rows(self, episodes: Sequence[RolloutEpisode], rewards: Sequence[np.ndarray]) -> Rows:
         if len(rewards) != len(episodes) or any(len(r) != e.rows for e, r in zip(episodes, rewards, strict=False)):
             raise SchemaError(f"{len(episodes)} episodes came with {len(rewards)} arrays of rewards; give one number for each chunk.")
         policy = self.actor.module
@@ -483,7 +483,7 @@ class Updater:
 class Rows:
     """The chunks of all episodes of this rank, one after the other."""
 
-    episodes: list[Episode]
+    episodes: list[RolloutEpisode]
     of: Tensor
     """int64 [R]: whose"""
     at: Tensor

@@ -31,7 +31,7 @@ from hilt.core.errors import ConfigError
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.distributed.group import Stopped, rank_folder
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Ranks
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
@@ -42,7 +42,7 @@ from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
 from hilt.vla.collect import Collector
 from hilt.vla.config import Critic, Rewards, Vla
-from hilt.vla.episode import Episode, Start, pack, unpack
+from hilt.vla.episode import RolloutEpisode, Start, pack, unpack
 from hilt.vla.episode_log import EpisodeLog
 from hilt.vla.sft import words
 from hilt.vla.trials import starts_of, tried
@@ -66,7 +66,7 @@ class Worker:
         self._said: list[str] = []
         self.report: Report = silent
         """Told how far `collect`, `update` and `validate` are; the group puts its own here"""
-        self._clock = Clock()
+        self._clock = PhaseClock()
         self._suite = words(config)
         self._rollout = role != "train"
         self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
@@ -77,7 +77,7 @@ class Worker:
         if (kind := flow_kind(self.policy)) is not None:
             check_entropy(config.algorithm.entropy, kind)
         self._judge = _classifier(config.rewards.classifier) if config.rewards.classifier else None
-        self.episodes: list[Episode] = []
+        self.episodes: list[RolloutEpisode] = []
         """Of the step that is under way"""
         self._rewards: list[np.ndarray] = []
         self._earned: dict[int, np.ndarray] = {}
@@ -113,7 +113,7 @@ class Worker:
     def _learn(self) -> None:
         """The side that trains."""
         config = self._config
-        reference = Reference(self.policy, config.reference.offload) if config.has_reference else None
+        reference = ReferencePolicy(self.policy, config.reference.offload) if config.has_reference else None
         critic = None
         if config.critic.kind == "separate":
             judge = first_policy(config, self._sizes, value="shared")
@@ -142,7 +142,7 @@ class Worker:
         attach_adapters(judge, config)
         if prime.reference_policy:
             other = first_policy(replace(config, policy=prime.reference_policy), self._sizes)
-            reference = Reference(other, config.reference.offload)
+            reference = ReferencePolicy(other, config.reference.offload)
         fixed = prime.update == "none"  # then no step is made, and no rate was chosen
         optimiser = replace(prime.optimiser, learning_rate=0.0) if fixed else prime.optimiser
         return ProcessReward(prime, self._trainee(judge, optimiser), reference if prime.reference == "frozen" else None)
@@ -155,7 +155,7 @@ class Worker:
             from hilt.distributed.shard import Sharded
 
             return Sharded(module, optimiser, self._ranks, self._config.sharding, head)
-        return Trainee(module, optimiser, self._ranks, head)
+        return DataParallelOptimizer(module, optimiser, self._ranks, head)
 
     # Collecting
 
@@ -164,7 +164,7 @@ class Worker:
         began, cards = self._timed.begin(), []
         self._before = self._standing()
 
-        def keep(episode: Episode) -> None:
+        def keep(episode: RolloutEpisode) -> None:
             earned = reward_of(episode, self._config.rewards, self._judge)
             self._earned[self.log.add(episode, step, earned)] = earned
             episode.last = None  # it was judged
@@ -247,7 +247,7 @@ class Worker:
         if state is not None or not step:
             self.log.forget_after(int(state["log_end"]) if state is not None else -1)
 
-        def find(held: Mapping[str, Any]) -> Episode:
+        def find(held: Mapping[str, Any]) -> RolloutEpisode:
             episode, earned = self.log.read(int(held["trajectory"]))
             self._earned[episode.trajectory] = earned
             return episode
@@ -418,7 +418,7 @@ def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, 
 # --- reference ---
 
 
-class Reference(torch.nn.Module):
+class ReferencePolicy(torch.nn.Module):
     """The policy as it was when this was made. `offload`: its weights lie in the host's memory until they are needed."""
 
     def __init__(self, policy: Any, offload: bool):
@@ -441,7 +441,7 @@ class Reference(torch.nn.Module):
 # --- reward ---
 
 
-def reward_of(episode: Episode, rewards: Rewards, judge: Callable[[Any], float] | None = None) -> np.ndarray:
+def reward_of(episode: RolloutEpisode, rewards: Rewards, judge: Callable[[Any], float] | None = None) -> np.ndarray:
     """What each row earned, float32 [rows]: environment's rewards where they came, all else at the last one.
 
     r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned * classifier(last frame)
@@ -493,7 +493,7 @@ class Imitating:
 # --- cards and clocks ---
 
 
-def card_of(episode: Episode, step: int) -> dict[str, Any]:
+def card_of(episode: RolloutEpisode, step: int) -> dict[str, Any]:
     """What the controller is told of an episode: some hundred bytes, whatever it saw."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
     told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
@@ -501,7 +501,7 @@ def card_of(episode: Episode, step: int) -> dict[str, Any]:
     return {**start, **told, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
 
 
-class Clock:
+class PhaseClock:
     """Seconds spent in each of some things."""
 
     def __init__(self) -> None:
@@ -528,7 +528,7 @@ class Clock:
 
 
 class _TimedPolicy:
-    def __init__(self, policy: Any, clock: Clock):
+    def __init__(self, policy: Any, clock: PhaseClock):
         self._policy, self._clock = policy, clock
 
     def act(self, *given: Any, **named: Any) -> Any:
@@ -543,7 +543,7 @@ class _TimedPool:
     """A simulator's time is what is waited for it, and what is done `beside` until it has to be waited for. What the policy does meanwhile
     is the policy's."""
 
-    def __init__(self, pool: Pool, clock: Clock):
+    def __init__(self, pool: Pool, clock: PhaseClock):
         self._pool, self._clock = pool, clock
         self.begin()
 
@@ -573,7 +573,7 @@ class _TimedPool:
         return getattr(self._pool, name)
 
 
-def _in_the_log(episode: Episode) -> dict[str, int]:
+def _in_the_log(episode: RolloutEpisode) -> dict[str, int]:
     return {"trajectory": episode.trajectory}
 
 

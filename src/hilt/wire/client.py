@@ -20,7 +20,7 @@ from hilt.replay.transfer.queue import QueuedDataStore
 from hilt.wire.config import TrainerConfig
 from hilt.wire.keys import ClientKeys
 from hilt.wire.link import Link
-from hilt.wire.probe import Finding, probe
+from hilt.wire.probe import ProbeResult, probe
 from hilt.wire.remote import RemoteChannel, RemoteSampler, no_answer
 from hilt.wire.sockets import require_keys
 from hilt.wire.weights import Subscriber
@@ -245,10 +245,10 @@ class TrainerClient:
         if self._link.refusal:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
 
-    def _probe(self) -> Finding:
+    def _probe(self) -> ProbeResult:
         """Why nobody answers."""
         if self.config.transport == "in-process":
-            return Finding("")
+            return ProbeResult("")
         return probe(self._host, self.config.port_number, self._keys is not None)
 
     def _flush(self, seconds: float, told: dict[str, int]) -> Update:

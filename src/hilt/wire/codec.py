@@ -42,7 +42,7 @@ _CACHED_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class MessageLimits:
     """What a message may have at most; more is refused before memory is taken for it."""
 
     header_bytes: int = 16 << 20
@@ -52,7 +52,7 @@ class Limits:
     depth: int = 64
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = MessageLimits()
 
 
 def encode(message: Mapping[str, Any]) -> list[Buffer]:
@@ -81,7 +81,7 @@ def encode(message: Mapping[str, Any]) -> list[Buffer]:
     return [header, *buffers]
 
 
-def decode(frames: Sequence[Any], limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+def decode(frames: Sequence[Any], limits: MessageLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The message in these frames (bytes, memoryviews or zmq frames). Arrays are read-only views into them.
 
     Raises `FormatError` for everything that `encode` does not make, or makes only beyond the limits.
@@ -414,7 +414,7 @@ def _no_extension(code: int, data: bytes) -> NoReturn:
     raise FormatError("an array described by another array.")
 
 
-def _unpack(data: bytes, start: int, limits: Limits, extension: Any) -> Any:
+def _unpack(data: bytes, start: int, limits: MessageLimits, extension: Any) -> Any:
     _walk(data, start, limits)
     try:
         return msgpack.unpackb(
@@ -443,7 +443,7 @@ _EXTENSIONS = {0xC7: (1, 0), 0xC8: (2, 0), 0xC9: (4, 0), 0xD4: (0, 1), 0xD5: (0,
 _TEXT = [0xA0 <= byte <= 0xBF or 0xD9 <= byte <= 0xDB for byte in range(256)]
 
 
-def _walk(data: bytes, start: int, limits: Limits) -> None:
+def _walk(data: bytes, start: int, limits: MessageLimits) -> None:
     """Checks that exactly one msgpack value lies here, that all it announces is there, and that it is within the limits.
 
     msgpack itself makes a list of the announced length before it sees an element, and so could be made to take any memory.

@@ -1,6 +1,6 @@
 """Strangers cost next to nothing: a port that many of them knock at hears no more of them for a second.
 
-A refused CURVE handshake costs the server 0.2 to 0.6 ms, so a thousand of them per second would take half a core. A `Door` counts the
+A refused CURVE handshake costs the server 0.2 to 0.6 ms, so a thousand of them per second would take half a core. A `FloodGuard` counts the
 connections that were accepted and completed no handshake. When there are too many, it has the kernel drop further requests to
 connect, by a filter on the listening socket, and lets them through again a second later. Connections that exist are not touched.
 (Unbinding instead would end every connection: ZeroMQ sessions belong to their listener.)
@@ -43,7 +43,7 @@ _number = itertools.count()
 _log = logging.getLogger("hilt.wire")
 
 
-class Door:
+class FloodGuard:
     """Watches a socket's listener. Make it before `bind`, and call `tick` from the thread that owns the socket, when `monitor` is
     readable and about ten times a second besides."""
 
@@ -174,10 +174,10 @@ class Door:
             self._strangers_when_warned = strangers
 
 
-def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> tuple[Socket, Door]:
+def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys: ServerKeys | None) -> tuple[Socket, FloodGuard]:
     """A ROUTER socket that listens on a port of the config, behind its door."""
     socket = router(context, config, keys)
-    door = Door(socket, f"port {port}")
+    door = FloodGuard(socket, f"port {port}")
     try:
         listen(socket, config, port)
     except ConfigError:
@@ -186,7 +186,7 @@ def open_port(context: zmq.Context[Any], config: TrainerConfig, port: int, keys:
     return socket, door
 
 
-def close_port(socket: Socket, door: Door) -> None:
+def close_port(socket: Socket, door: FloodGuard) -> None:
     """Ends both. The port, or the name within this process, is free when it returns."""
     with contextlib.suppress(zmq.ZMQError):  # the context may be gone, or it never came to listen
         door.close()

@@ -17,8 +17,8 @@ from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError,
 from hilt.core.tree import Tree, unflatten
 from hilt.replay.log import Log
 from hilt.replay.packed import Block
-from hilt.replay.transfer.assembler import Chains
-from hilt.replay.transfer.delivered import Received, received_by
+from hilt.replay.transfer.assembler import RunningEpisodes
+from hilt.replay.transfer.delivered import DeliveredSequence, received_by
 
 logger = logging.getLogger("hilt.wire")
 
@@ -34,7 +34,7 @@ STREAMS_KEPT = 4_096
 
 
 @dataclass
-class Outcome:
+class IngestOutcome:
     """What became of one message of steps."""
 
     stored: int = 0
@@ -53,7 +53,7 @@ class Outcome:
 class Stream:
     """The steps of one sender into one store."""
 
-    def __init__(self, actor: str, boot: str, received: Received, power_safe: int = -1, promises_power: bool = True):
+    def __init__(self, actor: str, boot: str, received: DeliveredSequence, power_safe: int = -1, promises_power: bool = True):
         self.actor, self.boot, self.received, self.power_safe = actor, boot, received, power_safe
         self._promises_power = promises_power
         self._awaiting: deque[tuple[int, int]] = deque()  # (the log's count of steps, number) of what is process-safe only
@@ -88,7 +88,7 @@ class Stream:
         self.refusals[number] = why
 
 
-class Sink:
+class DataSink:
     """One registered data store."""
 
     def __init__(self, name: str, store: Any):
@@ -112,7 +112,10 @@ class Sink:
         """What is known of a sender whose oldest step is number `first`."""
         name = (actor, boot)
         if name not in self._streams:
-            received, power_safe = Received(first - 1), -1  # what is below `first` may be another boot's, and on its way to the disk
+            received, power_safe = (
+                DeliveredSequence(first - 1),
+                -1,
+            )  # what is below `first` may be another boot's, and on its way to the disk
             if self.log is not None:
                 received = received_by(self.log, actor, boot, self.name, first)
                 if self.promises_power and received.high >= first:
@@ -135,9 +138,9 @@ class Sink:
             return str(error)
         return ""
 
-    def take(self, stream: Stream, message: Mapping[str, Any], collect: bool = False) -> Outcome:
+    def take(self, stream: Stream, message: Mapping[str, Any], collect: bool = False) -> IngestOutcome:
         """Stores the steps of a message, in order, as far as it goes."""
-        outcome, first, packed = Outcome(), message["first"], message.get("packed")
+        outcome, first, packed = IngestOutcome(), message["first"], message.get("packed")
         steps: Any = message.get("items")
         if first < 0 or (packed is None and not isinstance(steps, list)):
             raise FormatError("a message of steps has none in it.")
@@ -163,14 +166,14 @@ class Sink:
                 outcome.transitions.append(step)
         return outcome
 
-    def skip(self, stream: Stream, number: int, why: str) -> Outcome:
+    def skip(self, stream: Stream, number: int, why: str) -> IngestOutcome:
         """Of a step that its sender cannot send: it is refused, so that those after it can be acknowledged."""
-        outcome = Outcome()
+        outcome = IngestOutcome()
         if number not in stream.received:
             self._refuse(stream, number, why, outcome)
         return outcome
 
-    def _take_block(self, stream: Stream, first: int, block: Block, outcome: Outcome) -> None:
+    def _take_block(self, stream: Stream, first: int, block: Block, outcome: IngestOutcome) -> None:
         """Stores the new steps of a block at once, if the store can do that; the others are taken one by one."""
         known = max(0, stream.received.high + 1 - first)
         insert_block = getattr(self._insert, "block", None)
@@ -188,7 +191,7 @@ class Sink:
             if (versions := block.columns.get("policy_version")) is not None:
                 outcome.version = int(versions[known + outcome.stored - 1])
 
-    def _take_one(self, stream: Stream, number: int, step: Any, outcome: Outcome) -> bool:
+    def _take_one(self, stream: Stream, number: int, step: Any, outcome: IngestOutcome) -> bool:
         before = self.log.appended if self.log is not None else 0
         try:
             self._insert(step, stream.actor, stream.boot, number)
@@ -212,7 +215,7 @@ class Sink:
             outcome.version = int(version)
         return True
 
-    def _refuse(self, stream: Stream, number: int, why: str, outcome: Outcome) -> None:
+    def _refuse(self, stream: Stream, number: int, why: str, outcome: IngestOutcome) -> None:
         stream.refuse(number, why)
         stream.note(number, self.log.appended if self.log is not None else 0)
         outcome.refused.append((number, why))
@@ -307,7 +310,7 @@ class _IntoLog:
     """Steps of every sender into a plain log."""
 
     def __init__(self, log: Log, name: str):
-        self._log, self._name, self._chains = log, name, Chains(log)
+        self._log, self._name, self._chains = log, name, RunningEpisodes(log)
 
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
         self._chains.insert((actor, boot, self._name), self._log.check(step, cast=True), number, 0)

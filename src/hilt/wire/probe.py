@@ -17,7 +17,7 @@ MECHANISM = slice(12, 32)
 TIMEOUT_S = 1.0
 
 
-class Finding(NamedTuple):
+class ProbeResult(NamedTuple):
     """What was found at an address."""
 
     reason: str
@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     """Whether waiting cannot help"""
 
 
-def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) -> Finding:
+def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """What listens there, as far as a stranger can tell within the timeout in seconds."""
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
@@ -35,21 +35,21 @@ def probe(host: str, port: int, has_keys: bool, timeout_s: float = TIMEOUT_S) ->
             greeting = _read(connection)
     except OSError as error:
         number = error.errno or 0
-        return Finding(f"nothing can be reached there ({os.strerror(number) if number > 0 else error})")
+        return ProbeResult(f"nothing can be reached there ({os.strerror(number) if number > 0 else error})")
     if greeting[:1] != SIGNATURE[:1] or greeting[9:10] != SIGNATURE[9:]:
-        return Finding("something listens there that does not greet as a learner does: check the port")
+        return ProbeResult("something listens there that does not greet as a learner does: check the port")
     their_keys = greeting[MECHANISM].rstrip(b"\0") == b"CURVE"
     if their_keys and not has_keys:
-        return Finding(
+        return ProbeResult(
             "the learner there has keys and lets in who has one, and this side has none: give this one's key with wire.keys=FOLDER (in "
             "Python, keys='FOLDER'). `hilt keys new learner ACTOR...` makes them, at the learner",
             final=True,
         )
     if has_keys and not their_keys and len(greeting) == GREETING_BYTES:
         reason = "this side has keys, and the learner there has none: give both sides wire.keys, or neither"
-        return Finding(reason, final=True)
+        return ProbeResult(reason, final=True)
     doubt = "the learner there is busy, or keys do not match: its folder of keys needs this side's .pub, and this side's its learner.pub"
-    return Finding(doubt if has_keys else "")
+    return ProbeResult(doubt if has_keys else "")
 
 
 def _read(connection: socket.socket) -> bytes:

@@ -27,7 +27,7 @@ from hilt.wire.codec import ML_NAMES
 from hilt.wire.requests import Handler
 
 if TYPE_CHECKING:
-    from hilt.wire.ingest import Sink
+    from hilt.wire.ingest import DataSink
 
 SAMPLERS = 256
 """Samplers that a server keeps for its clients; the one that was not used longest goes first."""
@@ -115,7 +115,7 @@ class RemoteChannel:
 class Samplers:
     """The server's side of `RemoteSampler`."""
 
-    def __init__(self, sinks: Mapping[str, Sink]):
+    def __init__(self, sinks: Mapping[str, DataSink]):
         self._sinks = sinks
         self._given: dict[str, Sampler] = {}
         self._made: OrderedDict[str, Sampler] = OrderedDict()

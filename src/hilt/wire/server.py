@@ -28,13 +28,13 @@ from hilt.replay.transfer.channel import Channel
 from hilt.wire.codec import decode, encode
 from hilt.wire.config import TrainerConfig
 from hilt.wire.flood_guard import close_port, open_port
-from hilt.wire.ingest import TROUBLE_RETRY_S, Outcome, Sink, Stream
+from hilt.wire.ingest import TROUBLE_RETRY_S, DataSink, IngestOutcome, Stream
 from hilt.wire.keys import Gatekeeper, ServerKeys
 from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
 from hilt.wire.sockets import Bell, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
-from hilt.wire.wire_metrics import Metrics, serve
+from hilt.wire.wire_metrics import WireMetrics, serve
 
 logger = logging.getLogger("hilt.wire")
 
@@ -66,14 +66,14 @@ class TrainerServer:
     ):
         logger.setLevel(log_level)
         require_keys(config, config.bind_ip, "listening on")
-        self.config, self.metrics = config, Metrics()
+        self.config, self.metrics = config, WireMetrics()
         self.instance = secrets.token_hex(8)
         """Tells this learner from the one before it."""
         self._data_callback = data_callback
         self._keys = ServerKeys.load(config.keys, config.key_name) if config.keys is not None else None
         self._context = context_for(config)
         self._gatekeeper = Gatekeeper(self._context, self._keys) if self._keys is not None else None
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, DataSink] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._sessions: dict[bytes, _Session] = {}
         self._counters = _Counters(self.metrics)
@@ -107,7 +107,7 @@ class TrainerServer:
             raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
         if name in self._sinks:
             raise ConfigError(f"{name}: a data store of this name is registered already; choose another name.")
-        sink = Sink(name, data_store)
+        sink = DataSink(name, data_store)
         if sink.log is not None and len(sink.log):  # no version shall mean two sets of weights
             versions = sink.log.read(sink.log.all().keys(), ["policy_version"])["policy_version"]
             self._publisher.raise_to(int(versions.max()))
@@ -273,7 +273,7 @@ class TrainerServer:
         self._acknowledge_all(sender, session)
         return True
 
-    def _stream(self, session: _Session, sink: Sink, message: Mapping[str, Any]) -> Stream:
+    def _stream(self, session: _Session, sink: DataSink, message: Mapping[str, Any]) -> Stream:
         """Who sends the steps of a message, and what is known of that."""
         boot, first = _field(message, "boot", str), _field(message, "first", int)
         if (sink.name, boot) not in session.streams:
@@ -313,13 +313,13 @@ class TrainerServer:
                 outcome = sink.take(stream, message, collect=self._data_callback is not None)
         except FormatError as error:
             self._counters.malformed.add(1)
-            outcome = Outcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
+            outcome = IngestOutcome(held=f"the learner cannot read it: {error}", retry=TROUBLE_RETRY_S)
         except Exception as error:  # whatever it is, its sender shall know, and try again
             logger.exception("steps for %s from %s could not be taken", name, session.actor)
             for other in self._sessions.values():
                 if other.streams.get((name, stream.boot)) is stream:
                     self._let_go(other, (name, stream.boot))  # what is stored of it is known from the log
-            outcome = Outcome(held=f"the learner failed on it: {error}", retry=TROUBLE_RETRY_S)
+            outcome = IngestOutcome(held=f"the learner failed on it: {error}", retry=TROUBLE_RETRY_S)
         if outcome.held:
             session.out_of_step(name)
         self._counters.took(session, name, outcome)
@@ -331,12 +331,12 @@ class TrainerServer:
         for (name, _), stream in session.streams.items():
             self._acknowledge(sender, self._sinks[name], stream)
 
-    def _acknowledge(self, sender: bytes, sink: Sink, stream: Stream, **more: Any) -> None:
+    def _acknowledge(self, sender: bytes, sink: DataSink, stream: Stream, **more: Any) -> None:
         power = stream.power_safe if sink.promises_power else None
         safe = {"boot": stream.boot, "process": stream.process_safe, "power": power}
         self._send(sender, {"kind": "ack", "instance": self.instance, "store": sink.name, **safe, **more})
 
-    def _call_back(self, sink: Sink, stream: Stream, transitions: list[Any]) -> None:
+    def _call_back(self, sink: DataSink, stream: Stream, transitions: list[Any]) -> None:
         assert self._data_callback is not None
         try:
             self._data_callback(sink.name, {"data": transitions, "last_id": stream.process_safe})
@@ -444,7 +444,7 @@ class _Session:
 class _Counters:
     """What Prometheus sees."""
 
-    def __init__(self, metrics: Metrics):
+    def __init__(self, metrics: WireMetrics):
         self._metrics = metrics
         of = ("actor", "store")
         self.received = metrics.counter("hilt_wire_steps_received_total", "Steps that were stored.", of)

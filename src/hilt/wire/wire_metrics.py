@@ -40,7 +40,7 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _log = logging.getLogger("hilt.wire")
 
 
-class Metrics:
+class WireMetrics:
     """A set of metrics; safe to use from any thread."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Endpoint:
             self._thread.join(5)
 
 
-def serve(metrics: Metrics, port: int) -> Endpoint:
+def serve(metrics: WireMetrics, port: int) -> Endpoint:
     """Shows the metrics on this machine, and nowhere else. Port 0 takes a free one."""
     try:
         server = _Server(metrics, port)
@@ -191,7 +191,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True  # a restarted learner need not wait for old connections to time out
     allow_reuse_port = False  # but two may not share it
 
-    def __init__(self, metrics: Metrics, port: int):
+    def __init__(self, metrics: WireMetrics, port: int):
         self.metrics = metrics
         self._since: dict[socket.socket, float] = {}
         super().__init__((HOST, port), _Handler)

@@ -35,7 +35,7 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     """What our functions make of the inputs: an episode of theirs is a row of tokens, as one of ours is a row of chunks."""
     from hilt.algos.advantage import advantages, gae, whiten
     from hilt.algos.config import Kl, PolicyGradient
-    from hilt.algos.kl import Controller, divergence
+    from hilt.algos.kl import KLController, divergence
     from hilt.algos.surrogate import surrogate, value_loss, weights
     from hilt.policies.vla.heads import TokensHead
 
@@ -66,7 +66,7 @@ def numbers(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     first = mask[:, : logits.shape[1]]
     entropy = head.evaluate(logits, {"tokens": tokens}, torch.ones(len(logits)))[1][..., 0]
     ours["entropy_mean_first6"] = (entropy * first).sum() / first.sum()
-    controller, followed = Controller(Kl("reward", coefficient=0.1, controller="adaptive", target=6.0, horizon=10_000)), []
+    controller, followed = KLController(Kl("reward", coefficient=0.1, controller="adaptive", target=6.0, horizon=10_000)), []
     for kl, trajectories in given["adaptive_kl_inputs"].tolist():
         controller.follow(kl, trajectories)
         followed.append(controller.coefficient)

@@ -21,7 +21,7 @@ from hilt.core.trajectory import Source
 from hilt.core.tree import flatten
 from hilt.formats import detect, located, located_log
 from hilt.replay.log import Log
-from hilt.replay.maintenance.findings import Finding, Report
+from hilt.replay.maintenance.findings import Finding, LogReport
 from hilt.replay.maintenance.merge import Copied, merge, split
 from hilt.replay.maintenance.repair import repair, verify
 from hilt.replay.schema import mate
@@ -259,7 +259,7 @@ def _trajectory_row(t: dict[str, Any]) -> list[object]:
     return [t["trajectory"], steps, "" if t["return"] is None else f"{t['return']:.3g}", success, t["end"], acted]
 
 
-def show_report(report: Report) -> None:
+def show_report(report: LogReport) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -279,7 +279,7 @@ def show_report(report: Report) -> None:
         show_way_out(report)
 
 
-def show_way_out(report: Report) -> None:
+def show_way_out(report: LogReport) -> None:
     """When only some columns are damaged: how to keep the others of every step."""
     if columns := report.damaged_columns():
         drop = " ".join(f"--without {column}" for column in columns)
@@ -292,7 +292,7 @@ def _steps(finding: Finding) -> str:
     return shown + (f" and {len(finding.steps) - 3} more" if len(finding.steps) > 3 else "")
 
 
-def describe_size(report: Report) -> str:
+def describe_size(report: LogReport) -> str:
     whole = f"{report.steps:,} steps, {report.trajectories:,} trajectories, {report.frames:,} frames and {report.facts:,} facts are whole"
     meanwhile = ", a writer is at work" if report.writing else ""
     return f"{whole} ({human_bytes(report.bytes)} read in {report.seconds:.1f} s{meanwhile})"

@@ -21,7 +21,7 @@ from hilt.core.progress import printable
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
 from hilt.formats import FORMATS, detect, located, meaning_of, open_dataset, options_of
-from hilt.formats.convert import Progress, Summary, convert, success_of, survey
+from hilt.formats.convert import ConversionSummary, Progress, convert, success_of, survey
 from hilt.formats.episodes import Dataset, Episode
 
 MOST_NOTES = 30
@@ -148,7 +148,7 @@ def inspect_dataset(
         typer.echo(write_strip(dataset, number or 0, out))
         return
     if quick:
-        counted = Summary(str(path), dataset.format, episodes=len(dataset))
+        counted = ConversionSummary(str(path), dataset.format, episodes=len(dataset))
     else:
         with progress_bar("counting", "episodes") as progress:
             counted = survey(dataset, progress)
@@ -215,7 +215,7 @@ def parse_size(text: str) -> tuple[int, int] | None:
 # --- showing ----------------------------------------------------------------------------------------------------------------------
 
 
-def show_summary(s: Summary) -> None:
+def show_summary(s: ConversionSummary) -> None:
     from rich.console import Console
 
     per_second = f", {s.steps / s.seconds:,.0f} steps/s" if not s.went_on_from else f", going on from episode {s.went_on_from:,}"
@@ -229,7 +229,7 @@ def show_summary(s: Summary) -> None:
     show_notes(s)
 
 
-def _counts(s: Summary, quick: bool = False) -> list[list[str]]:
+def _counts(s: ConversionSummary, quick: bool = False) -> list[list[str]]:
     if quick:
         return [["episodes", f"{s.episodes:,}"], ["steps", "not counted (--quick)"]]
     lost = [f"{s.damaged:,} damaged"] * bool(s.damaged) + [f"{s.empty:,} without a transition"] * bool(s.empty)
@@ -240,7 +240,7 @@ def _counts(s: Summary, quick: bool = False) -> list[list[str]]:
     ] + ([["size", human_bytes(s.source_bytes)]] if not s.target else [])
 
 
-def show_notes(s: Summary) -> None:
+def show_notes(s: ConversionSummary) -> None:
     if not s.notes:
         return
     typer.echo("\nnot carried over as it was:" if s.target else "\na conversion would change or leave out:")

@@ -27,7 +27,7 @@ from hilt.core.threads import one_thread
 
 if TYPE_CHECKING:
     from hilt.hil.config import Hil
-    from hilt.runs.evaluation import Evaluation
+    from hilt.runs.evaluation import EvaluationResult
 
 app = typer.Typer(add_completion=False)
 app.command("store")(store)
@@ -41,7 +41,7 @@ LATEST = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class DemoPlan:
     """What is learned, and what counts as learned."""
 
     recipe: str
@@ -55,8 +55,8 @@ class Plan:
     """Updates after which the run has usually reached its own goal, for the remaining time that is shown"""
 
 
-WHOLE = Plan("tabletop_pick", 100, 0.95, workers=2, usual_steps=12_000)
-FAST = Plan("tabletop_button", 40, 0.8, workers=1, usual_steps=2_000)
+WHOLE = DemoPlan("tabletop_pick", 100, 0.95, workers=2, usual_steps=12_000)
+FAST = DemoPlan("tabletop_button", 40, 0.8, workers=1, usual_steps=2_000)
 
 
 @app.callback(invoke_without_command=True)
@@ -83,7 +83,7 @@ def demo(
     config = settings(recipe(plan.recipe), {"seed": seed, "wire": {"port": 0, "broadcast_port": 0}, **long}, *(overrides or []))
     if human:
         config.operator, config.operator_options = "browser", {}
-    story = Story(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
+    story = HilStory(plan, config, run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S"))
     story.learn()
     story.exam()
     story.show()
@@ -92,14 +92,14 @@ def demo(
 
 
 @dataclass
-class Story:
+class HilStory:
     """What happened, and what was wrong about it."""
 
-    plan: Plan
+    plan: DemoPlan
     config: Hil
     run: Path
     wrong: list[str] = field(default_factory=list)
-    _tried: dict[str, Evaluation] = field(default_factory=dict)
+    _tried: dict[str, EvaluationResult] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _early: threading.Thread | None = None
     _moved: tuple[int, int] = (0, 1)
@@ -245,7 +245,7 @@ class Story:
         typer.echo("\n".join(lines) + "\n")
 
 
-def verdict(plan: Plan, before: Evaluation, after: Evaluation, minutes: float = 0.0) -> tuple[list[str], str]:
+def verdict(plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, minutes: float = 0.0) -> tuple[list[str], str]:
     """What went wrong, as sentences; empty if the policy reached the goal. And, if the cap in minutes ended the run first, how far it came:
     that is no failure, because whoever sets a cap did not ask for the goal."""
     old, new = before.success or 0.0, after.success or 0.0
@@ -260,7 +260,7 @@ def verdict(plan: Plan, before: Evaluation, after: Evaluation, minutes: float = 
     return wrong, ""
 
 
-def _row(name: str, done: Evaluation) -> list[str]:
+def _row(name: str, done: EvaluationResult) -> list[str]:
     share, interval = (f"{done.success:.0%}", "{:.0%} to {:.0%}".format(*done.interval)) if done.interval else ("–", "–")
     steps = done.steps_per_success
     return [name, share, interval, "–" if steps is None else f"{steps:.1f}"]

@@ -44,7 +44,7 @@ def store(
 ) -> None:
     """Record transitions with images, get killed half-way, recover, go on, sample, and check everything."""
     with _workplace(folder, steps, keep) as log:
-        story = Story(log, steps)
+        story = StoreStory(log, steps)
         story.record_and_kill()
         story.recover()
         story.go_on()
@@ -56,7 +56,7 @@ def store(
 
 
 @dataclass
-class Story:
+class StoreStory:
     """What happened, and what was wrong about it."""
 
     folder: Path
@@ -75,7 +75,10 @@ class Story:
         """Records until about half-way, then sends SIGKILL at a moment that nobody chose."""
         chance = random.SystemRandom()
         enough = int(self.steps * chance.uniform(0.4, 0.6))
-        with progress_bar("recording, until it is killed", announce=True) as progress, Recorder(self.folder, 0, self.steps) as recorder:
+        with (
+            progress_bar("recording, until it is killed", announce=True) as progress,
+            RecorderProcess(self.folder, 0, self.steps) as recorder,
+        ):
             for line in recorder.lines():
                 self._hear(line)
                 progress(len(self.promised), self.steps)
@@ -107,7 +110,7 @@ class Story:
     def go_on(self) -> None:
         """The rest, by a second process; then everything must be there once."""
         if self._left:
-            rest = Recorder(self.folder, self._next_episode, self._left)
+            rest = RecorderProcess(self.folder, self._next_episode, self._left)
             with progress_bar("going on to the end", announce=True) as progress, rest as recorder:
                 for line in recorder.lines():
                     self._hear(line)
@@ -208,7 +211,7 @@ def expected(number: int, t: int, length: int, kind: str) -> dict[str, Any]:
     return {**step, **ends, "rewards": np.float32(rewards), "discounts": discount, "n_steps": np.int64(taken)}
 
 
-class Recorder:
+class RecorderProcess:
     """The recording process, and what it reports."""
 
     def __init__(self, folder: Path, first: int, steps: int):
@@ -239,7 +242,7 @@ class Recorder:
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> RecorderProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

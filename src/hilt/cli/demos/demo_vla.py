@@ -25,7 +25,7 @@ from hilt.core.threads import one_thread
 if TYPE_CHECKING:
     from hilt.vla.config import Vla
     from hilt.vla.demonstrations import Demonstrations
-    from hilt.vla.drawn_pictures import Drawing
+    from hilt.vla.drawn_pictures import DrawingSettings
     from hilt.vla.sft import Sft
 
 GOAL, WORDS_MATTER = 0.9, 0.3
@@ -58,9 +58,9 @@ def vla(
     from hilt.core.config import build
     from hilt.recipes import vla_recipe
     from hilt.vla.config import Imitation, Validation
-    from hilt.vla.drawn_pictures import Drawing
+    from hilt.vla.drawn_pictures import DrawingSettings
 
-    config, drawing, taught, states = vla_recipe("vla_tabletop"), Drawing(), imitation(), 100
+    config, drawing, taught, states = vla_recipe("vla_tabletop"), DrawingSettings(), imitation(), 100
     config.imitation.weight = 0.05  # of what was shown, all along
     if fast:
         config.max_steps, config.validation = 15, Validation(before=False, period=0, after=False)
@@ -71,7 +71,7 @@ def vla(
         config.policy_options = {**{name: value for name, value in config.policy_options.items() if name != "smoothing"}, "head": head}
     long: dict[str, Any] = {} if minutes is None else {"max_seconds": 60 * minutes, **({} if minutes else {"max_steps": 0})}
     settings = build(config, {"seed": seed, **long}, *(overrides or []))
-    story = Story(settings, drawing, taught, demonstrations, states, _folder(run), fast)
+    story = VlaStory(settings, drawing, taught, demonstrations, states, _folder(run), fast)
     replace(story.config, imitation=Imitation()).check()  # what is imitated is recorded first
     story.tell()
     with PROGRESS.phases() as story.report:
@@ -90,7 +90,7 @@ def imitation() -> Sft:
 
 
 @dataclass
-class Phase:
+class DemoPhase:
     """What one part of the demo cost."""
 
     episodes: int = 0
@@ -106,11 +106,11 @@ class Phase:
 
 
 @dataclass
-class Story:
+class VlaStory:
     """What happened, and what was wrong about it."""
 
     config: Vla
-    drawing: Drawing
+    drawing: DrawingSettings
     imitation: Sft
     demonstrations: int
     states: int
@@ -119,7 +119,7 @@ class Story:
     fast: bool = False
     wrong: list[str] = field(default_factory=list)
     report: Report = silent
-    phases: dict[str, Phase] = field(default_factory=dict)
+    phases: dict[str, DemoPhase] = field(default_factory=dict)
     _tried: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
     _reason: str = ""
@@ -271,8 +271,8 @@ class Story:
         self._exam("start", open_policy(folder, config))
 
     @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[Phase]:
-        phase, began = self.phases.setdefault(name, Phase()), time.monotonic()
+    def _phase(self, name: str) -> Iterator[DemoPhase]:
+        phase, began = self.phases.setdefault(name, DemoPhase()), time.monotonic()
         yield phase
         phase.seconds += time.monotonic() - began
 

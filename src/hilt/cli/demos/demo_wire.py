@@ -44,7 +44,7 @@ def wire(
     """A learner and two actors with keys; the learner is killed and paused, an actor is killed; then every pixel is compared."""
     with temporary_folder("hilt-demo-") as folder:
         with PROGRESS.phases() as report:
-            story = Story(folder, steps, report)
+            story = WireStory(folder, steps, report)
             try:
                 story.play()
             finally:
@@ -54,7 +54,7 @@ def wire(
             raise typer.Exit(1)
 
 
-class Story:
+class WireStory:
     """Who runs, what was inserted, and what came of it."""
 
     def __init__(self, folder: Path, steps: int, report: Report = silent):

@@ -26,7 +26,7 @@ from hilt.replay.sampling.sampler import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.settings import as_folder, as_transitions, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
-from hilt.replay.transfer.assembler import Chains
+from hilt.replay.transfer.assembler import RunningEpisodes
 from hilt.replay.view import View
 
 logger = logging.getLogger("hilt.replay")
@@ -91,7 +91,9 @@ class ReplayBufferDataStore:
         self.log = _open_or_create(path, schema, settings)
         self._upstream_keys = list(columns)
         self._stored = dict.fromkeys(path.partition("/")[0] for path in self.log.schema.columns)
-        self._chains = Chains(self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4)))  # a running one cannot be evicted as a whole
+        self._chains = RunningEpisodes(
+            self.log, unnamed=max(1, min(OPEN_CHAINS, capacity // 4))
+        )  # a running one cannot be evicted as a whole
         self.lock, self.cut_by_fork = threading.RLock(), False
         wait_before_fork(self)
         self.view: View = self.log.all()

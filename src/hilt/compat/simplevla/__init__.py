@@ -1,12 +1,12 @@
 """The names of SimpleVLA-RL (verl), over Hilt's own tasks, rollouts and workers; docs/simplevla.md describes them."""
 
+from hilt.compat.simplevla.batch import Batch
 from hilt.compat.simplevla.batches import episodes_of, rollout_batch
 from hilt.compat.simplevla.dataloader import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn, starts
 from hilt.compat.simplevla.environments import RobotwinEnvWrapper, center_crop_image, env_worker, get_libero_env
 from hilt.compat.simplevla.hf_rollout import RobHFRollout
 from hilt.compat.simplevla.trainer import RayTrainer, ResourcePoolManager, RobRewardManager, Role, compute_advantage
 from hilt.compat.simplevla.workers import CriticWorker, DataParallelPPOCritic, RobActorRolloutRefWorker, RobDataParallelPPOActor
-from hilt.distributed.batch import Batch
 
 DataProto = Batch
 

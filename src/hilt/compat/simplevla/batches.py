@@ -9,17 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hilt.compat.simplevla.batch import Batch
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError
-from hilt.distributed.batch import Batch
 from hilt.policies.base import Record
-from hilt.vla.episode import Episode, Start
+from hilt.vla.episode import RolloutEpisode, Start
 
 PAD = 32000
 """Llama's token for nothing, in OpenVLA"""
 
 
 def rollout_batch(
-    episodes: Sequence[Episode], policy: Any, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
+    episodes: Sequence[RolloutEpisode], policy: Any, max_prompt_length: int = 0, steps: int = 0, pixel_values: bool = False
 ) -> Batch:
     """Episodes as SimpleVLA-RL's rollout gives them, B of S chunks; after an episode's last chunk there is nothing but padding.
 
@@ -82,7 +82,7 @@ def rollout_batch(
     return Batch(tensors, facts)
 
 
-def episodes_of(batch: Batch, policy: Any, temperature: float = 1.0) -> list[Episode]:
+def episodes_of(batch: Batch, policy: Any, temperature: float = 1.0) -> list[RolloutEpisode]:
     """The inverse of `rollout_batch`: the episodes that these rows are. Chunks of which nothing was carried out are left out.
 
     `temperature` is that of the rollout, in the units of ``rollout.temperature``. The pictures are ``frames`` or ``pixel_values``.
@@ -101,7 +101,7 @@ def episodes_of(batch: Batch, policy: Any, temperature: float = 1.0) -> list[Epi
         rows = -(-steps // policy.chunk)
         executed = np.clip(steps - policy.chunk * np.arange(rows), 0, policy.chunk).astype(np.int32)
         start = Start(str(_fact(batch, "task", row)), "train", 0, 0, groups.setdefault(str(uid), len(groups)), row)
-        episode = Episode(start, _record(data, row, rows, policy, temperature), executed, np.zeros(rows, np.float32), success, steps,
+        episode = RolloutEpisode(start, _record(data, row, rows, policy, temperature), executed, np.zeros(rows, np.float32), success, steps,
                           not success, 0, b"", str(_fact(batch, "ill_formed", row)))  # fmt: skip
         made.append(episode)
     return made
@@ -141,7 +141,7 @@ def by_token(values: Sequence[np.ndarray], length: int) -> Tensor:
     return found
 
 
-def by_chunk(name: str, values: Tensor, episodes: Sequence[Episode], policy: Any) -> list[np.ndarray]:
+def by_chunk(name: str, values: Tensor, episodes: Sequence[RolloutEpisode], policy: Any) -> list[np.ndarray]:
     """float32 [rows] for each episode, of one number for each token [B, T]: the tokens of a chunk that were carried out have the same."""
     size, found = policy.chunk * policy.action_dim, []
     for row, episode in zip(values.detach().float().cpu().numpy(), episodes, strict=True):

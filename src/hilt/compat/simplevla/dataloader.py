@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hilt.compat.simplevla.batch import Batch, objects
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
-from hilt.distributed.batch import Batch, objects
 from hilt.envs import libero, robotwin
 from hilt.recipes.simplevla_names import UnknownSuiteError, split_name
 from hilt.vla.episode import Start

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hilt.compat.simplevla.batch import Batch
 from hilt.compat.simplevla.batches import PAD, rollout_batch
 from hilt.compat.simplevla.dataloader import starts
 from hilt.core.errors import ConfigError, RequestError
-from hilt.distributed.batch import Batch
 from hilt.envs.pool import Pool
 from hilt.policies.io.preprocess import bicubic, center_crop, openvla_view
 from hilt.policies.vla.normalize import resolve_key
@@ -21,7 +21,7 @@ from hilt.policies.vla.observation_adapters import suite
 from hilt.policies.vla.tokens import openvla_ids
 from hilt.recipes.simplevla_run import STEP_LIMIT
 from hilt.replay.tensors import generator
-from hilt.vla.episode import Episode, Lost
+from hilt.vla.episode import LostEpisode, RolloutEpisode
 from hilt.vla.rollout import roll_out
 
 NAMES = ("responses", "input_ids", "attention_mask", "pixel_values")
@@ -66,13 +66,13 @@ class RobHFRollout:
         temperature = float(meta.get("temperature", get(self.config, "temperature", 1.0)))
         pool = self._simulators(group if "n_samples" in meta else 0)
         wanted = starts(prompts, group, seed=int(meta.get("seed", 0)))
-        ended: dict[Any, Episode] = {}
+        ended: dict[Any, RolloutEpisode] = {}
         self.module.eval()
         outcomes = roll_out(
             self.module, pool, wanted, suite=suite(wanted[0].task), temperature=temperature, sample=sample, generator=self._draws, retries=1
         )
         for outcome in outcomes:
-            if isinstance(outcome, Lost):
+            if isinstance(outcome, LostEpisode):
                 raise RequestError(f"an episode of {outcome.start.task} was lost twice:\n{outcome.error}")
             ended[outcome.start] = outcome
         chunks = math.ceil(max(int(pool.describe(start.task)["step_limit"]) for start in wanted) / self.module.chunk)

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from hilt.core.errors import ConfigError
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, MODEL
-from hilt.recipes.simplevla_run import Run, simplevla
+from hilt.recipes.simplevla_run import SimpleVLARun, simplevla
 
 FILLED_IN = "optim.total_training_steps"
 """What the trainer there writes into the settings of actor and critic; here it follows from the settings"""
@@ -25,12 +25,12 @@ def tree_of(config: Any) -> dict[str, Any]:
     return {str(name): value for name, value in found.items()}
 
 
-def run_of(config: Any, **more: Any) -> Run:
+def run_of(config: Any, **more: Any) -> SimpleVLARun:
     """What the recipe makes of a whole tree. ``hilt`` in it has settings of ours, as ``hilt.KEY=VALUE`` has on the command line."""
     return _run({**dict(_leaves(tree_of(config))), **more})
 
 
-def worker_run_of(part: str, config: Any, **more: Any) -> Run:
+def worker_run_of(part: str, config: Any, **more: Any) -> SimpleVLARun:
     """The same of ``actor_rollout_ref`` or ``critic`` alone, for a worker in this process, whose advantages come with the data."""
     tree = tree_of(config)
     given = dict(_leaves({**({"hilt": tree.pop("hilt")} if "hilt" in tree else {}), part: tree})) | more
@@ -41,7 +41,7 @@ def worker_run_of(part: str, config: Any, **more: Any) -> Run:
     return _run({**neutral, "data.train_batch_size": mini, "trainer.total_training_steps": steps, **given})
 
 
-def _run(given: dict[str, Any]) -> Run:
+def _run(given: dict[str, Any]) -> SimpleVLARun:
     given = {name: value for name, value in given.items() if not name.endswith(FILLED_IN)}
     for name, value in list(given.items()):
         while name := AGREE.get(name, ""):  # a part of the tree may have only the second of two keys that say the same

@@ -17,17 +17,17 @@ from torch.utils.data import DataLoader
 
 from hilt.algos.advantage import advantages
 from hilt.algos.config import PolicyGradient
+from hilt.compat.simplevla.batch import Batch
 from hilt.compat.simplevla.dataloader import BufferedDataLoader, LIBERO_Dataset, Robotwin_Dataset, collate_fn
 from hilt.compat.simplevla.hf_rollout import get
 from hilt.compat.simplevla.script_settings import run_of
 from hilt.compat.simplevla.workers import CriticWorker, RobActorRolloutRefWorker
 from hilt.core.errors import ConfigError
-from hilt.distributed.batch import Batch
 from hilt.policies.vla.tokens import load_tokenizer, openvla_prompt
 from hilt.recipes.simplevla_names import UnknownSuiteError, suites
 from hilt.vla.config import Rewards
-from hilt.vla.episode import Episode, Start
-from hilt.vla.train import Summary, begin_run, is_run, resume_run, train
+from hilt.vla.episode import RolloutEpisode, Start
+from hilt.vla.train import TrainSummary, begin_run, is_run, resume_run, train
 from hilt.vla.worker import reward_of
 
 logger = logging.getLogger("hilt.compat")
@@ -112,7 +112,7 @@ class RobRewardManager:
             executed, success = np.diff(ends, prepend=0), bool(data.batch["acc"][row])
             ill_formed = "" if data.batch["format_correctness"][row] else "an ill-formed chunk"
             none = np.zeros(len(ends), np.float32)
-            episode = Episode(Start("", "train", 0, 0), {}, executed, none, success, steps, not success, 0, b"", ill_formed)
+            episode = RolloutEpisode(Start("", "train", 0, 0), {}, executed, none, success, steps, not success, 0, b"", ill_formed)
             found[row, ends * tokens - 1] = torch.from_numpy(reward_of(episode, rewards))
         return found.to(data.batch["acc"].device)
 
@@ -207,7 +207,7 @@ class RayTrainer:
         if self.tokenizer is not None:
             _check_tokenizer(self.tokenizer, self._run.config.policy)
 
-    def fit(self) -> Summary:
+    def fit(self) -> TrainSummary:
         """Collects, filters, updates, validates and saves, in ``trainer.default_local_dir``; a run that is there goes on."""
         if self._run is None:
             self.init_workers()

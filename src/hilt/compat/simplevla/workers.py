@@ -21,18 +21,18 @@ from torch import Tensor
 
 from hilt.algos.config import Optimiser, PolicyGradient
 from hilt.algos.surrogate import value_loss
+from hilt.compat.simplevla.batch import Batch
 from hilt.compat.simplevla.batches import by_chunk, by_token, episodes_of
 from hilt.compat.simplevla.hf_rollout import RobHFRollout, get
 from hilt.compat.simplevla.script_settings import tree_of, worker_run_of
 from hilt.core.errors import ConfigError, MissingFieldError, UnknownNameError
-from hilt.distributed.batch import Batch
-from hilt.distributed.optimizer import Trainee
+from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import join, select
 from hilt.vla.config import Vla
-from hilt.vla.episode import Episode
+from hilt.vla.episode import RolloutEpisode
 from hilt.vla.exports import save_checkpoint
 from hilt.vla.update import Updater
-from hilt.vla.worker import Reference, attach_adapters, first_policy
+from hilt.vla.worker import ReferencePolicy, attach_adapters, first_policy
 
 ROLES = ("actor", "rollout", "ref", "actor_rollout", "actor_rollout_ref")
 METRICS = {"policy_loss": "pg_loss", "clip_fraction": "pg_clipfrac", "ppo_kl": "ppo_kl", "gradient_norm": "grad_norm"}
@@ -55,7 +55,7 @@ class RobActorRolloutRefWorker:
         self.actor_module = first_policy(self.settings, {})
         if self._is_ref:
             offload = bool(get(get(get(self.config, "ref", {}), "fsdp_config", {}), "param_offload", False))
-            self.ref_module = Reference(self.actor_module, offload)
+            self.ref_module = ReferencePolicy(self.actor_module, offload)
         attach_adapters(self.actor_module, self.settings)
         if self._is_actor:
             self.actor = RobDataParallelPPOActor(self.settings, self.actor_module)
@@ -116,7 +116,7 @@ class RobDataParallelPPOActor:
         self.settings, self.actor_module = config, actor_module
         batch = replace(config.algorithm.batch, log_prob_chunks_per_pass=0)
         learning = replace(config.algorithm, recompute_log_prob=False, batch=batch)  # log-probabilities come with the data
-        self._trainee = Trainee(actor_module, _optimiser(config.optimiser, actor_optimizer))
+        self._trainee = DataParallelOptimizer(actor_module, _optimiser(config.optimiser, actor_optimizer))
         self._updater = Updater(learning, self._trainee, seed=config.seed)
 
     def compute_log_prob(self, data: Batch) -> Tensor:
@@ -183,7 +183,7 @@ class DataParallelPPOCritic:
         if critic_module.value_head is None:
             raise ConfigError("critic_module has no value head: open it with value_head=True.")
         self.settings, self.critic_module = config, critic_module
-        self._trainee, self._updates = Trainee(critic_module, _optimiser(config.critic.optimiser, critic_optimizer)), 0
+        self._trainee, self._updates = DataParallelOptimizer(critic_module, _optimiser(config.critic.optimiser, critic_optimizer)), 0
 
     def compute_values(self, data: Batch) -> Tensor:
         """float32 [B, T]: for each token the value of its chunk; 0 where nothing was carried out."""
@@ -221,10 +221,10 @@ class DataParallelPPOCritic:
 # --- what they share ---
 
 
-def judged(module: Any, episodes: Sequence[Episode], rows: int, name: str) -> list[np.ndarray]:
+def judged(module: Any, episodes: Sequence[RolloutEpisode], rows: int, name: str) -> list[np.ndarray]:
     """`log_prob`, `entropy` or `value` of the chunks of each episode, under a policy of now, without gradients."""
 
-    def parts(episode: Episode) -> Iterator[np.ndarray]:
+    def parts(episode: RolloutEpisode) -> Iterator[np.ndarray]:
         for low in range(0, episode.rows, rows):
             yield getattr(module.evaluate(select(episode.record, slice(low, low + rows))), name).float().cpu().numpy()
 
@@ -233,7 +233,7 @@ def judged(module: Any, episodes: Sequence[Episode], rows: int, name: str) -> li
         return [np.concatenate([*parts(episode)]) for episode in episodes]
 
 
-def log_probs(module: Any, episodes: Sequence[Episode], data: Batch, rows: int) -> Tensor:
+def log_probs(module: Any, episodes: Sequence[RolloutEpisode], data: Batch, rows: int) -> Tensor:
     """float32 [B, T] as there: 0 where nothing was carried out."""
     policy = getattr(module, "module", module)
     found = [
@@ -242,7 +242,7 @@ def log_probs(module: Any, episodes: Sequence[Episode], data: Batch, rows: int) 
     return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
 
-def mask_of(episode: Episode, policy: Any) -> np.ndarray:
+def mask_of(episode: RolloutEpisode, policy: Any) -> np.ndarray:
     """bool [rows, chunk, action_dim]: what was carried out."""
     done = np.arange(policy.chunk) < episode.executed[:, None]
     return np.repeat(done[..., None], policy.action_dim, axis=-1)

@@ -21,7 +21,7 @@ from hilt.core.errors import CorruptError, FormatError
 from hilt.core.files import read
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import images
-from hilt.formats.episodes import Steps, map_leaves
+from hilt.formats.episodes import StoredSteps, map_leaves
 from hilt.formats.tensorflow_files import example
 from hilt.replay.sampling.batch_memory import RecentMemory
 
@@ -101,7 +101,7 @@ class Features:
         return cls(tree, left_out)
 
     def decode(self, record: bytes | memoryview) -> dict[str, Any]:
-        """A record as nested dictionaries of arrays and bytes, with `Steps` for nested datasets."""
+        """A record as nested dictionaries of arrays and bytes, with `StoredSteps` for nested datasets."""
         return _decode(self.tree, example.decode(record), "", ())
 
     def without_images(self) -> Features:
@@ -124,14 +124,14 @@ def _decode(feature: Feature, fields: Fields, path: str, levels: tuple[int | Non
         raise CorruptError(f"feature {path!r}: {error}") from error
 
 
-def _steps(columns: dict[str, Any], path: str) -> Steps:
+def _steps(columns: dict[str, Any], path: str) -> StoredSteps:
     lengths = {name: len(column) for name, column in flatten(columns).items() if 0 not in column.shape[1:]}
     first = next(iter(lengths), "")
     for name in lengths:
         if lengths[name] != lengths[first]:
             raise CorruptError(f"features of {path!r}: {first!r} has {lengths[first]} steps and {name!r} has {lengths[name]}.")
     # An array whose elements have no size does not say how many there are.
-    return Steps(map_leaves(lambda c: np.empty((lengths.get(first, 0), *c.shape[1:]), c.dtype) if 0 in c.shape[1:] else c, columns))
+    return StoredSteps(map_leaves(lambda c: np.empty((lengths.get(first, 0), *c.shape[1:]), c.dtype) if 0 in c.shape[1:] else c, columns))
 
 
 def _fetched(leaf: Leaf, fields: Fields, path: str, levels: tuple[int | None, ...]) -> tuple[Array, list[Array]]:

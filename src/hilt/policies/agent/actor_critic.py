@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.policies.agent.encoders import Linear, Projection, initialise
-from hilt.policies.agent.mlp import LAYER_NORM_EPS, Layer, Network, Tape
+from hilt.policies.agent.mlp import LAYER_NORM_EPS, MlpLayer, Network, Tape
 
 PROPRIO_MOST = 5.0
 """Deviations from the mean beyond which normalised proprioception is cut off"""
@@ -40,7 +40,7 @@ class Body:
     activation: str
 
 
-class Inputs(nn.Module):
+class BranchInputs(nn.Module):
     """``z`` with its proprioception through a branch."""
 
     def __init__(self, body: Body):
@@ -68,7 +68,7 @@ class Normaliser(nn.Module):
         return ((proprio - self.mean) / self.scale).clamp(-PROPRIO_MOST, PROPRIO_MOST)
 
 
-class Mlp(nn.Module):
+class NormedMlp(nn.Module):
     """Linear, LayerNorm, activation for each width; then a linear layer."""
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int, act: str):
@@ -79,8 +79,8 @@ class Mlp(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(size, eps=LAYER_NORM_EPS) for size in hidden])
         self.out = Linear(sizes[-1], outputs)
         pairs = zip(self.layers, self.norms, strict=True)
-        layers = [Layer(layer.weight, layer.bias, norm.weight, norm.bias) for layer, norm in pairs]
-        self.network = Network([*layers, Layer(self.out.weight, self.out.bias)], act)
+        layers = [MlpLayer(layer.weight, layer.bias, norm.weight, norm.bias) for layer, norm in pairs]
+        self.network = Network([*layers, MlpLayer(self.out.weight, self.out.bias)], act)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -88,10 +88,10 @@ class Mlp(nn.Module):
         return self.out(x)
 
 
-class Trained(nn.Module):
+class BranchedNetwork(nn.Module):
     """A network with a branch for proprioception, and its gradients without autograd."""
 
-    inputs: Inputs
+    inputs: BranchInputs
     network: Network
 
     def run(self, z: Tensor, more: Tensor | None = None, first: Sequence[Tensor] | None = None, learns: bool = True) -> Tape:
@@ -124,15 +124,15 @@ class Trained(nn.Module):
         return branched
 
 
-class Actor(Trained):
+class ActorNetwork(BranchedNetwork):
     """The mean and the standard deviation of a Gaussian whose tanh is the action."""
 
     def __init__(
         self, body: Body, actions: int, generator: Generator, scale: float = 1.0, std: float = 1.0, limits: Sequence[float] = (1e-5, 5.0)
     ):
         super().__init__()
-        self.inputs = Inputs(body)
-        self.mlp = Mlp(self.inputs.width, body.hidden, 2 * actions, body.activation)
+        self.inputs = BranchInputs(body)
+        self.mlp = NormedMlp(self.inputs.width, body.hidden, 2 * actions, body.activation)
         self.network = self.mlp.network
         self.limits = tuple(limits)
         initialise(self, generator)
@@ -156,12 +156,12 @@ class Actor(Trained):
         return torch.cat([dmean, torch.where(std == std.clamp(*self.limits), dstd * std, 0.0)], dim=-1)[None]
 
 
-class Critics(Trained):
+class Critics(BranchedNetwork):
     """An ensemble: ``Q [E, B]`` of states and actions. All of them are one batched product."""
 
     def __init__(self, body: Body, actions: int, generator: Generator, members: int):
         super().__init__()
-        self.inputs = Inputs(body)
+        self.inputs = BranchInputs(body)
         initialise(self, generator)
         self.act = ACTIVATIONS[body.activation]
         sizes = [self.inputs.width + actions, *body.hidden, 1]
@@ -174,7 +174,7 @@ class Critics(Trained):
         for size in body.hidden:
             self.scales.append(torch.ones(members, 1, size))
             self.shifts.append(torch.zeros(members, 1, size))
-        layers = [Layer(*parts) for parts in zip_longest(self.weights, self.biases, self.scales, self.shifts)]
+        layers = [MlpLayer(*parts) for parts in zip_longest(self.weights, self.biases, self.scales, self.shifts)]
         self.network = Network(layers, body.activation, further=actions)
 
     def forward(self, z: Tensor, actions: Tensor) -> Tensor:
@@ -187,13 +187,13 @@ class Critics(Trained):
         return x.squeeze(-1)
 
 
-class GraspCritic(Trained):
+class GraspCritic(BranchedNetwork):
     """``Q [B, outcomes]`` of what the grippers can do: 3 outcomes for one, 9 for two."""
 
     def __init__(self, body: Body, outcomes: int, generator: Generator):
         super().__init__()
-        self.inputs = Inputs(body)
-        self.mlp = Mlp(self.inputs.width, body.hidden, outcomes, body.activation)
+        self.inputs = BranchInputs(body)
+        self.mlp = NormedMlp(self.inputs.width, body.hidden, outcomes, body.activation)
         self.network = self.mlp.network
         initialise(self, generator)
 

@@ -25,7 +25,7 @@ from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.policies.agent.actor_critic import Actor, Body, Critics, GraspCritic, Mlp, Normaliser, Temperature
+from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, Normaliser, NormedMlp, Temperature
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialise, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
@@ -77,14 +77,14 @@ class Agent:
         self.networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
             "proprio": Normaliser(body.proprio),
-            "actor": Actor(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
+            "actor": ActorNetwork(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
             "critic": Critics(body, moving, made, settings.critics),
             "temperature": Temperature(settings.temperature),
         }
         if self.layout.outcomes:
             self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
         if foreseen := config.encoder.pretrain_predict:
-            self.networks["forecast"] = Mlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
+            self.networks["forecast"] = NormedMlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
             initialise(self.networks["forecast"], made)
         for network in self.networks.values():
             network.to(self.device)
@@ -383,7 +383,7 @@ class Agent:
         leaf = leaf.float()
         return (rotation_columns(leaf) if path in self.config.pose_keys else leaf).reshape(len(leaf), -1)
 
-    def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Batch:
+    def _rows(self, batch: Mapping[str, Any], z: Tensor, next_z: Tensor, target_z: Tensor, details: bool) -> rlpd.Transitions:
         continuous, grasps = self.layout.split(self._column(batch, "actions"))
         optional = {name: self._column(batch, name) for name in ("n_steps", "grasp_penalty", "demo", "source") if name in batch}
         demo = optional["demo"].bool() if "demo" in optional else None
@@ -392,7 +392,7 @@ class Agent:
             groups |= {"online": ~demo, "demo": demo}
         if details and "source" in optional:
             groups["human"] = optional["source"] == Source.HUMAN
-        return rlpd.Batch(
+        return rlpd.Transitions(
             z=z,
             next_z=next_z,
             target_z=target_z,

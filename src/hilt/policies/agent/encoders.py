@@ -130,7 +130,7 @@ class SmallHead(nn.Module):
         return self.out(maps.flatten(1))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions around a short cut; each is normalised over 4 groups of channels."""
 
     def __init__(self, inputs: int, filters: int, stride: int):
@@ -159,7 +159,7 @@ class ResNet10(nn.Module):
         super().__init__()
         self.conv_init = Conv(channels, 64, 7, stride=2, padding=3, bias=False)
         self.norm_init = nn.GroupNorm(4, 64, eps=1e-5)
-        self.blocks = nn.ModuleList([Block(64 * max(1, 2**i // 2), 64 * 2**i, stride=2 if i else 1) for i in range(4)])
+        self.blocks = nn.ModuleList([ResidualBlock(64 * max(1, 2**i // 2), 64 * 2**i, stride=2 if i else 1) for i in range(4)])
         # of ImageNet, in the unit of pixels
         self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).repeat(channels // 3), persistent=False)
         self.register_buffer("std", 255 * torch.tensor([0.229, 0.224, 0.225]).repeat(channels // 3), persistent=False)

@@ -27,7 +27,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
 """In place; and the gradient, from that of the output and the output"""
 
 
-class Layer(NamedTuple):
+class MlpLayer(NamedTuple):
     """The parameters of a layer: of one network as `torch.nn` has them, or of an ensemble of E members in one tensor each."""
 
     weight: Any
@@ -67,7 +67,7 @@ class Network:
     `further`: how many of its inputs, the last ones, are given apart from the others.
     """
 
-    def __init__(self, layers: Sequence[Layer], activation: str, further: int = 0):
+    def __init__(self, layers: Sequence[MlpLayer], activation: str, further: int = 0):
         self.parameters: list[Tensor] = [tensor for layer in layers for tensor in layer if tensor is not None]
         self.gradients: dict[int, Tensor] = {}
         """Of each parameter, by its id, as the last call of `backward` made them"""
@@ -149,8 +149,8 @@ class Network:
 class _Member(NamedTuple):
     """One network: its weights ``[inputs, outputs]`` and the others ``[outputs]``."""
 
-    layers: list[Layer]
-    gradients: list[Layer]
+    layers: list[MlpLayer]
+    gradients: list[MlpLayer]
     transposed: list[Tensor]
     """The weights ``[outputs, inputs]``"""
     of_x: Tensor
@@ -158,18 +158,18 @@ class _Member(NamedTuple):
     of_more: Tensor
 
     @classmethod
-    def of(cls, layers: list[Layer], gradients: list[Layer], further: int) -> _Member:
+    def of(cls, layers: list[MlpLayer], gradients: list[MlpLayer], further: int) -> _Member:
         first = layers[0].weight
         return cls(layers, gradients, [layer.weight.t() for layer in layers], *first.split([len(first) - further, further]))
 
 
-def _split(tensors: Sequence[Tensor]) -> list[list[Layer]]:
+def _split(tensors: Sequence[Tensor]) -> list[list[MlpLayer]]:
     """The layers of each member, as views of the tensors of all: four for each layer, two for the last."""
     views: list[Sequence[Tensor]] = []
     for i, tensor in enumerate(tensors):
         matrix = i % 4 == 0
         views.append((tensor if matrix else tensor[:, 0]).unbind() if tensor.ndim == 3 else [tensor.t() if matrix else tensor])
-    return [[Layer(*parts[i : i + 4]) for i in range(0, len(parts), 4)] for parts in zip(*views, strict=True)]
+    return [[MlpLayer(*parts[i : i + 4]) for i in range(0, len(parts), 4)] for parts in zip(*views, strict=True)]
 
 
 def _joined(x: Tensor, more: Tensor | None) -> Tensor:

@@ -74,7 +74,7 @@ def check_entropy(coefficient: float, kind: str) -> None:
         )
 
 
-class Step(NamedTuple):
+class FlowStep(NamedTuple):
     """What a field says of `x` [B, ...] at the times [B]."""
 
     velocity: Tensor
@@ -85,10 +85,10 @@ class Step(NamedTuple):
     """[B], of a critic that looks at what the field computes"""
 
 
-Field = Callable[[Tensor, Tensor], Step]
+Field = Callable[[Tensor, Tensor], FlowStep]
 
 
-class Drawn(NamedTuple):
+class FlowSample(NamedTuple):
     """Actions, and what `evaluate` needs to know of how they came about."""
 
     actions: Tensor
@@ -120,7 +120,7 @@ def draw(
     generator: torch.Generator | None,
     sample: bool = True,
     start: Tensor | None = None,
-) -> Drawn:
+) -> FlowSample:
     """Actions of this shape [B, ...] at the temperatures [B], which also name the device.
 
     The generator is a CPU one. Without `sample` all steps are Euler's; they begin at noise, or at 0 if there is no generator. `start` is
@@ -155,7 +155,7 @@ def draw(
         path.append(x)
     places = first.clamp(min=0)[:, None] + torch.arange(flow.drawn + 1, device=device)
     chain = torch.stack(path, dim=1)[torch.arange(rows, device=device)[:, None], places]
-    return Drawn(x, chain, first, _mean(log_prob, first, flow), None if value is None else value / flow.drawn)
+    return FlowSample(x, chain, first, _mean(log_prob, first, flow), None if value is None else value / flow.drawn)
 
 
 def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature: Tensor) -> Evaluated:
@@ -176,7 +176,7 @@ def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature:
     return Evaluated(_mean(log_prob, step, flow), _mean(entropy, step, flow), None if value is None else value / flow.drawn)
 
 
-def transition(x: Tensor, said: Step, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def transition(x: Tensor, said: FlowStep, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of the drawn step that begins at ``times[place]``, `place` and `temperature` being [B]."""
     times = schedule(flow, x)
     t, s, heat = (_like(each, x) for each in (times[place], times[place + 1], temperature))

@@ -279,11 +279,11 @@ class FlowPolicy(Policy):
     def _field(self, prefix: Prefix) -> flows.Field:
         config = self.config
 
-        def field(noisy: Tensor, times: Tensor) -> flows.Step:
+        def field(noisy: Tensor, times: Tensor) -> flows.FlowStep:
             features = self.suffix(prefix, noisy, times)
             std = flows.bounded_std(self.noise_head(features), config.flow) if config.flow.kind == "noise" else None
             value = self._critic(features.mean(1)) if config.value == "actions" else None
-            return flows.Step(self.action_out_proj(features), std, value)
+            return flows.FlowStep(self.action_out_proj(features), std, value)
 
         return field
 

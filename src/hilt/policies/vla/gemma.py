@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
         return (wide * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
 
-class Attention(nn.Module):
+class GemmaAttention(nn.Module):
     """The projections of one layer. `key_width`: its keys and values are made from those of the other stack, which are this wide."""
 
     def __init__(self, config: StackConfig, key_width: int = 0):
@@ -107,13 +107,13 @@ class MLP(nn.Module):
         return self.down_proj((F.gelu(gate, approximate="tanh") if self.gemma else F.silu(gate)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class GemmaLayer(nn.Module):
     """One layer of a stack. `crosses`: it looks at the other stack only, through projections of its own."""
 
     def __init__(self, config: StackConfig, key_width: int = 0):
         super().__init__()
         self.crosses = key_width > 0
-        self.self_attn = Attention(config, key_width)
+        self.self_attn = GemmaAttention(config, key_width)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config)
         self.post_attention_layernorm = RMSNorm(config)
@@ -138,7 +138,7 @@ class Layer(nn.Module):
         return _add(x, self.mlp(normed), gate), keys, values
 
 
-class Stack(nn.Module):
+class GemmaStack(nn.Module):
     """Layers and a final norm; with `vocabulary`, an embedding of words, too."""
 
     def __init__(self, config: StackConfig, vocabulary: int = 0, key_width: Callable[[int], int] = lambda layer: 0):
@@ -146,7 +146,7 @@ class Stack(nn.Module):
         self.config = config
         if vocabulary:
             self.embed_tokens = embedding(vocabulary, config.width)
-        self.layers = nn.ModuleList(Layer(config, key_width(i)) for i in range(config.depth))
+        self.layers = nn.ModuleList(GemmaLayer(config, key_width(i)) for i in range(config.depth))
         self.norm = RMSNorm(config)
 
     def run(self, layer: int, *inputs: Any, checkpointing: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError
 from hilt.policies.vla import flow
-from hilt.policies.vla.flow import Flow, Step
+from hilt.policies.vla.flow import Flow, FlowStep
 
 STD_RANGE = (0.01, 2.0)
 TIME_WIDTH = 32
 
 
-class Drawn(NamedTuple):
+class HeadSample(NamedTuple):
     """An answer, and what has to be remembered of it."""
 
     actions: Tensor
@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 class Head(Protocol):
     """What all three have, of the features [B, width]."""
 
-    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn: ...
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> HeadSample: ...
 
     def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies."""
@@ -57,7 +57,7 @@ class TokensHead(nn.Module):
         self.shape, self.decode, self.smoothing = (chunk, action_dim, bins), decode, smoothing
         self.out = nn.Linear(width, chunk * action_dim * bins)
 
-    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> HeadSample:
         logs = self._logs(features, temperature)
         if sample:
             uniform = torch.rand(logs.shape[:-1], generator=_given(generator)).to(logs.device)
@@ -67,7 +67,7 @@ class TokensHead(nn.Module):
         values = self._values(logs)
         mean = not sample and self.decode == "mean"
         actions = (self._logs(features, torch.ones_like(temperature)).exp() * values).sum(-1) if mean else values[tokens]
-        return Drawn(actions, {"tokens": tokens}, _taken(logs, tokens))
+        return HeadSample(actions, {"tokens": tokens}, _taken(logs, tokens))
 
     def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
         logs = self._logs(features, temperature)
@@ -99,10 +99,10 @@ class GaussianHead(nn.Module):
         self.more = nn.Parameter(torch.zeros(chunk, action_dim))
         """The logarithm of by how much the deviation is larger than at the start"""
 
-    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> HeadSample:
         mean, std = self._law(features, temperature)
         actions = mean + std * torch.randn(mean.shape, generator=_given(generator)).to(mean.device) if sample else mean
-        return Drawn(actions, {"actions": actions}, flow.gaussian_log_prob(actions, mean, std))
+        return HeadSample(actions, {"actions": actions}, flow.gaussian_log_prob(actions, mean, std))
 
     def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
         mean, std = self._law(features, temperature)
@@ -131,9 +131,9 @@ class FlowHead(nn.Module):
         self.out = nn.Linear(hidden, size)
         self.spread = nn.Linear(hidden, size) if how.kind == "noise" else None
 
-    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> Drawn:
+    def draw(self, features: Tensor, temperature: Tensor, generator: Generator | None, sample: bool) -> HeadSample:
         drawn = flow.draw(self._field(features), (len(features), *self.shape), self.how, temperature, generator, sample)
-        return Drawn(drawn.actions, {"chain": drawn.chain, "step": drawn.step}, drawn.log_prob)
+        return HeadSample(drawn.actions, {"chain": drawn.chain, "step": drawn.step}, drawn.log_prob)
 
     def evaluate(self, features: Tensor, memory: Mapping[str, Tensor], temperature: Tensor) -> tuple[Tensor, Tensor]:
         found = flow.evaluate(self._field(features), memory["chain"], memory["step"], self.how, temperature)
@@ -148,11 +148,11 @@ class FlowHead(nn.Module):
     def _field(self, features: Tensor) -> flow.Field:
         seen = self.seen(features)  # once for all the steps
 
-        def field(x: Tensor, times: Tensor) -> Step:
+        def field(x: Tensor, times: Tensor) -> FlowStep:
             hidden = F.silu(seen + self.noisy(torch.cat([x.flatten(1), flow.embed_times(times, TIME_WIDTH)], dim=-1)))
             hidden = hidden + F.silu(self.middle(hidden))
             std = None if self.spread is None else flow.bounded_std(self.spread(hidden).view_as(x), self.how)
-            return Step(self.out(hidden).view_as(x), std)
+            return FlowStep(self.out(hidden).view_as(x), std)
 
         return field
 

@@ -1,6 +1,6 @@
 """The language model: transformers' Llama, with an attention of our own.
 
-Its decoder layers are called one by one with a `Layout`, which says who attends to whom. So nothing depends on which attention a
+Its decoder layers are called one by one with a `AttentionLayout`, which says who attends to whom. So nothing depends on which attention a
 version of transformers chooses: with the wrong one OpenVLA-OFT is silently causal, and its actions are noise.
 """
 
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 @dataclass
-class Layout:
+class AttentionLayout:
     """Who attends to whom in a pass; everybody to everybody if nothing is said."""
 
     causal: bool = False
@@ -70,7 +70,7 @@ def make(text_config: Mapping[str, Any]) -> Any:
     return model
 
 
-def run(model: Any, x: Tensor, positions: Tensor, layout: Layout, checkpointed: float = 0.0) -> Tensor:
+def run(model: Any, x: Tensor, positions: Tensor, layout: AttentionLayout, checkpointed: float = 0.0) -> Tensor:
     """Embeddings [B, S, width] at `positions` [B or 1, S] through all layers and the final norm; `checkpointed` as in `vit.layers`."""
     trunk = model.model
     if layout.packing is not None:
@@ -83,7 +83,7 @@ def run(model: Any, x: Tensor, positions: Tensor, layout: Layout, checkpointed: 
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, layout: Layout, scaling: float, **_: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *, layout: AttentionLayout, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
     """The attention of every layer, as transformers calls it: [B, heads, S, d] in, [B, S, heads, d] out."""
     if layout.past is not None:

@@ -18,9 +18,9 @@ from torch import Tensor
 from hilt.core.errors import ConfigError
 from hilt.policies.base import Evaluation, at_least_float32
 from hilt.policies.vla.heads import pick
-from hilt.policies.vla.llama import Layout
+from hilt.policies.vla.llama import AttentionLayout
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
-from hilt.policies.vla.openvla_model import STOP, Dealt, Inputs, OpenVLAPolicy
+from hilt.policies.vla.openvla_model import STOP, Dealt, ModelInputs, OpenVLAPolicy
 
 __all__ = ["OpenVLA", "OpenVLAConfig", "OpenVLAOFT", "OpenVLAOptions"]
 
@@ -30,7 +30,7 @@ class OpenVLAOFT(OpenVLAPolicy):
 
     causal = False
 
-    def slots_of(self, inputs: Inputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
+    def slots_of(self, inputs: ModelInputs, noisy: Tensor | None = None, time: Tensor | None = None) -> Tensor:
         """Hidden states that predict the chunk's numbers [B, chunk * action_dim, width]: the prompt's last token and all slots but one,
         for each predicts the next. With a diffusion head, the slots have embeddings of `noisy` actions, and `time` is its step's."""
         before, end = self._prefix(inputs, time)
@@ -40,9 +40,9 @@ class OpenVLAOFT(OpenVLAPolicy):
         x = torch.cat([before, slots, stop.to(before.dtype)], dim=1)
         places = torch.arange(x.shape[1], device=x.device)[None]
         if (valid := self._valid(inputs, start, self.slots + 1)) is None:
-            return self._run(x, places, Layout())[:, start - 1 : start - 1 + self.slots]
+            return self._run(x, places, AttentionLayout())[:, start - 1 : start - 1 + self.slots]
         places = places - (places >= start) * (start - 1 - end[:, None])  # an answer follows its prompt, not the padding
-        hidden = self._run(x, places, Layout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1)))
+        hidden = self._run(x, places, AttentionLayout(mask=valid[:, None, None], packing=self._packing(inputs, start, self.slots + 1)))
         last = hidden.gather(1, end[:, None, None].expand(-1, 1, width))
         return torch.cat([last, hidden[:, start : start + self.slots - 1]], dim=1)
 
@@ -51,11 +51,11 @@ class OpenVLAOFT(OpenVLAPolicy):
         prompts are as long as they are wide: shapes are fixed and nothing waits for the device, so that it can be captured."""
         with self._precision():
             lengths = None if equal else length.cpu().numpy()
-            return self._logits(self.slots_of(Inputs(self.pixels(images), prompt, length, proprio, lengths)))
+            return self._logits(self.slots_of(ModelInputs(self.pixels(images), prompt, length, proprio, lengths)))
 
     _answering = slots_of
 
-    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
         slots = self.slots_of(inputs)
         shape = (len(slots), self.chunk, self.action_dim)
         if self.config.head == "l1" and sample:
@@ -72,7 +72,7 @@ class OpenVLAOFT(OpenVLAPolicy):
         actions = mean if uniform is None else mean + laplace(uniform.to(mean)) * log_scale.exp()
         return Dealt(actions, self._measure(slots, mean, log_scale, actions))
 
-    def _by_head(self, inputs: Inputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         scheduler, shape = getattr(head, "noise_scheduler", None), (len(inputs.prompt), self.chunk, self.action_dim)
         if head is None or (scheduler is None) != (projector is None):
             raise ConfigError(
@@ -90,7 +90,7 @@ class OpenVLAOFT(OpenVLAPolicy):
             actions = scheduler.step(at_least_float32(head.predict_noise(hidden)).view(shape), step, actions).prev_sample
         return actions, hidden
 
-    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
+    def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.config.head == "l1":
             raise ConfigError("the L1 head has no probabilities to evaluate: use head='laplace', which adds a scale.")
         slots = self.slots_of(inputs)
@@ -100,7 +100,7 @@ class OpenVLAOFT(OpenVLAPolicy):
         assert log_scale is not None
         return self._measure(slots, mean, log_scale, drawn)
 
-    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _imitate(self, inputs: ModelInputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
         slots = self.slots_of(inputs)
         if self.config.head == "tokens":
             return self._token_loss(slots, wanted, mask)
@@ -139,16 +139,16 @@ class OpenVLA(OpenVLAPolicy):
 
     causal = True
 
-    def prefix_of(self, inputs: Inputs, kept: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
+    def prefix_of(self, inputs: ModelInputs, kept: list[tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
         """Hidden states of images and prompt [B, S, width], padding included, and where each prompt ends, [B]."""
         before, end = self._prefix(inputs)
         places = torch.arange(before.shape[1], device=before.device)[None]
-        return self._run(before, places, Layout(causal=True, kept=kept)), end  # padding comes after all that counts
+        return self._run(before, places, AttentionLayout(causal=True, kept=kept)), end  # padding comes after all that counts
 
-    def _answering(self, inputs: Inputs) -> Tensor:
+    def _answering(self, inputs: ModelInputs) -> Tensor:
         return _at(*self.prefix_of(inputs))
 
-    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
+    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt:
         prefix: list[tuple[Tensor, Tensor]] = []
         hidden, end = self.prefix_of(inputs, prefix)
         uniform = torch.rand(len(hidden), self.slots, generator=generator).to(hidden.device) if sample else None
@@ -165,7 +165,7 @@ class OpenVLA(OpenVLAPolicy):
         tokens = tokens.view(-1, self.chunk, self.action_dim)
         return Dealt(tokens, self._told(inputs, tokens, temperature, hidden, end, prefix))
 
-    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
+    def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.options.packed and inputs.lengths is not None:
             hidden = self._packed(inputs, drawn.flatten(1).long())
             return self._weigh(self._distribution(hidden, temperature), drawn, self._value(hidden[:, 0]))
@@ -173,19 +173,19 @@ class OpenVLA(OpenVLAPolicy):
         hidden, end = self.prefix_of(inputs, prefix)
         return self._told(inputs, drawn, temperature, hidden, end, prefix)
 
-    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def _imitate(self, inputs: ModelInputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
         tokens = torch.from_numpy(self.token.encode(wanted)).to(self.device).flatten(1)
         prefix: list[tuple[Tensor, Tensor]] = []
         hidden, end = self.prefix_of(inputs, prefix)
         return self._token_loss(self._predicting(inputs, tokens, hidden, end, prefix), wanted, mask)
 
     def _told(
-        self, inputs: Inputs, drawn: Tensor, temperature: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
+        self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
     ) -> Evaluation:
         answer = self._predicting(inputs, drawn.flatten(1).long(), hidden, end, prefix)
         return self._weigh(self._distribution(answer, temperature), drawn, self._value(answer[:, 0]))
 
-    def _predicting(self, inputs: Inputs, tokens: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _predicting(self, inputs: ModelInputs, tokens: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states that predict `tokens` [B, slots], all known: [B, slots, width]."""
         last = _at(hidden, end)
         if self.slots == 1:
@@ -193,7 +193,7 @@ class OpenVLA(OpenVLAPolicy):
         return torch.cat([last, self._follow(inputs, tokens[:, :-1], hidden.shape[1], end, prefix, 0)], dim=1)
 
     def _follow(
-        self, inputs: Inputs, tokens: Tensor, before: int, end: Tensor, past: list[tuple[Tensor, Tensor]], done: int,
+        self, inputs: ModelInputs, tokens: Tensor, before: int, end: Tensor, past: list[tuple[Tensor, Tensor]], done: int,
         kept: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of `tokens` [B, n], which follow a prefix and `done` tokens of the answer."""
@@ -203,9 +203,9 @@ class OpenVLA(OpenVLAPolicy):
         if (valid := self._valid(inputs, before, done + number)) is not None:
             mask = mask & valid[:, None, None]
         places = end[:, None] + 1 + done + query.T
-        return self._run(self._embed(tokens), places, Layout(mask=mask, past=past, kept=kept))
+        return self._run(self._embed(tokens), places, AttentionLayout(mask=mask, past=past, kept=kept))
 
-    def _packed(self, inputs: Inputs, tokens: Tensor) -> Tensor:
+    def _packed(self, inputs: ModelInputs, tokens: Tensor) -> Tensor:
         """As `_predicting`, in one pass without padding."""
         before, end = self._prefix(inputs)
         start, answer = before.shape[1], self.slots - 1
@@ -215,7 +215,7 @@ class OpenVLA(OpenVLAPolicy):
         if (valid := self._valid(inputs, start, answer)) is not None:
             mask = mask & valid[:, None, None]
         places = places - (places >= start) * (start - 1 - end[:, None])
-        hidden = self._run(x, places, Layout(mask=mask, packing=self._packing(inputs, start, answer)))
+        hidden = self._run(x, places, AttentionLayout(mask=mask, packing=self._packing(inputs, start, answer)))
         return torch.cat([_at(hidden, end), hidden[:, start:]], dim=1)
 
 

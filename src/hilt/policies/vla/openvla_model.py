@@ -35,7 +35,7 @@ from hilt.policies.base import (
 from hilt.policies.io.preprocess import openvla_view
 from hilt.policies.precision import in_bfloat16
 from hilt.policies.vla import augment, llama
-from hilt.policies.vla.llama import Layout, Packing
+from hilt.policies.vla.llama import AttentionLayout, Packing
 from hilt.policies.vla.normalize import Normalizer, resolve_key
 from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions
 from hilt.policies.vla.prismatic import FilmBackbone, L1Head, Projector, ProprioProjector, ScaleHead, ValueHead, VisionBackbone
@@ -46,7 +46,7 @@ STOP = 2
 
 
 @dataclass
-class Inputs:
+class ModelInputs:
     """A batch on the device."""
 
     pixels: Tensor
@@ -235,13 +235,13 @@ class OpenVLAPolicy(Policy):
             dealt = self._deal(inputs, do_sample, torch.full((len(input_ids),), float(temperature)), draws)
         return scale.unnormalize(self._plain(dealt.drawn)), dealt.drawn.flatten(1)
 
-    def _by_head(self, inputs: Inputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Normalised actions of a continuous head that was given, and the hidden states that it read."""
         raise ConfigError(
             "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers in tokens. Leave them out."
         )
 
-    def inputs_of(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None) -> Inputs:
+    def inputs_of(self, input_ids: Tensor, pixel_values: Tensor, attention_mask: Tensor | None = None, proprio: Any = None) -> ModelInputs:
         """The batch that upstream's tensors are."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.ne(0).long()
         order = mask.argsort(dim=1, descending=True, stable=True)  # padding goes to the end
@@ -255,7 +255,7 @@ class OpenVLAPolicy(Policy):
         pixels = pixel_values.to(self.device).unflatten(1, (self.config.num_images, -1))
         equal = bool((lengths == prompt.shape[1]).all())
         host = None if equal else lengths.cpu().numpy()
-        return Inputs(pixels, prompt.to(self.device), lengths.to(self.device), state, host)
+        return ModelInputs(pixels, prompt.to(self.device), lengths.to(self.device), state, host)
 
     # --- acting ---
 
@@ -310,13 +310,13 @@ class OpenVLAPolicy(Policy):
         return "tokens" if self.config.head == "tokens" else "actions"
 
     @abstractmethod
-    def _deal(self, inputs: Inputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt: ...
+    def _deal(self, inputs: ModelInputs, sample: bool, temperature: Tensor, generator: torch.Generator) -> Dealt: ...
 
     @abstractmethod
-    def _judge(self, inputs: Inputs, drawn: Tensor, temperature: Tensor) -> Evaluation: ...
+    def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation: ...
 
     @abstractmethod
-    def _imitate(self, inputs: Inputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]: ...
+    def _imitate(self, inputs: ModelInputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]: ...
 
     # --- observations ---
 
@@ -343,7 +343,7 @@ class OpenVLAPolicy(Policy):
             record["state"] = np.stack(states)
         return record, images
 
-    def _inputs(self, record: Record, images: Tensor | None = None) -> Inputs:
+    def _inputs(self, record: Record, images: Tensor | None = None) -> ModelInputs:
         images = torch.from_numpy(record["images"]).to(self.device) if images is None else images
         lengths, widest = record["prompt_length"], int(record["prompt_length"].max())
         prompt = torch.from_numpy(record["prompt"][:, :widest]).to(self.device, torch.int64)
@@ -351,7 +351,7 @@ class OpenVLAPolicy(Policy):
         if self.scale_state is not None:
             proprio = torch.from_numpy(self.scale_state.normalize(record["state"]).astype(np.float32)).to(self.device)
         length = torch.from_numpy(lengths).to(self.device, torch.int64)
-        return Inputs(self.pixels(images), prompt, length, proprio, None if (lengths == widest).all() else lengths)
+        return ModelInputs(self.pixels(images), prompt, length, proprio, None if (lengths == widest).all() else lengths)
 
     def pixels(self, images: Tensor) -> Tensor:
         """uint8 [B, images, H, W, 3] as each vision transformer wants it, one behind the other: [B, images, 3 for each, H, W]."""
@@ -374,7 +374,7 @@ class OpenVLAPolicy(Policy):
         # without its cache, which would hold a second copy of all weights to the end of a pass
         return torch.autocast(self.device.type, torch.bfloat16, in_bfloat16(self.options.compute, self.device), cache_enabled=False)
 
-    def patch_features(self, inputs: Inputs) -> Tensor:
+    def patch_features(self, inputs: ModelInputs) -> Tensor:
         """What the vision transformers make of all images: [B, images * patches, width]."""
         pixels, twice = inputs.pixels.to(self._dtype), self.options.checkpointed
         if not self.config.film:
@@ -385,7 +385,7 @@ class OpenVLAPolicy(Policy):
         mean = ((words * inside[..., None]).sum(1) + stop) / (inputs.length[:, None] + 1).to(words.dtype)
         return self.vision_backbone(pixels, mean, twice)
 
-    def _prefix(self, inputs: Inputs, time: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _prefix(self, inputs: ModelInputs, time: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Embeddings up to the end of the prompt [B, S, width], padding included, and where each prompt's last token lies, [B]. `time`:
         the embedding of a diffusion head's step, [B, width], which follows the patches and the state."""
         words, patches = self._embed(inputs.prompt), self.projector(self.patch_features(inputs))
@@ -397,21 +397,21 @@ class OpenVLAPolicy(Policy):
         before = torch.cat([*parts, words[:, 1:]], dim=1)
         return before, before.shape[1] - words.shape[1] + inputs.length - 1
 
-    def _valid(self, inputs: Inputs, before: int, after: int) -> Tensor | None:
+    def _valid(self, inputs: ModelInputs, before: int, after: int) -> Tensor | None:
         """bool [B, before + after]: which tokens of a row are real, when `before` of them end with the padding. None: all are."""
         if inputs.lengths is None:
             return None
         place = torch.arange(before + after, device=inputs.length.device)
         return (place < before - inputs.prompt.shape[1] + inputs.length[:, None]) | (place >= before)
 
-    def _packing(self, inputs: Inputs, before: int, after: int) -> Packing | None:
+    def _packing(self, inputs: ModelInputs, before: int, after: int) -> Packing | None:
         if not self.options.packed or inputs.lengths is None:
             return None
         place = np.arange(before + after)  # on the host: how many tokens there are decides shapes
         real = (place < before - inputs.prompt.shape[1] + inputs.lengths[:, None]) | (place >= before)
         return Packing(torch.from_numpy(np.flatnonzero(real)).to(self.device), *real.shape)
 
-    def _run(self, x: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+    def _run(self, x: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
         return llama.run(self.language_model, x, positions, layout, self.options.checkpointed)
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -471,13 +471,13 @@ class OpenVLAPolicy(Policy):
         other = torch.cat([x[:, :-1], x[:, :1]], dim=1)
         places = torch.arange(x.shape[1], device=self.device)[None]
         with torch.no_grad(), self._precision():
-            first, second = (self._run(each, places, Layout(causal=self.causal))[:, 0] for each in (x, other))
+            first, second = (self._run(each, places, AttentionLayout(causal=self.causal))[:, 0] for each in (x, other))
         if torch.equal(first, second) != self.causal:
             found, wanted = ("causal", "bidirectional") if not self.causal else ("bidirectional", "causal")
             raise ConfigError(f"attention is {found} here, and this model was trained with {wanted}: its actions would be noise. "
                               "Another attention was put in the place of hilt.policies.vla.llama.attend; take that away.")  # fmt: skip
 
-    def action_token_mass(self, inputs: Inputs | None = None) -> float:
+    def action_token_mass(self, inputs: ModelInputs | None = None) -> float:
         """How much of the probability lies on action tokens, from 0 to 1, on `inputs` or on a picture of noise. Near 256 / 32000 means
         that nobody trained this model to answer in tokens."""
         if inputs is None:
@@ -486,13 +486,13 @@ class OpenVLAPolicy(Policy):
             images = torch.randint(0, 256, (1, self.config.num_images, size, size, 3), generator=noise, dtype=torch.uint8).to(self.device)
             prompt = torch.tensor([text], device=self.device)
             state = torch.zeros(1, self.config.proprio_dim, device=self.device) if self.config.use_proprio else None
-            inputs = Inputs(self.pixels(images), prompt, torch.full((1,), len(text), device=self.device), state, None)
+            inputs = ModelInputs(self.pixels(images), prompt, torch.full((1,), len(text), device=self.device), state, None)
         with torch.no_grad(), self._precision():
             chance = self._logits(self._answering(inputs), everything=True).softmax(-1)
         return float(chance[..., self.token.first : self.token.last + 1].sum(-1).mean())
 
     @abstractmethod
-    def _answering(self, inputs: Inputs) -> Tensor:
+    def _answering(self, inputs: ModelInputs) -> Tensor:
         """Hidden states that predict tokens [B, 1 or more, width]."""
 
 

@@ -22,7 +22,7 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
-from hilt.policies.vla.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
 VARIANTS = {
     "gemma_2b": StackConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256),
@@ -172,10 +172,10 @@ class PaliGemmaWithExpert(nn.Module):
         super().__init__()
         tower = nn.ModuleDict({"vision_model": Siglip(vision)})
         projector = nn.ModuleDict({"linear": nn.Linear(vision.hidden_size, vlm.width)})
-        language = Stack(vlm, vocabulary)
+        language = GemmaStack(vlm, vocabulary)
         head = nn.Linear(vlm.width, vocabulary, bias=False)
         head.weight = language.embed_tokens.weight
         model = nn.ModuleDict({"vision_tower": tower, "multi_modal_projector": projector, "language_model": language})
         self.paligemma: Any = nn.ModuleDict({"model": model, "lm_head": head})
         unused = nn.Linear(expert.width, vocabulary, bias=False).requires_grad_(False)
-        self.gemma_expert: Any = nn.ModuleDict({"model": Stack(expert), "lm_head": unused})
+        self.gemma_expert: Any = nn.ModuleDict({"model": GemmaStack(expert), "lm_head": unused})

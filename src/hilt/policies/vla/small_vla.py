@@ -156,7 +156,7 @@ class SmallVLA(Policy):
             self.text = Text()
             self.words = nn.Linear(TEXT_WIDTH, width)
             self.summary = nn.Sequential(nn.Linear(config.state_dim + self.eyes.places, width), nn.ReLU(), nn.Linear(width, width))
-            self.blocks = nn.ModuleList([Block(width, config.heads) for _ in range(config.depth)])
+            self.blocks = nn.ModuleList([TransformerBlock(width, config.heads) for _ in range(config.depth)])
             self.norm = nn.LayerNorm(width)
             self.action_head = _head(config)
             self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
@@ -393,7 +393,7 @@ class Patches(nn.Module):
         return tokens + self.which, tokens.new_zeros(len(images), 0)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A transformer layer: the tokens `x`, which are the first of `all_of`, look at all of them."""
 
     def __init__(self, width: int, heads: int):

@@ -22,7 +22,7 @@ from hilt.policies.base import at_least_float32
 from hilt.policies.io.flow_folders import published, to_published
 from hilt.policies.vla.flow import embed_times
 from hilt.policies.vla.flow_policy import FlowPolicy, FlowPolicyConfig, Prefix
-from hilt.policies.vla.gemma import Rotation, Siglip, Stack, StackConfig, VisionConfig
+from hilt.policies.vla.gemma import GemmaStack, Rotation, Siglip, StackConfig, VisionConfig
 
 TEXT = StackConfig(width=960, depth=32, mlp_dim=2560, num_heads=15, num_kv_heads=5, head_dim=64, gemma=False, epsilon=1e-5)
 TOWER = VisionConfig(768, 12, 12, 3072, 16, 512)
@@ -167,11 +167,11 @@ class SmolVLMWithExpert(nn.Module):
         tower.checkpointing = config.gradient_checkpointing
         projection = nn.Linear(config.vision.hidden_size * config.shuffle**2, config.vlm.width, bias=False)
         connector = nn.ModuleDict({"modality_projection": nn.ModuleDict({"proj": projection})})
-        text = Stack(config.vlm, config.vocabulary)
+        text = GemmaStack(config.vlm, config.vocabulary)
         head = nn.Linear(config.vlm.width, config.vocabulary, bias=False).requires_grad_(False)
         model = nn.ModuleDict({"vision_model": tower, "connector": connector, "text_model": text})
         self.vlm: Any = nn.ModuleDict({"model": model, "lm_head": head})
-        self.lm_expert: Any = Stack(config.expert, key_width=lambda layer: 0 if every and layer % every == 0 else shared)
+        self.lm_expert: Any = GemmaStack(config.expert, key_width=lambda layer: 0 if every and layer % every == 0 else shared)
 
 
 def shuffled(x: Tensor, side: int) -> Tensor:

@@ -91,9 +91,9 @@ class Vit(nn.Module):
         placed = self.patches if config.no_embed_class else self.patches + self.prefix_tokens
         self.pos_embed = nn.Parameter(torch.zeros(1, placed, width))
         self.patch_embed = PatchEmbed(config.patch_size, width)
-        self.blocks = nn.ModuleList([Block(config) for _ in range(config.depth)])
+        self.blocks = nn.ModuleList([VitBlock(config) for _ in range(config.depth)])
         self.norm = nn.LayerNorm(width, eps=EPS)
-        self.attn_pool = Pool(config) if config.global_pool == "map" else None
+        self.attn_pool = AttentionPool(config) if config.global_pool == "map" else None
 
     def forward(self, images: Tensor, language: Tensor | None = None, checkpointed: float = 0.0) -> Tensor:
         """`language` [B, text width], the mean of the words, is for blocks with FiLM; `checkpointed` as in `layers`."""
@@ -130,7 +130,7 @@ class PatchEmbed(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2)
 
 
-class Block(nn.Module):
+class VitBlock(nn.Module):
     """Attention, then an MLP, each with a norm before it and added to what came."""
 
     def __init__(self, config: VitConfig):
@@ -156,7 +156,7 @@ class Block(nn.Module):
 class FilmBlock(nn.Module):
     """A block whose features are scaled and shifted by the words, between its two halves: ``x * (1 + scale) + shift``."""
 
-    def __init__(self, block: Block, width: int, language_width: int):
+    def __init__(self, block: VitBlock, width: int, language_width: int):
         super().__init__()
         self.block = block
         self.scale = nn.Linear(language_width, width)
@@ -205,7 +205,7 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-class Pool(nn.Module):
+class AttentionPool(nn.Module):
     """SigLIP's pooling by attention: here for its weights only, for patch features are taken before it."""
 
     def __init__(self, config: VitConfig):

@@ -57,7 +57,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class LogReport:
     """What was read, and everything that was found."""
 
     path: Path

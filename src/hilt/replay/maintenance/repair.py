@@ -25,7 +25,7 @@ from hilt.core.errors import CorruptError, DeadlineError, FormatError, VersionEr
 from hilt.core.files import DISK, Files, read, storage_errors, write_json
 from hilt.core.tree import Array
 from hilt.replay.log import Log
-from hilt.replay.maintenance.findings import Finding, Kind, Report, Span
+from hilt.replay.maintenance.findings import Finding, Kind, LogReport, Span
 from hilt.replay.maintenance.merge import merge, split
 from hilt.replay.maintenance.salvage import ASIDE, KNOWN, LEFT, QUARANTINED, REBUILT, REMOVED, Checked, Salvage, wrong_with
 from hilt.replay.schema import Schema
@@ -53,7 +53,7 @@ _MOST_PASSES = 6
 """Of one repair."""
 
 
-def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Report:
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> LogReport:
     """Reads every byte of a log and names everything that is not as it was written. Changes nothing."""
     examination = Examination(Path(path), DISK, progress)
     for segment, _ in examination.segments():
@@ -62,7 +62,7 @@ def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> Re
     return examination.report
 
 
-def repair(path: str | os.PathLike[str], progress: Progress | None = None, files: Files = DISK) -> Report:
+def repair(path: str | os.PathLike[str], progress: Progress | None = None, files: Files = DISK) -> LogReport:
     """Mends a log, as its one writer: afterwards it opens, and every step that it shows is as it was written.
 
     A second run finds nothing to do. Interrupted at any moment, it is simply run again. What is mended may show more that is wrong, so
@@ -80,7 +80,7 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None, files
     raise CorruptError(f"{path}: still damaged after {_MOST_PASSES} repairs: {left}. Restore these files from a copy.")
 
 
-def _mend_once(folder: Path, progress: Progress | None, files: Files) -> Report:
+def _mend_once(folder: Path, progress: Progress | None, files: Files) -> LogReport:
     _require_log(folder)
     with WriterLock(folder):
         mending = Mending(Examination(folder, files, progress, own=True))
@@ -99,7 +99,7 @@ class Examination:
     def __init__(self, folder: Path, files: Files, progress: Progress | None, own: bool = False):
         _require_log(folder)
         self.folder, self.files = folder, files
-        self.report = Report(folder, writing=not own and writer_of(folder) is not None)
+        self.report = LogReport(folder, writing=not own and writer_of(folder) is not None)
         self.settings = self._read_settings()
         self.quarantine = Quarantine(folder / "quarantine.json", files)
         self.quarantine.load()

@@ -21,7 +21,7 @@ from hilt.replay.key_ranges import OFFSET_BITS, Runs
 from hilt.replay.sampling.assembly import Episodes, assembly, check_out, put_into
 from hilt.replay.sampling.limiters import RateLimiter
 from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
-from hilt.replay.sampling.uniform import Drawing
+from hilt.replay.sampling.uniform import UniformDraw
 from hilt.replay.settings import as_generator
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Sampler:
         self._seen, self._seen_version = Runs(), -1
         self._times: dict[int, int] = {}  # how often steps were drawn that may be drawn again
         self._top_priority = 1.0
-        self._drawing = Drawing()
+        self._drawing = UniformDraw()
         self._pass: Array = np.zeros(0, np.int64)
         self._counts = {"sampled": 0, "batches": 0, "stale_priorities": 0}
         self.limiter = limiter

@@ -19,7 +19,7 @@ _RUNS_PER_DRAW = 256
 """How many runs a draw must be worth before a table is built for them."""
 
 
-class Drawing:
+class UniformDraw:
     """Keys at random places of a view, and what it takes to find their addresses without another search."""
 
     def __init__(self) -> None:

@@ -19,18 +19,18 @@ from hilt.replay.log import Log
 from hilt.replay.packed import Block
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, check_sources
 from hilt.replay.storage.segment import Segment
-from hilt.replay.writer import Episode, Reference
+from hilt.replay.writer import EpisodeWriter, Reference
 
 Sender = tuple[str, str, str]
 """(actor, boot, store)"""
 
 
-class Chains:
+class RunningEpisodes:
     """Running episodes of one log, by sender. Of an unnamed actor several are told apart by their frames."""
 
     def __init__(self, log: Log, unnamed: int = 1):
         self._log, self._unnamed = log, unnamed
-        self._running: dict[Sender, list[Episode]] = {}
+        self._running: dict[Sender, list[EpisodeWriter]] = {}
 
     def insert(self, sender: Sender, leaves: Sequence[Array], sequence: int, timeout: float | None) -> int:
         """Stores a step whose leaves were checked; returns its key."""
@@ -67,7 +67,7 @@ class Chains:
         for episode in self._running.pop(sender, []):
             episode.end()
 
-    def _continued(self, sender: Sender, leaves: Sequence[Array]) -> Episode | None:
+    def _continued(self, sender: Sender, leaves: Sequence[Array]) -> EpisodeWriter | None:
         """The running episode that this step goes on with, the latest one first."""
         running = self._running.get(sender, [])
         for episode in reversed(running):
@@ -78,14 +78,14 @@ class Chains:
                 return episode
         return None
 
-    def _begin(self, sender: Sender) -> Episode:
+    def _begin(self, sender: Sender) -> EpisodeWriter:
         running = self._running.setdefault(sender, [])
         while len(running) >= (1 if sender[0] else self._unnamed):
             running.pop(0).end()
         running.append(self._log.episode(*sender))
         return running[-1]
 
-    def _tidy(self, sender: Sender, episode: Episode) -> None:
+    def _tidy(self, sender: Sender, episode: EpisodeWriter) -> None:
         if episode.lane is None:
             self._running[sender].remove(episode)
 
@@ -135,14 +135,14 @@ class _Rows:
         return list(zip([0, *cuts.tolist()], [*cuts.tolist(), self.steps], strict=True))
 
     def leaves_of(self, step: int) -> list[Array]:
-        """One step, as `Episode.continues` takes it."""
+        """One step, as `EpisodeWriter.continues` takes it."""
         out = []
         for path, spec in self._log.schema.columns.items():
             leaf = self._leaves[path]
             out.append(leaf[0][leaf[1][step]].reshape(spec.shape) if isinstance(leaf, tuple) else np.asarray(leaf[step]))
         return out
 
-    def commit(self, episode: Episode, first: int, stop: int, follows: bool, sequence: int) -> int:
+    def commit(self, episode: EpisodeWriter, first: int, stop: int, follows: bool, sequence: int) -> int:
         """Appends steps from `first` on to an episode, as many as its segment takes; returns the first that it did not."""
         log = self._log
         log.require_writable()
@@ -163,7 +163,7 @@ class _Rows:
         log.settle(episode, lane, bool(self._ended[stop - 1]))
         return stop
 
-    def _encode(self, episode: Episode, segment: Segment, first: int, stop: int, follows: bool, sequence: int) -> Any:
+    def _encode(self, episode: EpisodeWriter, segment: Segment, first: int, stop: int, follows: bool, sequence: int) -> Any:
         count = stop - first
         rows = np.zeros(count, self._layout.row)
         rows["#trajectory"], rows["#origin"], rows["#width"] = episode.trajectory, episode.origin, 1

@@ -10,7 +10,7 @@ from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 
 
-class Received:
+class DeliveredSequence:
     """Which numbers of one sender are here. Senders send in rising order, so one number says nearly everything."""
 
     def __init__(self, high: int, above: Iterable[int] = ()):
@@ -39,17 +39,17 @@ class Received:
             self._above = {number for number in self._above if number > self.high}
 
 
-def received_by(log: Log, actor: str, boot: str, store: str, first: int) -> Received:
+def received_by(log: Log, actor: str, boot: str, store: str, first: int) -> DeliveredSequence:
     """What a log has of a sender whose numbers below `first` were acknowledged before."""
     with log.lock:
         origin = log.facts.known_origin(actor, boot, store)
         if origin is None:
-            return Received(first - 1)
+            return DeliveredSequence(first - 1)
         high = max(first - 1, log.facts.seen.get(origin, -1))
         entries = log.index.entries
         mine = entries[(entries["origin"] == origin) & (entries["sequence"] > high)]
         if not len(mine):
-            return Received(high)
+            return DeliveredSequence(high)
         keys = np.concatenate([int(e["key"]) + np.arange(e["steps"], dtype=np.int64) for e in mine])
         with log.reading() as steps:
             numbers = steps.fields(keys, ["#sequence"])[0]
@@ -57,4 +57,4 @@ def received_by(log: Log, actor: str, boot: str, store: str, first: int) -> Rece
         evicted = np.isin(keys >> OFFSET_BITS, [t for t, before in log.facts.deleted.items() if before])
         if evicted.any():
             high = max(high, int(numbers[evicted].min()) - 1)
-        return Received(high, numbers.tolist())
+        return DeliveredSequence(high, numbers.tolist())

@@ -17,7 +17,7 @@ from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 from hilt.replay.schema import BUILT_IN, BUILT_IN_DEFAULTS, Schema
 from hilt.replay.settings import as_folder
-from hilt.replay.writer import Episode
+from hilt.replay.writer import EpisodeWriter
 
 _TOGETHER = 64
 """Transitions that are written into one trajectory, and deleted together once all are acknowledged."""
@@ -132,7 +132,7 @@ class _Part:
         self.log = log
         self.waiting = 0
         self._boot = boot
-        self._running: Episode | None = None
+        self._running: EpisodeWriter | None = None
         self._fields: list[str] = []  # of the transitions in the running trajectory
         self._oldest: deque[int] = deque()  # trajectories in which something waits
 

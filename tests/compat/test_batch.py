@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hilt.compat.simplevla.batch import Batch
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.distributed.batch import Batch
 
 
 def made(rows: int = 6, **meta: Any) -> Batch:

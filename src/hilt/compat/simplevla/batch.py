@@ -81,7 +81,9 @@ class Batch:
         ]
         return Batch(*(copy.deepcopy(parts) if deepcopy else parts))
 
-    def pop(self, batch_keys: Sequence[str] = (), non_tensor_batch_keys: Sequence[str] = (), meta_info_keys: Sequence[str] = ()) -> Batch:
+    def pop(
+        self, batch_keys: Sequence[str] = (), non_tensor_batch_keys: Sequence[str] = (), meta_info_keys: Sequence[str] = ()
+    ) -> Batch:
         """The same keys, taken out of this batch."""
         taken = self.select(batch_keys, non_tensor_batch_keys, meta_info_keys)
         for part, keys in self._parts(batch_keys, non_tensor_batch_keys, meta_info_keys):
