@@ -296,7 +296,7 @@ def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tens
 
 
 def by_group(nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
-    """Of the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
+    """Returns for the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
     told, norms = {}, {}
     for name, rows in batch.groups.items():
         rows = rows.to(errors.dtype)

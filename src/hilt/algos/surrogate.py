@@ -26,7 +26,7 @@ _ADDED = {"token": 0, "action": 1, "chunk": 2}
 
 
 class Surrogate(NamedTuple):
-    """Of each term."""
+    """The surrogate of each term, and what was clipped."""
 
     loss: Tensor
     clipped: Tensor
@@ -44,7 +44,7 @@ def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
 
 
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Surrogate:
-    """Of terms of any shape."""
+    """Returns the surrogate of terms of any shape."""
     ratio = log_ratio.clamp(-MOST, MOST).exp()
     free, held = -advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss, limit = torch.maximum(free, held), -advantage * dual_clip
@@ -58,7 +58,7 @@ def importance(old: Tensor, drawn: Tensor) -> Tensor:
 
 
 def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Of each chunk [R], and 1 where the clip decided."""
+    """Returns the loss of each chunk [R], and 1 where the clip decided."""
     free = (value - returns).square()
     held = (old + (value - old).clamp(-clip, clip) - returns).square() if clip else free
     return 0.5 * torch.maximum(free, held), (held > free).to(free.dtype)

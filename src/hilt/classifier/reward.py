@@ -206,7 +206,7 @@ class RewardClassifier:
         return float(self.probability(observation) >= self.threshold)
 
     def probability(self, observation: Any) -> float:
-        """Of success."""
+        """Returns the probability of success."""
         leaves = flatten(nested(observation)) if isinstance(observation, Mapping) else {}
         images = {}
         for name, shape in self._shapes.items():

@@ -59,7 +59,7 @@ def build(base: T, *layers: str | Path | Mapping[str, Any]) -> T:
 
 
 def _built_whole(base: T, layers: Sequence[str | Path | Mapping[str, Any]]) -> T:
-    """By OmegaConf, which makes a node of every setting: tens of milliseconds."""
+    """Builds the config with OmegaConf, which makes a node of every setting: tens of milliseconds."""
     config: Any = _structured(base)
     problems, read = Problems(), []
     for layer in layers:

@@ -48,7 +48,8 @@ class Rate:
         return took
 
     def timing(self) -> dict[str, float]:
-        """Of the last 10,000 waits, in seconds: ``p50``, ``p99`` and ``max`` of the periods, ``late_p50`` and ``late_p99`` of how long
+        """Returns statistics of the last 10,000 waits, in seconds: ``p50``, ``p99`` and ``max`` of the periods, ``late_p50`` and
+        ``late_p99`` of how long
         after its deadline a wait ended; what was asked for, and how many were lost."""
         periods, late = np.array(self._periods or [0.0]), np.array(self._late or [0.0])
         p50, p99, late_p50, late_p99 = (float(p) for part in (periods, late) for p in np.percentile(part, [50, 99]))

@@ -23,7 +23,7 @@ def one_thread() -> None:
 
 
 def set_threads(number: int) -> None:
-    """So many threads, whatever was asked for."""
+    """Sets the number of threads, whatever the environment asks for."""
     os.environ[ASKED] = str(number)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(number)

@@ -189,7 +189,7 @@ class Spec(Mapping[str, ArraySpec]):
         return out
 
     def check_batch(self, tree: Tree, leading: int, cast: bool = False) -> tuple[tuple[int, ...], list[Array]]:
-        """As `check`, for leaves that all have the same `leading` first axes; those axes are returned too."""
+        """Does what `check` does for leaves that all have the same `leading` first axes; those axes are returned too."""
         axes: tuple[int, ...] | None = None
         first, out = "", []
         for path, keys, spec, _, _ in self._keys:

@@ -147,7 +147,7 @@ class RankActor:
         return self._seat.do(method, arguments)
 
     def keep(self, method: str) -> tuple[Answer, Any]:
-        """Of what the worker answers, the first of two travels, and the second stays in the store."""
+        """Returns the first of the two answers of a worker; the second stays in the store."""
         answer = self._seat.do(method, ())
         head, rest = answer.value if isinstance(answer.value, tuple) else (None, answer.value)
         return answer._replace(value=head), rest

@@ -84,7 +84,7 @@ class Sharded(DataParallelOptimizer):
                 unit.set_reshard_after_forward(unit is not root, recurse=False)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """As that of a module in one piece, at rank 0; the other ranks take part, and have nothing to keep."""
+        """Returns the state of a module in one piece, at rank 0; the other ranks take part, and have nothing to keep."""
         adam = {
             name: tensor if name == "steps" else self._gathered(tensor, list(self.trained.values())[int(name.rpartition(".")[2])])
             for name, tensor in self._adam.tensors().items()

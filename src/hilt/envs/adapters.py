@@ -156,7 +156,7 @@ class Batched:
         return steps
 
     def episodes(self, act: Callable[[Any], Any], per_env: int, seed: int | None = None) -> Iterator[BatchedEpisode]:
-        """So many episodes of each environment, as they end; `act` gives ``[N, ...]`` actions for ``[N, ...]`` observations.
+        """Yields this number of episodes of each environment, as they end; `act` gives ``[N, ...]`` actions for ``[N, ...]`` observations.
 
         Equally many of each: the first that end among all would be the short ones.
         """
@@ -177,7 +177,7 @@ class Batched:
         self.env.close()
 
     def _as_given(self, actions: Any) -> Any:
-        """As tensors, on their device, where observations are tensors: torch is loaded then."""
+        """Returns tensors, on their device, where observations are tensors: torch is loaded then."""
         return sys.modules["torch"].as_tensor(actions, device=self._a_leaf.device) if hasattr(self._a_leaf, "detach") else actions
 
     def _final(self, infos: Mapping[str, Any], i: int) -> tuple[Any, Any]:

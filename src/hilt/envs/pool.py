@@ -416,7 +416,7 @@ def _close_all(workers: Sequence[_Worker]) -> None:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """As a worker gets them, also where there is none."""
+    """Returns the options as a worker gets them, also where there are none."""
     try:
         return dict(json.loads(json.dumps(dict(options))))
     except (TypeError, ValueError) as error:

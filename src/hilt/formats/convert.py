@@ -178,7 +178,7 @@ class EpisodeChange:
         return Episode(unflatten(columns), episode.facts)
 
     def dropped(self, columns: Collection[str]) -> list[str]:
-        """Which of these columns are left out: those that were named, what lies below them, and of an observation the next one too,
+        """Returns the columns that are left out: those that were named, what lies below them, and of an observation the next one too,
         as it is the same picture a step later."""
         out: dict[str, None] = {}
         for path in self.drop:
@@ -354,7 +354,7 @@ def _line(number: int, episode: Episode | None, noted: Counter[str], damaged: bo
 
 
 def success_of(episode: Episode) -> bool | None:
-    """As its facts say, or else as a column ``success`` does; None when nothing says."""
+    """Returns the success as the facts of an episode say, or else a column ``success``; None when nothing says."""
     known = episode.facts.get("success")
     if known is None and "success" in episode.columns:
         return bool(np.any(episode.columns["success"]))

@@ -35,7 +35,7 @@ def import_h5py() -> Any:
 
 
 def is_hdf5(path: Path) -> bool:
-    """By its first bytes."""
+    """Returns whether the first bytes of a file are HDF5's."""
     try:
         with path.open("rb") as file:
             return file.read(8) == MAGIC
@@ -116,7 +116,8 @@ def elements(dataset: Any) -> Iterator[Any]:
 
 
 def attributes(group: Any) -> dict[str, Any]:
-    """As plain values; long ones are left out, and so are lists of texts that could be long: one text in the file may be all of them."""
+    """Returns the attributes as plain values; long ones are left out, and so are lists of texts that could be long: one text in the file
+    may be all of them."""
     h5py, found, size = import_h5py(), {}, group.file.id.get_filesize()
     for count, name in enumerate(group.attrs):
         if count >= MAX_ATTRIBUTES:

@@ -104,7 +104,8 @@ class HilSerlDataset(ListedDataset):
         return {f"files ({kind})": self._kinds.count(kind) for kind in dict.fromkeys(self._kinds)}
 
     def kind_of(self, episode: int) -> str:
-        """Of which files an episode is: ``online``, ``human`` (an intervention that is not among the actor's steps), ``demo``, ..."""
+        """Returns the files that an episode belongs to: ``online``, ``human`` (an intervention that is not among the actor's steps),
+        ``demo``, ..."""
         found = self._episodes[episode]
         return "damaged" if isinstance(found, CorruptError) else self._kinds[min(found.pieces)]
 
@@ -121,7 +122,7 @@ class HilSerlDataset(ListedDataset):
         return self._as_written() or self._surveyed()
 
     def _as_written(self) -> _Plan | None:
-        """By `hilt.json`, if it is there."""
+        """Returns the episodes by `hilt.json`, if it is there."""
         path = self.path / "hilt.json"
         if not path.is_file():
             return None
@@ -391,7 +392,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """By path; what a column cannot be named by is None, which is no number."""
+    """Returns the leaves by path; what a column cannot be named by is None, which is no number."""
     for key, value in tree.items():
         if not isinstance(key, str) or not key or "/" in key:
             yield f"{prefix}{key!r}", None

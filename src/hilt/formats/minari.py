@@ -166,7 +166,7 @@ def _parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def _is_image(space: Mapping[str, Any]) -> bool:
-    """As Minari decides what it stores as JPEG."""
+    """Returns whether Minari would store this space as JPEG."""
     shape = space.get("shape") or ()
     return space.get("dtype") == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
 
@@ -204,7 +204,7 @@ def _table(files: Sequence[str], kind: str) -> Any:
 
 
 def _shape(space: Mapping[str, Any], told: str | None) -> Sequence[int]:
-    """Of one row of numbers, which Arrow has flat: as the space says, or what lies beside infos."""
+    """Returns the shape of one row of numbers, which Arrow has flat: as the space says, or what lies beside infos."""
     if told is not None:
         return [int(size) for size in told.split(",") if size]
     many = space.get("n")

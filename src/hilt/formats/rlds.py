@@ -269,7 +269,7 @@ class _Checked:
         self.discounts = np.where(last & terminal, 0, discount).astype(np.float32)
 
     def trajectories(self, policy_info_fn: PolicyInfo | None) -> Iterator[Trajectory]:
-        """Of all steps, or of those before the first that is wrong."""
+        """Yields the trajectories of all steps, or of those before the first that is wrong."""
         for i in range(len(self.steps) if self.bad is None else self.bad[0]):
             step, kind, next_kind = self.steps[i], self.types[i], self.next_types[i]
             info = policy_info_fn(step, self._after(i)) if policy_info_fn is not None else ()

@@ -95,7 +95,7 @@ class Trajectory:
         return Trajectory(self.max_episode_length, self.model_weights_id, **unflatten(tensors))
 
     def tensors(self) -> dict[str, Tensor]:
-        """By path, those of the nested fields first."""
+        """Returns the tensors by path, those of the nested fields first."""
         values = {**{name: getattr(self, name) for name in ("curr_obs", "next_obs", "forward_inputs")}, **self.to_dict()}
         return {path: value for path, value in flatten(values).items() if is_tensor(value)}
 

@@ -148,7 +148,7 @@ def rows_of(first: Array, keep_last: bool) -> tuple[Any, Any]:
 
 
 def flags_of(columns: Mapping[str, Any], length: int) -> tuple[Array, Array, Array]:
-    """Which of the steps are first, last and terminal."""
+    """Returns the flags of the steps that are first, last and terminal."""
     first, last, terminal = (per_step(columns, name, length).astype(bool) for name in FLAGS)
     return first, last, terminal
 

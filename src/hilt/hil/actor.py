@@ -511,5 +511,5 @@ def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, fl
 
 
 def _own(observation: Any) -> Any:
-    """As the log has it, and a copy: an environment may use its arrays again for the next one."""
+    """Returns an observation as the log has it, copied: an environment may use its arrays again for the next one."""
     return copy.deepcopy(nested(observation))

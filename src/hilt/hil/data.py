@@ -257,7 +257,7 @@ class Foresight:
             self.add(keys, flatten(log.read(keys, self.columns)))
 
     def add(self, keys: Sequence[int] | Array, columns: Mapping[str, Array]) -> None:
-        """Of one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""
+        """Adds one episode. A gripper is the last of seven numbers, and its command counts from a half on; before the first it is open."""
         actions, now, after = (columns[name] for name in self.columns)
         seen, width = np.concatenate([now, after[-1:]]), actions.shape[1]
         given = actions[:, 6::7] if width % 7 == 0 else np.zeros((len(actions), 1))

@@ -55,7 +55,7 @@ SIMULATED_AHEAD = 200
 
 
 class DefaultsChoice(NamedTuple):
-    """Which defaults a run has, why, and the settings that follow."""
+    """The defaults of a run, the reason for them, and the settings that follow."""
 
     name: str
     why: str

@@ -372,5 +372,5 @@ def _tries(task: str, known: Mapping[str, int], split: str, states: Sequence[int
 
 
 def _own(observation: Any) -> Any:
-    """As a log has it, and a copy: an environment may use its arrays again for the next one."""
+    """Returns an observation as a log has it, copied: an environment may use its arrays again for the next one."""
     return copy.deepcopy(nested(observation))

@@ -237,7 +237,7 @@ class Child:
 
     @property
     def failed(self) -> bool:
-        """By itself, and not because it was asked to end."""
+        """Whether it failed by itself, and not because it was asked to end."""
         return (self.poll() or 0) > 0 and self.poll() != 128 + ASK_TO_END
 
     def start(self) -> None:
@@ -275,7 +275,7 @@ class Child:
             self._process.wait(END_S)
 
     def news(self) -> list[str]:
-        """What it has said since the last time that a person must know now: where a page is to be opened, and that contact is lost."""
+        """Returns the new lines of its log that a person must see now: where a page is to be opened, and that contact is lost."""
         with storage_errors(self.log), self.log.open("rb") as file:
             file.seek(self._heard)
             lines = file.read().splitlines(keepends=True)
@@ -284,7 +284,7 @@ class Child:
         return [line.decode(errors="replace").strip() for line in whole if line.startswith((b"open http", CONTACT.encode()))]
 
     def error(self) -> HiltError:
-        """What it said last, as its own error."""
+        """Returns its last words as an error."""
         with storage_errors(self.log):
             words = self.log.read_bytes()[self._said :].decode(errors="replace").strip().splitlines()
         told = [number for number, line in enumerate(words) if line.startswith("error: ")]

@@ -476,7 +476,7 @@ class Learner:
     # Actors
 
     def _answer(self, _: str, payload: Any) -> dict[str, Any]:
-        """Of "send-stats", in a thread of the wire's."""
+        """Answers "send-stats", in a thread of the wire's."""
         told = _scalars(payload)
         name = str(told.get("actor", ""))
         self._pressed = self._pressed or bool(told.get("stop"))

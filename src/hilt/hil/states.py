@@ -159,7 +159,7 @@ class KeptSteps:
             self._link(slot, behind)
 
     def _link(self, slot: int, behind: int) -> None:
-        """Of two steps, one after the other in their trajectory, if both are here."""
+        """Links two steps that follow each other in their trajectory, if both are here."""
         table = self._table
         if slot >= 0 and behind >= 0 and table.awaited[slot] >= 0:
             table.awaited[slot] = -1

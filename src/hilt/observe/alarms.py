@@ -99,12 +99,12 @@ class History:
             self.best = record
 
     def mean(self, name: str, count: int) -> float:
-        """Of the last `count` values; NaN, with which nothing compares, while there are fewer."""
+        """Returns the mean of the last `count` values; NaN, with which nothing compares, while there are fewer."""
         last = list(self._last.get(name, ()))[-count:]
         return sum(last) / count if len(last) == count else math.nan
 
     def first(self, name: str, count: int) -> float:
-        """Of the first `count` values."""
+        """Returns the mean of the first `count` values."""
         first = self._first.get(name, [])[:count]
         return sum(first) / count if len(first) == count else math.nan
 
@@ -320,7 +320,7 @@ class AlarmWatch:
         self.alarms.on.clear()  # what is still so is said again
 
     def take(self, values: Record, *, update: int, step: int) -> str:
-        """Told of what is written of an update; gives the text of an alarm that ends the run, else nothing."""
+        """Takes the record of an update; returns the text of an alarm that ends the run, else nothing."""
         ends = ""
         for change in self.alarms.take({**values, "update": update, "step": step}):
             stops = change.raised and change.name in self._stop_on and not ends

@@ -115,7 +115,7 @@ class Standing:
         return "" if left is None else f"{'at most ' if usual else ''}{clock(left)} left"
 
     def success(self) -> str:
-        """Of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
+        """The success of all episodes, and of those that the policy ended alone; a dash where the environment does not tell."""
         known = [one for one in self.episodes if one.get("success") is not None]
         alone = [one for one in known if not one.get("intervention_steps") and not one.get("lost_steps")]
         if not known:
@@ -124,7 +124,7 @@ class Standing:
         return told + f"; {_share(alone)} of {len(alone)} in which nobody took over" * any("intervention_steps" in one for one in known)
 
     def validation(self) -> str:
-        """Of post-training: on states that are not trained on."""
+        """The success of post-training on states that are not trained on."""
         u = self.update
         if not _is(u, "validation_success"):
             return ""

@@ -154,7 +154,7 @@ def _made(record: Mapping[str, Any]) -> int:
 
 
 def _plain(value: Any) -> Value:
-    """As JSON has it; what is no number is None."""
+    """Returns a value as JSON has it; what is no number is None."""
     if isinstance(value, str | bool | int) or value is None:
         return value
     if hasattr(value, "item"):  # a number of numpy's or torch's

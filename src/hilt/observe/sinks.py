@@ -165,7 +165,7 @@ def written(folder: Path) -> tuple[int, int]:
 
 
 def run_id(folder: Path) -> str:
-    """By which a resumed run is known again elsewhere."""
+    """Returns the identity by which a service knows a resumed run again."""
     path = folder / IDENTITY
     if not path.exists():
         DISK.make_folders(folder)

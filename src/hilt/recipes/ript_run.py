@@ -41,7 +41,7 @@ def _given(config: Vla, path: str, value: Any) -> None:
 
 
 def _environments(config: Vla, count: Any) -> None:
-    """So many simulators, each in its process; and as many states at a time."""
+    """Returns the settings for this number of simulators, each in its process, and as many states at a time."""
     _given(config, "pool.slots", count)
     _given(config, "collect.groups_at_once", count)
     config.pool.workers = count if count > 1 else 0

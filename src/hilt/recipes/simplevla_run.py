@@ -110,7 +110,7 @@ class Told:
         self.ranks = self.nodes * max(self.gpus, 1)
 
     def __getitem__(self, key: str) -> Any:
-        """As given, or as it is there."""
+        """Returns the value that was given, or SimpleVLA-RL's default."""
         if key in self.given:
             return self.given[key]
         return self[AGREE[key]] if key in AGREE else _default(key)
@@ -173,7 +173,7 @@ class Told:
         return made
 
     def _gathered(self) -> dict[str, Any]:
-        """As far as nothing is wrong; what is wrong is in `problems`."""
+        """Returns the settings that are right; what is wrong is in `problems`."""
         made = self._settings(SETTINGS)
         for part in (self._policy, self._places, self._sizes, self._learning, self._schedule, self._sinks):
             if part is self._sizes and not self.tasks:
@@ -187,7 +187,7 @@ class Told:
         build(Vla(), {name: made[name] for name in ("policy", "tasks", "device", "sinks") if name in made}).check_place()
 
     def _settings(self, table: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-        """Of null nothing is made: it is as ours is by default."""
+        """Returns our settings; a null stands for our default."""
         return {ours: self[key] for key, (_, ours) in table.items() if self[key] is not None}
 
     def _policy(self) -> dict[str, Any]:
@@ -430,7 +430,7 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 
 def _default(key: str) -> Any:
-    """As it is there."""
+    """Returns SimpleVLA-RL's default."""
     if key in AGREE:
         return _default(AGREE[key])
     if key in PASSING:
@@ -465,7 +465,7 @@ def _parsed(word: str) -> tuple[str, Any]:
 
 
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of dotted names."""
+    """Returns nested settings of dotted names."""
     tree: dict[str, Any] = {}
     for name, value in settings.items():
         *sections, last = name.split(".")

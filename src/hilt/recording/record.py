@@ -435,7 +435,7 @@ def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
 
 
 def _own(observation: Any) -> Any:
-    """As the log has it, and a copy: an environment may use its arrays again for the next one."""
+    """Returns an observation as the log has it, copied: an environment may use its arrays again for the next one."""
     return copy.deepcopy(nested(observation))
 
 

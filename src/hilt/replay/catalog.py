@@ -360,7 +360,7 @@ class Store:
         return place
 
     def commit_row(self, lane: Lane, episode: EpisodeWriter, step: EncodedStep, place: int | None) -> int:
-        """As `commit_rows`, of the next step of a running episode: the way that must be short."""
+        """Does what `commit_rows` does for the next step of a running episode: the path that must be fast."""
         first = lane.segment.append_row(step.row, step.frames)
         key, sources, extends = key_of(episode.trajectory, episode.steps), 1 << step.source, place is not None
         if place is None:
@@ -516,7 +516,7 @@ class Store:
         self._tidy_above = 2 * self.facts.lines + 4096
 
     def _forget_segment(self, number: int) -> None:
-        """Of a reader: the writer deleted this segment, or it must be read anew."""
+        """Forgets a segment, in a reader: the writer deleted it, or it must be read again."""
         for place in reversed(np.flatnonzero(self.index.entries["segment"] == number).tolist()):
             entry = self.index.entries[place].copy()
             self.index.remove(place)

@@ -85,7 +85,7 @@ class Runs:
         return self.draw_runs(index)[0]
 
     def draw_runs(self, index: Array) -> tuple[Array, Array]:
-        """As `draw`, and per key the number of its run."""
+        """Does what `draw` does, and returns the number of the run of each key, too."""
         ends = self._all_ends()
         head = self._head
         if head + 1 == self._size:
@@ -194,7 +194,7 @@ class Runs:
 
 
 def search(ends: Array, values: Array) -> Array:
-    """As ``np.searchsorted(ends, values, "right")``: sorted values are found so much faster that it pays to sort them."""
+    """Returns ``np.searchsorted(ends, values, "right")``: sorted values are found so much faster that it pays to sort them."""
     order = values.argsort()
     found = np.empty(len(values), np.int64)
     found[order] = ends.searchsorted(values.take(order), "right")

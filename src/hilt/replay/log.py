@@ -507,7 +507,7 @@ class Log(Store):
             self._sync_written(written)
 
     def _sync_pieces(self, written: Sequence[Segment]) -> None:
-        """So that no power cut takes a piece and leaves the word that all are there."""
+        """Syncs the pieces, so that no power cut takes one and leaves the record that all are there."""
         if self.durability.words != "never":
             for segment in written:
                 segment.sync()

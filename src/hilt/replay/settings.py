@@ -50,7 +50,7 @@ def check_settings(settings: Mapping[str, Any], schema: Schema) -> None:
 
 
 def segment_bytes_for(capacity_bytes: int | None) -> int:
-    """So large that a log has few files, and so small that old ones are deleted in time."""
+    """Returns a size so large that a log has few files, and so small that old ones are deleted in time."""
     return SEGMENT_BYTES if capacity_bytes is None else min(SEGMENT_BYTES, max(1 << 16, capacity_bytes // 8))
 
 

@@ -220,7 +220,7 @@ class Selection:
         self.left += before - self._live()
 
     def taken_back(self, key: int, steps: int) -> None:
-        """As `removed`, for steps that never counted: their writing failed."""
+        """Does what `removed` does for steps that never counted: their writing failed."""
         before = len(self._runs)
         self._runs.remove(key, steps)
         self.entered -= before - len(self._runs)

@@ -214,7 +214,7 @@ class TrajectoryRows:
         return follows
 
     def _goes_on(self, first: int, stop: int) -> Array:
-        """Which steps may go on where the step before ended, by their small columns."""
+        """Returns the steps that may go on where the step before ended, by their small columns."""
         ended = (self._flat("terminated") | self._flat("truncated")).astype(bool)
         follows = np.zeros(stop - first, bool)
         begin = max(first, self._width)
@@ -225,7 +225,7 @@ class TrajectoryRows:
         return follows
 
     def _same(self, pair: Sequence[str], first: int, stop: int) -> Array:
-        """Which of these steps begin with what the step before ended with."""
+        """Returns the steps that begin with what the step before ended with."""
         now, after = (self._flat(path) for path in pair)
         same, begin = np.zeros(stop - first, bool), max(first, self._width)
         if begin < stop:
@@ -243,7 +243,7 @@ def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> 
 
 
 def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]) -> list[Reference]:
-    """As `_store`, for the next observation of the one that lies at `refs`."""
+    """Does what `_store` does for the next observation of the one that lies at `refs`."""
     if not column.stack:
         return _store(column, after, base, fresh)
     out = []

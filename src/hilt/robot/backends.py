@@ -217,7 +217,7 @@ class TabletopBackend(Backend):
         self._begin("train", 0)
 
     def _begin(self, split: str, state: int) -> None:
-        """As `TabletopEnv` begins."""
+        """Begins as `TabletopEnv` does."""
         from hilt.envs.tabletop.suite_env import SETTLE_SECONDS
 
         self._task.begin(self._world, split, state)

@@ -242,7 +242,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         return {**merged, "images": images} if images else merged
 
     def _successes(self) -> list[bool]:
-        """Of each arm that has a target pose; else what the simulation says. Of a real arm without a target nobody knows: none."""
+        """Returns the success of each arm that has a target pose; else what the simulation says. Of a real arm without a target nobody
+        knows: none."""
         if targets := [(arm, target) for arm in self.arms if (target := arm.config.target_pose) is not None]:
             return [arm.is_at(target) for arm, target in targets]
         return [bool(self.arms[0].client.post("scene", {})["succeed"])] if self.simulation else []

@@ -116,7 +116,7 @@ def host_name(header: str) -> str:
 
 
 def own_address() -> str:
-    """Of this machine in its network, or its name."""
+    """Returns the address of this machine in its network, or its name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
         return str(probe.getsockname()[0])

@@ -79,7 +79,7 @@ def numbers(run: Path) -> list[int]:
 
 
 def _checksum_of(run: Path, update: int) -> Any:
-    """Of the agent of a checkpoint that is there, and whole; else None."""
+    """Returns the checksum of the agent of a checkpoint that is there, and whole; else None."""
     with contextlib.suppress(CorruptError, FormatError, StorageError):
         return read_json(load(run, update).path / "state.json")["agent_checksum"]
     return None

@@ -64,7 +64,7 @@ class EvaluationResult:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the success, 95%."""
+        """The 95% interval of the success."""
         said = any(one.success is not None for one in self.outcomes if not one.error)
         return wilson(self.successes, len(self.outcomes)) if said else None
 
@@ -98,7 +98,7 @@ class EvaluationResult:
         return [one for one in self.outcomes if one.error]
 
     def card(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Returns the evaluation as JSON has it."""
         low, high = self.interval or (None, None)
         return {
             **{name: getattr(self, name) for name in ("task", "split", "update", "sample", "seed", "successes", "success")},

@@ -168,6 +168,6 @@ def _checked(plan: Any) -> Expert:
 
 
 def gripper_dimensions(length: int) -> np.ndarray:
-    """Which numbers of an action are grippers: the last one of each arm, where it has one."""
+    """Returns the numbers of an action that are grippers: the last one of each arm, where it has one."""
     per_arm = 7 if length in (7, 14) else 4 if length == 4 else length + 1
     return np.arange(length) % per_arm == per_arm - 1

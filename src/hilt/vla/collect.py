@@ -247,7 +247,8 @@ class Collector:
         return math.ceil((self._taken + self._config.data_batch_size) / self._config.group_size)
 
     def _shared_out(self) -> tuple[list[RolloutEpisode], list[RolloutEpisode]]:
-        """Of the groups that were accepted, the episodes of this step, and the other members of their groups. The rest is the surplus."""
+        """Returns the episodes of this step, from the groups that were accepted, and the other members of their groups. The rest is the
+        surplus."""
         size, wanted, low = self._config.group_size, self._wanted, self._taken
         found = [episode for group in self._surplus[:wanted] for episode in group]
         high = min(low + self._config.data_batch_size, len(found))

@@ -317,7 +317,7 @@ class Vla:
             )
 
     def _check_entropy(self) -> None:
-        """Of a policy that is made here; one of a folder is asked when it is opened."""
+        """Checks the entropy bonus for a policy that is made here; one of a folder is checked when it is opened."""
         if self.algorithm.entropy and self.policy == "small_vla":
             options = SmallVLAConfig.from_json(self.policy_options)
             if options.head == "flow":
@@ -411,7 +411,7 @@ class Vla:
 
     @property
     def episodes(self) -> int:
-        """Of a training step, of all ranks together."""
+        """The number of episodes of a training step, of all ranks together."""
         return self.collect.data_batch_size * self._working
 
     @property

@@ -85,7 +85,7 @@ def learn(policy: SmallVLA, drawing: DrawingSettings, seed: int = 0, watch: Call
 
 
 def drawn(rng: np.random.Generator, count: int, size: int) -> DrawnPictures:
-    """So many new pictures of `size` pixels: one to five coloured shapes, no colour twice, over up to three grey ones."""
+    """Returns this number of new pictures of `size` pixels: one to five coloured shapes, no colour twice, over up to three grey ones."""
     canvas = rng.uniform(0.25, 0.8, (count, 1, 1, 1)) + rng.uniform(-0.08, 0.08, (count, 1, 1, 3))
     y, x = np.mgrid[0:size, 0:size].astype(np.float32) / size
     light = rng.uniform(-0.15, 0.15, (count, 2, 1, 1))

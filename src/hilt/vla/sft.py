@@ -303,7 +303,7 @@ def train(
 
 
 def _stopped_early(run: Path, say: Callable[[str], None]) -> SftSummary:
-    """Of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
+    """Returns the summary of a run that was stopped before it went on: how far it is, as its checkpoint tells."""
     saved = checkpoint.latest(run, say)
     if saved is None:
         return SftSummary("stopped", 0, 0, math.nan, 0.0)
@@ -561,7 +561,8 @@ def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
 
 
 def learning_rate(config: Sft, step: int) -> float:
-    """Of the step after so many: rises in a line during the warm-up; then stays, or falls as a half cosine until `max_steps`."""
+    """Returns the learning rate of a step: it rises in a line during the warm-up; then stays, or falls as a half cosine until
+    `max_steps`."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant":

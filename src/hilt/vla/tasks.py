@@ -1,4 +1,4 @@
-"""Which task a rank works on, and from which initial states.
+"""The tasks that a rank works on, and their initial states.
 
     shards([0, 1, 2, 3, 4, 5, 6, 7, 8], 2)         # [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
     agenda = Agenda(["a", "b"], lambda task: 50, rank=0, ranks=1)

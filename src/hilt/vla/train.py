@@ -159,7 +159,7 @@ def train(
 
 
 def _stopped_early(config: Vla, run: Path, say: Callable[[str], None]) -> TrainSummary:
-    """Of a run that was stopped while its ranks were started: how far it is, as its checkpoint tells."""
+    """Returns the summary of a run that was stopped while its ranks were started: how far it is, as its checkpoint tells."""
     saved = checkpoint.latest(run, say)
     state: Mapping[str, Any] = saved.state if saved is not None else {}
     figures = (int(state.get("best_step", -1)), float(state.get("best", -1.0)), float(state.get("elapsed", 0.0)))
@@ -364,7 +364,7 @@ class Controller:
         return min(1.0, max((self._learned + 1) / self._config.max_steps, seconds))
 
     def _seconds(self) -> float:
-        """Of work, those before it was resumed included."""
+        """Returns the seconds of work, those before it was resumed included."""
         return self._elapsed + time.monotonic() - self._began
 
     # One training step
@@ -477,7 +477,7 @@ class Controller:
     # What is kept
 
     def _ask(self, method: str, *given: Any) -> list[Any]:
-        """Of every rank. One that was stopped has done nothing: the step is left as it began."""
+        """Asks every rank. One that was stopped has done nothing: the step is left as it began."""
         self._standings = {}
         self._report(f"{self._when(method)}: {NAMES[method]}")
         answers = self._group.call(method, *given)

@@ -376,7 +376,7 @@ class Updater:
         return dict(zip(names, [x / self.ranks.size for x in self._sum(*(shown[name] for name in names))], strict=True))
 
     def _dealt(self, rows: Rows, epoch: int) -> list[np.ndarray]:
-        """Which episodes are in which step: the same number of steps at every rank, some of them maybe without any."""
+        """Returns the episodes of each step: the same number of steps at every rank, some of them maybe without any."""
         batch, order = self.settings.batch, np.arange(len(rows.episodes))
         if not batch.trajectories_per_step:
             return [order]
@@ -523,7 +523,7 @@ class Rows:
         return whole
 
     def record(self, part: Tensor, blank: Record | None) -> Record:
-        """Of some rows; of none, the blank one."""
+        """Returns the record of some rows; for none, the blank one."""
         if not len(part):
             assert blank is not None, "only a policy in lockstep is asked about nothing"
             return blank

@@ -289,7 +289,7 @@ class Worker:
         return state if self._ranks.rank == 0 else {}
 
     def sizes(self) -> dict[str, Any]:
-        """Of a new policy, as the first task has them."""
+        """Returns the sizes of a new policy, as the first task has them."""
         return self._sizes
 
     # Where those that roll out are not those that train
@@ -523,7 +523,7 @@ class PhaseClock:
         return {**self._spent, "all": time.perf_counter()}
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """And in `all` things."""
+        """Returns the seconds since then, of each thing and of `all`."""
         return {name: seconds - before.get(name, 0.0) for name, seconds in self.begin().items()}
 
 

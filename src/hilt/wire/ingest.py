@@ -72,7 +72,7 @@ class Stream:
         self._awaiting.append((appended, self.received.high))  # with those that survived a power cut beyond a gap, which is closed now
 
     def synced(self, count: int) -> bool:
-        """So many steps of the log are power-safe now; returns whether that is news for this sender."""
+        """Notes the number of steps of the log that are power-safe now; returns whether that is news for this sender."""
         before = self.power_safe
         while self._awaiting and self._awaiting[0][0] <= count:
             self.power_safe = self._awaiting.popleft()[1]
@@ -167,7 +167,7 @@ class DataSink:
         return outcome
 
     def skip(self, stream: Stream, number: int, why: str) -> IngestOutcome:
-        """Of a step that its sender cannot send: it is refused, so that those after it can be acknowledged."""
+        """Skips a step that its sender cannot send: it is refused, so that those after it can be acknowledged."""
         outcome = IngestOutcome()
         if number not in stream.received:
             self._refuse(stream, number, why, outcome)

@@ -380,7 +380,7 @@ class TrainerServer:
             self._forget(sender)
 
     def _forget(self, sender: bytes) -> None:
-        """Of a client that is gone."""
+        """Forgets a client that is gone."""
         session = self._sessions.pop(sender)
         self._let_go(session)
         if all(other.actor != session.actor for other in self._sessions.values()):

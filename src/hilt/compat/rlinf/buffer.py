@@ -117,7 +117,7 @@ class TrajectoryReplayBuffer:
         return self.sample_chunks(num_chunks)
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
-        """As `sample`; nothing for 0."""
+        """Samples chunks like `sample`; an empty batch for 0."""
         if num_chunks <= 0:
             return {}
         with self.lock:

@@ -221,7 +221,7 @@ class Rollouts:
     # Batches
 
     def sample(self, batch_size: int, part: str = "both", images: bool = False) -> Batch:
-        """As `Experience.sample`."""
+        """Samples a batch like `Experience.sample`."""
         demo = self._demonstrations if part == "demonstrations" else self.demo
         online = split(batch_size, part, demo.total_samples)
         if part == "both" and online == batch_size and not self._alone:
@@ -292,7 +292,7 @@ class _States:
 
 
 def _drawn(buffer: TrajectoryReplayBuffer, n: int) -> Iterator[dict[str, Any]]:
-    """So many rows, in parts: a buffer gives at most as many as it has."""
+    """Yields `n` rows in parts: a buffer gives at most as many as it has."""
     if n and not len(buffer):
         raise EmptyError("there is no online step to draw yet; wait until there is one.")
     while n:

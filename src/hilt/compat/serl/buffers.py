@@ -254,7 +254,7 @@ class ReplayBufferDataStore:
             self._passed_over.update(new)
 
     def _block_with_ends(self, block: Block) -> Block:
-        """As `_with_ends`, for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
+        """Does what `_with_ends` does for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
         columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] in self._stored}
         if len(columns) < len(block.columns):
             self._pass_over(path.partition("/")[0] for path in block.columns)
@@ -269,7 +269,7 @@ class ReplayBufferDataStore:
 
 
 def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, ArraySpec]]:
-    """By key the path of the image in the observation space, and its spec."""
+    """Returns for each key the path of the image in the observation space, and its spec."""
     if isinstance(image_keys, str) or not isinstance(image_keys, Iterable):
         raise ConfigError(f"image_keys: expected a list of names, such as ['wrist_1', 'wrist_2'], got {image_keys!r}.")
     observations = _levels(spec_of_space(observation_space, "observations"))

@@ -134,7 +134,7 @@ def _cameras(observation: Any, images: Mapping[str, Part] | Sequence[str] | None
 
 
 def _parts(setting: str, given: Mapping[str, Part] | Sequence[str], observation: Any) -> dict[str, Callable[[Any], Any]]:
-    """By name what takes a part out of an observation."""
+    """Returns for each name the function that takes this part out of an observation."""
     if not isinstance(observation, Mapping):
         raise ConfigError("the simulator's observations are a single array; expected a dictionary, such as {'policy': {...}}.")
     leaves = flatten(observation)

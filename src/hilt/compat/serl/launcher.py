@@ -103,7 +103,8 @@ def make_bc_agent(seed: int, sample_obs: Any, sample_action: Any, **options: Any
 
 
 class checkpoints:  # flax has a module of this name
-    """As much of ``flax.training.checkpoints`` as the scripts use: files ``checkpoint_{step}``, each whole or not there. They hold all that
+    """The part of ``flax.training.checkpoints`` that the scripts use: files ``checkpoint_{step}``, each whole or not there. They hold all
+    that
     goes on learning; `target` is ``agent.state``, and is changed in place."""
 
     @staticmethod

@@ -136,7 +136,8 @@ class Batch:
         self.batch, self.non_tensor_batch = moved.batch, moved.non_tensor_batch
 
     def chunk(self, chunks: int) -> list[Batch]:
-        """So many pieces, of as many rows each or one more. There, tensors and arrays are cut at other rows where it does not divide."""
+        """Splits the rows into this number of pieces, of as many rows each or one more. There, tensors and arrays are cut at other rows
+        where it does not divide."""
         if not 0 < chunks <= len(self):
             raise ConfigError(f"{len(self)} rows do not make {chunks} pieces of at least one row; give from 1 to {len(self)}.")
         return [self[piece] for piece in np.array_split(np.arange(len(self)), chunks)]

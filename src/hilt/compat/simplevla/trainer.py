@@ -53,7 +53,7 @@ WORKERS: dict[str, type] = {"ActorRollout": RobActorRolloutRefWorker, "RefPolicy
 
 @dataclass
 class ResourcePoolManager:
-    """Which pool of GPUs each role has, as SimpleVLA-RL's ``main_ppo`` says it: all share one of ``n_gpus_per_node`` on each machine."""
+    """The pool of GPUs that each role has, as SimpleVLA-RL's ``main_ppo`` says it: all share one of ``n_gpus_per_node`` on each machine."""
 
     resource_pool_spec: dict[str, list[int]]
     mapping: dict[Any, str]

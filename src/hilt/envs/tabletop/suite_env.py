@@ -106,7 +106,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
         return observation, float(rewards[0]), terminated, truncated, info
 
     def step_chunk(self, actions: Any) -> tuple[Any, Array, bool, bool, dict[str, Any]]:
-        """As ``step`` with each of these until the episode ends; what is observed, and rendered, is what there is to be seen then."""
+        """Steps with each of these actions until the episode ends; what is observed, and rendered, is what there is to be seen then."""
         rewards: list[float] = []
         for action in actions:
             rewards.append(float(succeed := self._act(action)))

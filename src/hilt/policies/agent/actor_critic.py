@@ -105,7 +105,8 @@ class BranchedNetwork(nn.Module):
     def gradients(
         self, tape: Tape, dout: Tensor, parameters: Sequence[Tensor], rows: int | None = None, again: bool = False
     ) -> list[Tensor]:
-        """Of these parameters, its own and those that `z` comes from, from the gradient of the outputs ``[E, B, outputs]``, or of the first
+        """Returns the gradients of these parameters, its own and those that `z` comes from, from the gradient of the outputs ``[E, B,
+        outputs]``, or of the first
         `rows` of them where the others have none. They are valid until the next call. `again`: there will be one for the same tape."""
         dx = self.network.backward(tape, dout, rows, of_x=tape.x.requires_grad)
         found = self.network.gradients
@@ -212,5 +213,5 @@ class Temperature(nn.Module):
         return F.softplus(self.raw)
 
     def gradients(self, dvalue: Tensor) -> list[Tensor]:
-        """Of its free number, from that of its value."""
+        """Returns the gradient of its free number, from that of its value."""
         return [dvalue * torch.sigmoid(self.raw.detach())]

@@ -30,7 +30,7 @@ RESNET_PIXELS = 128
 
 
 class Linear(nn.Linear):
-    """As torch's, without the values that it would draw from the global generator; `initialise` gives it some."""
+    """torch's linear layer, without the values that it would draw from the global generator; `initialise` gives it some."""
 
     def reset_parameters(self) -> None:
         pass

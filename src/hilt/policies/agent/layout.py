@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """Of all observations, and how many numbers an action has."""
+    """The observations that an agent sees, and the number of values of an action."""
 
     shapes: dict[str, ArraySpec]
     images: list[str]
@@ -81,7 +81,7 @@ def _chosen(setting: str, what: str, keys: Sequence[str], known: Sequence[str]) 
 
 
 class ActionLayout:
-    """Which numbers of an action are continuous, and which are a gripper's: the last of each arm, when it is learned.
+    """The numbers of an action that are continuous, and those that are a gripper's: the last of each arm, when it is learned.
 
     A gripper closes (-1), holds (0) or opens (1); two of them have nine outcomes together, ``3 * first + second``.
     """

@@ -147,7 +147,8 @@ def _between(side: np.float32, size: int, wanted: int, device: torch.device) -> 
 
 @functools.lru_cache(maxsize=64)
 def _lanczos(size: int, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which pixels count for each of the `wanted`, and how much, [taps, wanted]: TensorFlow's arithmetic, float32 in its order."""
+    """Returns the pixels that count for each of the `wanted`, and their weights, [taps, wanted]: TensorFlow's arithmetic, float32 in its
+    order."""
     one, pi = np.float32(1), np.float32(np.pi)
     step = one / (np.float32(wanted) / np.float32(size))
     stretch = max(step, one)

@@ -56,7 +56,7 @@ def openpi(images: Tensor, wrist: Tensor, generator: Generator | None) -> Tensor
 
 
 def cropped(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Of numbers [N, size, size, 3] a square of `OPENVLA_AREA`, as far down and right as these [N] say from 0 to 1, resized as
+    """Crops numbers [N, size, size, 3] to a square of `OPENVLA_AREA`, as far down and right as these [N] say from 0 to 1, resized as
     `tf.image.crop_and_resize` does: bilinear, corner on corner. A half each way is the middle."""
     size = x.shape[1]
     side = torch.tensor(math.sqrt(OPENVLA_AREA), dtype=torch.float32, device=x.device)
@@ -119,5 +119,5 @@ def _resampled(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _picked(lines: Tensor, at: Tensor) -> Tensor:
-    """Of [N, L, ...] the lines [N, l] of each."""
+    """Returns the lines [N, l] of each of [N, L, ...]."""
     return lines[torch.arange(len(lines), device=lines.device)[:, None], at.long().clamp(0, lines.shape[1] - 1)]

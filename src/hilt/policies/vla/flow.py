@@ -104,7 +104,7 @@ class FlowSample(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """As a policy's evaluation, in the shape of the action."""
+    """The evaluation of a policy, in the shape of the action."""
 
     log_prob: Tensor
     entropy: Tensor
@@ -199,7 +199,7 @@ def schedule(flow: Flow, like: Tensor) -> Tensor:
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Of each number; 0 where the standard deviation is."""
+    """Returns the log-probability of each number; 0 where the standard deviation is."""
     still = std == 0
     width = torch.where(still, 1.0, std)
     log_prob = -0.5 * ((x - mean) / width).square() - width.log() - 0.5 * math.log(2 * math.pi)
@@ -207,7 +207,7 @@ def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def gaussian_entropy(std: Tensor) -> Tensor:
-    """Of each number: ``log(2 pi e std^2) / 2``."""
+    """Returns the entropy of each number: ``log(2 pi e std^2) / 2``."""
     return std.log() + 0.5 * math.log(2 * math.pi * math.e)
 
 

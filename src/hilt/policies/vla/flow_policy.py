@@ -114,7 +114,7 @@ class FlowPolicyConfig(ABC):
     @property
     @abstractmethod
     def image_size(self) -> int:
-        """Of the square pictures that the tower sees."""
+        """The size of the square images that the tower sees."""
 
     @property
     def usual_value(self) -> str:
@@ -124,7 +124,7 @@ class FlowPolicyConfig(ABC):
     @property
     @abstractmethod
     def widths(self) -> tuple[int, int]:
-        """Of the language model and of the expert."""
+        """The widths of the language model and of the expert."""
 
 
 class Prefix(NamedTuple):
@@ -288,7 +288,7 @@ class FlowPolicy(Policy):
         return field
 
     def _value(self, prefix: Prefix) -> Tensor:
-        """Of the mean over the valid tokens of what the language model says."""
+        """Returns the value of the mean over the valid tokens of the language model's output."""
         valid = prefix.valid[..., None]
         return self._critic((at_least_float32(prefix.output) * valid).sum(1) / valid.sum(1))
 

@@ -177,7 +177,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """As torch makes one, but on the meta device its numbers are not drawn: that would import torch's compiler, for seconds."""
+    """Returns torch's embedding; on the meta device its numbers are not drawn: that would import torch's compiler, for seconds."""
     weight = torch.empty(rows, width)
     return nn.Embedding(rows, width, _weight=weight if weight.is_meta else weight.normal_())
 

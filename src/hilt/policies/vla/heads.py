@@ -45,7 +45,7 @@ class Head(Protocol):
         ...
 
     def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of imitating, for each number; and figures of each number, to show."""
+        """Returns the imitation loss of each number; and figures of each number, to show."""
         ...
 
 

@@ -39,7 +39,8 @@ class Suite:
 
 
 def suite(name: str) -> Suite:
-    """By the name of a suite or a task of it: ``libero_10``, ``robotwin2_lift_pot``, ``tabletop/pick``; the longest that fits counts."""
+    """Returns the adapter of a suite, by its name or that of a task of it: ``libero_10``, ``robotwin2_lift_pot``, ``tabletop/pick``; the
+    longest that fits counts."""
     for known in sorted(SUITES, key=len, reverse=True):
         if name.startswith(known):
             return replace(SUITES[known], name=known)
@@ -109,7 +110,7 @@ def _bridge_command(actions: np.ndarray) -> np.ndarray:
 
 
 def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each arm its place, two columns of its rotation (which neither wrap nor change their sign), and its gripper."""
+    """Returns for each arm its position, two columns of its rotation (which neither wrap nor change their sign), and its gripper."""
     state = _at(raw, "state")
     arms = [arm for arm in ("", "left/", "right/") if _has(state, f"{arm}tcp_pose")] or [""]
     parts = []
@@ -150,7 +151,7 @@ SUITES = {
 
 
 def axis_angle(quaternion: Any) -> np.ndarray:
-    """Of [x y z w], as robosuite does it: nothing for next to no turn, and angles up to a whole one."""
+    """Returns the axis-angle of [x y z w], as robosuite computes it: nothing for next to no turn, and angles up to a whole one."""
     quaternion = np.asarray(quaternion, np.float64)
     w = quaternion[..., 3:].clip(-1, 1)
     sine = np.sqrt(1 - w * w)

@@ -206,7 +206,7 @@ class OpenVLA(OpenVLAPolicy):
         return self._run(self._embed(tokens), places, AttentionLayout(mask=mask, past=past, kept=kept))
 
     def _packed(self, inputs: ModelInputs, tokens: Tensor) -> Tensor:
-        """As `_predicting`, in one pass without padding."""
+        """Does what `_predicting` does, in one pass without padding."""
         before, end = self._prefix(inputs)
         start, answer = before.shape[1], self.slots - 1
         x = torch.cat([before, self._embed(tokens[:, :answer]).to(before.dtype)], dim=1)

@@ -442,7 +442,7 @@ class OpenVLAPolicy(Policy):
         return self.token.first if self.options.support == "actions" else 0
 
     def _weigh(self, log_probs: Tensor, tokens: Tensor, value: Tensor | None) -> Evaluation:
-        """Of log-probabilities [B, slots, tokens] and what was drawn."""
+        """Weighs log-probabilities [B, slots, tokens] and what was drawn."""
         shape = (len(tokens), self.chunk, self.action_dim)
         place = tokens.reshape(len(tokens), -1, 1).long() - self._first
         entropy = -(log_probs.exp() * log_probs).sum(-1)

@@ -55,7 +55,7 @@ class Pi0Config(FlowPolicyConfig):
 
     @property
     def usual_value(self) -> str:
-        """As pi_RL has it (arXiv 2510.25889): pi0's on the expert's output, pi0.5's on the language model's."""
+        """Returns where pi_RL reads the value (arXiv 2510.25889): pi0's on the expert's output, pi0.5's on the language model's."""
         return "prefix" if self.adaptive else "actions"
 
     @property

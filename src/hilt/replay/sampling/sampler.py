@@ -126,7 +126,7 @@ class Sampler:
         return self.sample_with(batch_size, lambda steps, drawn: put_into(arrays, made.batch(steps, drawn, keys, arrays)), timeout)
 
     def sample_with(self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None) -> Batch:
-        """As `sample`, with another way to read the steps that were drawn."""
+        """Does what `sample` does, with another way to read the steps that were drawn."""
         if batch_size < 1:
             raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
         log = self.view.log
@@ -363,7 +363,7 @@ def _words(kind: Mapping[str, Any]) -> str:
 
 
 def _filled(n: int, value: float) -> Array:
-    """As `np.full`, at half its cost."""
+    """Returns what `np.full` returns, at half its cost."""
     array = np.empty(n)
     array.fill(value)
     return array

@@ -45,7 +45,7 @@ class ReadChecks:
             raise _damaged(segment, column.file, f"a row refers to frame {bad}, and there are {held}")
 
     def wants(self, frames: int, from_memory: bool) -> Array:
-        """Which of this number of frames to compare with their checksums: places among them."""
+        """Returns the frames, of this number, to compare with their checksums: places among them."""
         if self._how == "never":
             return np.zeros(0, np.int64)
         if self._how == "always" or not from_memory:  # reading or decompressing a frame costs many times as much

@@ -36,7 +36,7 @@ class Quarantine:
         self._save()
 
     def note(self, damage: Sequence[Damage]) -> None:
-        """As `add`, for as long as this log is open: a reader changes no file."""
+        """Does what `add` does, for as long as this log is open: a reader changes no file."""
         for d in damage:
             listed = self._entries.setdefault(str(d.segment), [])
             if [d.first, d.rows, d.what] not in listed:

@@ -82,7 +82,7 @@ def read_seal(path: Path, layout: Layout, room: int) -> dict[str, Any]:
 
 
 def read_quarantine(path: Path) -> dict[str, list[Any]]:
-    """By segment: first row, number of rows, and what is wrong with them."""
+    """Returns for each segment: first row, number of rows, and what is wrong with them."""
     with _content(path):
         segments: dict[str, list[Any]] = read_json(path)["segments"]
         for number, listed in segments.items():

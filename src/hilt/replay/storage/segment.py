@@ -146,7 +146,7 @@ class Segment:
         return self._write_rows(raw, len(rows), frames)
 
     def append_row(self, row: bytearray, frames: Mapping[str, Sequence[Array]]) -> int:
-        """As `append`, of one row in its bytes."""
+        """Appends one row, given as bytes."""
         _COUNT.pack_into(row, len(row) - 8, 1)
         _COUNT.pack_into(row, len(row) - 4, checksum(memoryview(row)[:-4]))
         return self._write_rows(row, 1, frames)

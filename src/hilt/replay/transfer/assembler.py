@@ -91,7 +91,8 @@ class RunningEpisodes:
 
 
 def _checked(log: Log, block: Block) -> dict[str, Any] | None:
-    """By path, an ``[n, ...]`` array or (frames, numbers) as the schema has them; None when a step by itself must be looked at."""
+    """Returns for each path an ``[n, ...]`` array or (frames, numbers) as the schema has them; None when a step by itself must be looked
+    at."""
     if any(column.stack > 1 for column in log.schema.layout.frames):
         return None
     found: dict[str, Any] = {**block.columns, **block.images}

@@ -11,7 +11,7 @@ from hilt.replay.log import Log
 
 
 class DeliveredSequence:
-    """Which numbers of one sender are here. Senders send in rising order, so one number says nearly everything."""
+    """The sequence numbers of one sender that are here. Senders send in rising order, so one number says nearly everything."""
 
     def __init__(self, high: int, above: Iterable[int] = ()):
         self.high = high

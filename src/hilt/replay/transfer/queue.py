@@ -215,7 +215,7 @@ class QueuedDataStore:
         self._counts["spilled"] += 1
 
     def _drop_from_memory(self, up_to: int) -> None:
-        """Of the oldest block."""
+        """Drops the oldest block."""
         block = self._blocks[0]
         self._in_memory -= up_to + 1 - block.first
         block.first = up_to + 1

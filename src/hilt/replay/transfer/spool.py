@@ -152,7 +152,7 @@ class _Part:
         return key
 
     def _note_fields(self, trajectory: int, fields: list[str]) -> None:
-        """Which columns were given. It is written before the first row: a row without it would lose its built-in columns."""
+        """Notes which columns were given. It is written before the first row: a row without it would lose its built-in columns."""
         with self.log.lock:
             self.log.facts.annotate(trajectory, {"fields": fields})
             if self.log.durability.every_episode:
