@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "its own settings, shared encoder, random shift": {"learning_rate": 3e-4, "shared": True, "shift": 4, "own": True},
 }
 """Of SB3's SAC; the best one counts, seed by seed. The first three have our discount, tau, temperature, batch and updates a step"""
-MOST_TIME = 4.0
+MAX_TIME = 4.0
 """To make as many updates as ours, SB3 may take so many times as long"""
 STATES, SEEDS, MINUTES = 100, 5, 5.0
 """The full size: test states of an evaluation, seeds, and minutes of learning of each"""
@@ -147,7 +147,7 @@ def other_run(lab: Lab, name: str, words: list[str], seed: int) -> dict[str, Any
 def peer_run(lab: Lab, variant: str, equal: bool, run: Path, made: dict[str, Any], seed: int) -> dict[str, Any]:
     """Stable-Baselines3 with the settings and demonstrations of a run of ours."""
     ratio, took = made["updates_per_step"], made["took"]
-    limit = {"seconds": MOST_TIME * took, "updates": round(ratio * made["steps"])} if equal else {"seconds": took}
+    limit = {"seconds": MAX_TIME * took, "updates": round(ratio * made["steps"])} if equal else {"seconds": took}
     lab.progress(f"pick: seed {seed} of {lab.seeds}, Stable-Baselines3, {variant}, for {limit}")
     return sb3(run, VARIANTS[variant], ratio, seed, lab.pick(STATES, 2), **limit)
 
@@ -263,7 +263,7 @@ def pick_rows(
         Row(
             name="pick_sb3_equal_updates",
             ours=float(np.mean([trial.percent for trial in found["ours"]])),
-            what=f"the best of these, until it has made as many updates as ours in up to {MOST_TIME:g} times the time, {task}",
+            what=f"the best of these, until it has made as many updates as ours in up to {MAX_TIME:g} times the time, {task}",
             peers={EQUAL: float(np.mean([trial.percent for trial in found[EQUAL]]))} if found.get(EQUAL) else {},
             absent=absent,
             note=f"{each(found[EQUAL])} ({did(EQUAL)}; {', '.join(made['equal'])})" if found.get(EQUAL) else "",

@@ -13,7 +13,7 @@ import numpy as np
 
 from bench.sides import serve
 
-MOST_STEPS = 30_000
+MAX_STEPS = 30_000
 """Of the replay buffer: at 64 pixels, two cameras and both observations of a step, 1.5 GB"""
 
 
@@ -52,7 +52,7 @@ class Sb3:
             "MultiInputPolicy",
             self.env,
             learning_rate=learning_rate,
-            buffer_size=MOST_STEPS,
+            buffer_size=MAX_STEPS,
             learning_starts=config.training_starts,
             **({} if own else ours),
             policy_kwargs={

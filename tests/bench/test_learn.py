@@ -111,7 +111,7 @@ def test_runs_of_pick_are_kept_with_what_their_peers_need(tmp_path: Path, monkey
     installed = True
     second = rows(2)
     assert len(made) == 2 * (2 + len(learn.OTHERS)) and len(asked) == 2 * (len(learn.VARIANTS) + 1), "only what was missing"
-    assert asked[-1] == {"seconds": learn.MOST_TIME * 300, "updates": 1000} and second["pick_margin"].ours == 100
+    assert asked[-1] == {"seconds": learn.MAX_TIME * 300, "updates": 1000} and second["pick_margin"].ours == 100
     third = rows(3)
     assert len(asked) == 2 * (len(learn.VARIANTS) + 1) and third == second, "all of it was kept"
     assert {name: first[name] for name in ("pick_success", "pick_bc", "pick_hg_dagger")} == {

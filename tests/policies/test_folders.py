@@ -140,7 +140,7 @@ def test_an_l1_checkpoint_is_no_discrete_policy(tmp_path: Path, saved: tuple[Any
     with torch.no_grad():
         hidden = torch.nn.functional.normalize(_slot(trained), dim=0)
         trained.language_model.lm_head.weight[trained.token.first : trained.token.last + 1] = 2 * hidden
-    assert trained.action_token_mass() > checkpoints.LEAST_MASS
+    assert trained.action_token_mass() > checkpoints.MIN_MASS
     trained.save_pretrained(tmp_path / "tokens")
     assert OpenVLAOFT.from_pretrained(tmp_path / "tokens").config.head == "tokens"
 

@@ -75,7 +75,7 @@ def test_another_format_becomes_a_log_once(tmp_path: Path):
 
 
 def test_states_are_looked_at_in_part_and_all_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hilt.vla.demonstrations.MOST_STATES", 4)
+    monkeypatch.setattr("hilt.vla.demonstrations.MAX_STATES", 4)
     lessons = opened(tmp_path, write_log(tmp_path / "a", [(9, "x", True)]))
     states, actions = lessons.numbers([0])
     assert np.array_equal(states, made(9, 0).columns["observations"]["state"][::3]) and len(actions) == 9

@@ -30,8 +30,8 @@ from tests.wire.fuzz import Captured, Lane, capturing, finish, fuzz_bytes, fuzz_
 from tests.wire.steps import ENV, Arrived, make_buffer, transition
 
 JUNK = "junk"
-MOST_MESSAGE_BYTES = 4 << 20
-MOST_ADDRESSES = 8 << 30
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_ADDRESSES = 8 << 30
 GROWTH_BYTES = 24 << 20
 """How much more memory of its own the server may have after the messages than after its warm-up of a tenth as many: the allocator
 settles at some 13 MB above, and stays there with twice and three times as many."""
@@ -43,7 +43,7 @@ def serve(config: TrainerConfig, folder: Path, pipe: Connection) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     # So that a number which asks for memory is an error in this process, not the end of everybody on this machine.
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESSES, MAX_ADDRESSES))
     logging.getLogger("hilt").addHandler(logging.NullHandler())  # a refusal is a line, and there are a hundred thousand
     logging.getLogger("hilt").propagate = False
     good, junk = make_buffer(folder / "good"), make_buffer(None, capacity=400, durability="never")
@@ -71,7 +71,7 @@ class Server:
         self.folder = folder
         self.config = TrainerConfig(
             *ports[:2], ["send-stats"], keys=None if keys is None else str(keys), bind_ip="127.0.0.1",
-            metrics_port=ports[2], max_message_bytes=MOST_MESSAGE_BYTES,
+            metrics_port=ports[2], max_message_bytes=MAX_MESSAGE_BYTES,
         )  # fmt: skip
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")

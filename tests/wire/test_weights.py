@@ -629,7 +629,7 @@ def test_the_learner_counts_and_drops_what_is_malformed(side: Side) -> None:
 
 
 def test_the_table_of_actors_is_bounded(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "MOST_ACTORS", 4)
+    monkeypatch.setattr(weights, "MAX_ACTORS", 4)
     publisher = side.publisher()
     hands = [side.by_hand(zmq.DEALER) for _ in range(10)]
     for i, hand in enumerate(hands):

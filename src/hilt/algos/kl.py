@@ -19,7 +19,7 @@ from torch import Tensor
 from hilt.algos.config import CHOICES, Kl
 from hilt.core.errors import UnknownNameError
 
-MOST = 20.0
+MAX_LOG_RATIO = 20.0
 """The exponent of low_var_kl is kept within this"""
 
 
@@ -33,7 +33,7 @@ def divergence(log_prob: Tensor, reference: Tensor, estimate: str) -> Tensor:
     if estimate == "mse":
         return 0.5 * apart.square()
     if estimate == "low_var_kl":
-        return (-apart).clamp(-MOST, MOST).exp() + apart - 1
+        return (-apart).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() + apart - 1
     raise UnknownNameError("estimate", estimate, CHOICES["estimate"])
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST = 20.0
+MAX_LOG_RATIO = 20.0
 """The logarithm of a ratio is kept within this either way, so that no number overflows"""
 _ADDED = {"token": 0, "action": 1, "chunk": 2}
 """Trailing dimensions of [R, chunk, action_dim] that are one term"""
@@ -45,7 +45,7 @@ def terms(log_prob: Tensor, mask: Tensor, ratio: str) -> tuple[Tensor, Tensor]:
 
 def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0.0) -> Surrogate:
     """Returns the surrogate of terms of any shape."""
-    ratio = log_ratio.clamp(-MOST, MOST).exp()
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     free, held = -advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss, limit = torch.maximum(free, held), -advantage * dual_clip
     dual = (advantage < 0) & (loss > limit) & (dual_clip > 0)
@@ -54,7 +54,7 @@ def surrogate(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: 
 
 def importance(old: Tensor, drawn: Tensor) -> Tensor:
     """What a term is likelier under the policy before the update than under the one that drew it, not yet truncated. No gradient."""
-    return (old - drawn).clamp(-MOST, MOST).exp().detach()
+    return (old - drawn).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().detach()
 
 
 def value_loss(value: Tensor, old: Tensor, returns: Tensor, clip: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from hilt.formats import open_dataset
 from hilt.formats.episodes import Dataset, Episode, map_leaves
 from hilt.recording.recording_folder import LABELS
 
-MOST_CLASSES = 100
+MAX_CLASSES = 100
 NO_LABELS = (
     "its frames have no labels. Record some with: hilt record TASK --classifier. Of HIL-SERL's, give classifier_data with its "
     "*_success_images_*.pkl and *_failure_images_*.pkl."
@@ -152,8 +152,8 @@ def _clip(dataset: Dataset, episode: Episode, where: str) -> Clip:
     columns, facts = episode.columns, episode.facts
     if LABELS in columns:
         labels = np.asarray(columns[LABELS])
-        if labels.ndim != 1 or labels.dtype.kind not in "biu" or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MOST_CLASSES:
-            raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MOST_CLASSES - 1} a step.")
+        if labels.ndim != 1 or labels.dtype.kind not in "biu" or not 0 <= labels.min(initial=0) <= labels.max(initial=0) < MAX_CLASSES:
+            raise SchemaError(f"{where}: labels are {labels.dtype} {labels.shape}; expected a number from 0 to {MAX_CLASSES - 1} a step.")
     elif dataset.format == "hil-serl" and {*dataset.describe()} <= {"files (success)", "files (failure)"}:
         labels = np.full(len(episode), facts["success"])
     else:

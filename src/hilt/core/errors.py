@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-MOST_LISTED = 20
+MAX_LISTED = 20
 """Known names that are listed beside the one that was probably meant"""
 
 
@@ -101,7 +101,7 @@ class UnknownNameError(HiltError, KeyError):
         known = sorted(known)
         self._made_from = (kind, name, known, all_listed, setting)
         near = suggest(name, known)
-        cut = near != "." and len(known) > MOST_LISTED and not all_listed
+        cut = near != "." and len(known) > MAX_LISTED and not all_listed
         listed = "" if cut else f" Known: {', '.join(known) or 'none'}."
         super().__init__(f"{setting}: " * bool(setting) + f"no {kind} named {name!r}{near}{listed}")
 

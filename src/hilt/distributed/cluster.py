@@ -21,7 +21,7 @@ from typing import Any
 from hilt.core.errors import ConfigError, DeadlineError, optional_module
 from hilt.core.signals import held_back, leave_to_parent
 from hilt.distributed.group import (
-    LOOK_S,
+    STOP_INTERVAL_S,
     Answer,
     CallProgress,
     Group,
@@ -82,7 +82,7 @@ class Session:
                 ) from error
         self.together = ray.util.placement_group([_bundle(placement)] * wanted, strategy=placement.strategy)
         end = time.monotonic() + placement.wait_seconds
-        while not (there_now := self.together.wait(LOOK_S)) and time.monotonic() < end and not stop():
+        while not (there_now := self.together.wait(STOP_INTERVAL_S)) and time.monotonic() < end and not stop():
             continue
         if stop():
             self.close()

@@ -39,7 +39,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 GRACE_SECONDS = 10.0
 """When a rank says that it lost another one: how long that one's own words are waited for. Also: for a worker to close in peace"""
 
-LOOK_S = 0.1
+STOP_INTERVAL_S = 0.1
 """Seconds between two questions whether a run is to be stopped"""
 REPORT_INTERVAL_S = 0.5
 """Seconds between two messages of a rank that tell how far a call is"""
@@ -208,7 +208,7 @@ def open_group(
 ) -> Group:
     """The workers that a placement asks for. `joined`: a rank that is alone gets a torch.distributed group too, which FSDP needs.
 
-    While they start, `stop` is asked every `LOOK_S`; when it says so, all of them end and `Stopped` is raised.
+    While they start, `stop` is asked every `STOP_INTERVAL_S`; when it says so, all of them end and `Stopped` is raised.
     """
     placement.check()
     if placement.kind == "here":
@@ -381,7 +381,7 @@ class Remote(ABC):
         while pending and (left := end - time.monotonic()) > 0:
             if stop is not None and stop():
                 raise Stopped
-            for rank, answer in self._ready(pending, min(left, LOOK_S) if stop is not None else left).items():
+            for rank, answer in self._ready(pending, min(left, STOP_INTERVAL_S) if stop is not None else left).items():
                 pending.discard(rank)
                 if answer.error is None:
                     answers[rank] = answer.value

@@ -49,7 +49,7 @@ PATIENCE_S = 3_600.0
 """So long it waits for the learner and its first weights: an encoder may be trained before"""
 TELL_S, AGAIN_S = 1.0, 0.1
 """It tells the learner how it is about so often, and while it waits for its updates"""
-NAP_S = 0.005
+POLL_INTERVAL_S = 0.005
 ANSWER_S = 5.0
 FLUSH_S = 5.0
 """At the end, steps that are under way have so long; the others stay in the spool"""
@@ -286,7 +286,7 @@ class Actor:
                 continue
             if self._outruns():
                 self._does(f"waiting until the learner is less than {self._config.max_ahead} steps behind")
-                time.sleep(NAP_S)
+                time.sleep(POLL_INTERVAL_S)
                 continue
             if self.acted.version >= 0 or self._random():
                 return True

@@ -153,7 +153,7 @@ class Hil:
     """How actors reach the learner"""
 
 
-LEAST = {
+MINIMUM = {
     **dict.fromkeys(("n_step", "cta_ratio", "steps_per_update", "log_period", "checkpoint_keep", "replay_buffer_capacity"), 1),
     **dict.fromkeys(("training_starts", "random_steps", "max_ahead", "update_to_data", "max_steps", "max_seconds", "max_env_steps"), 0),
     **dict.fromkeys(("checkpoint_period", "buffer_period", "demonstrations", "control_hz", "max_traj_length", "collect_steps"), 0),
@@ -174,7 +174,7 @@ def check(config: Hil) -> None:
         with problems.collected():
             if given not in known:
                 raise UnknownNameError(what, given, known)
-    for name, smallest in LEAST.items():
+    for name, smallest in MINIMUM.items():
         with problems.collected():
             if not getattr(config, name) >= smallest:
                 raise ConfigError(f"{name}={getattr(config, name)}: expected at least {smallest}.")

@@ -57,7 +57,7 @@ CHANGEABLE = frozenset(
 )
 """What may be another when a run is resumed: limits, what is saved and shown, who is there and how they speak, and how it learns.
 Everything else decides what the steps mean, or what the checkpoint holds."""
-LOOK_S = 0.25
+POLL_INTERVAL_S = 0.25
 RESTARTS_PER_MINUTE = 3
 END_S = 30.0
 """A process that was asked to end is killed after so long"""
@@ -169,7 +169,7 @@ def train(
                 child.start()
                 say(f"{child.name}: process {child.pid}, says what it does in {child.log}")
         while not stop() and not outcome.ended:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             look()
             if known is not None and _size(run / METRICS) != known:  # from now on the learner itself says what happens
                 report("")
@@ -201,7 +201,7 @@ def _await_former(run: Path, say: Callable[[str], None], stop: Callable[[], bool
             say(f"{there[0]} is still at work in {run}: waiting until it has ended")
         said = True
         report(f"waiting until {there[0]} has ended")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _looked_after(child: Child, outcome: LaunchOutcome, say: Callable[[str], None]) -> bool:

@@ -39,7 +39,7 @@ from hilt.wire import TrainerConfig, TrainerServer
 
 CHECKPOINT_S = 300.0
 """Between two checkpoints, when no number of updates is given for it"""
-TELL_S, LOOK_S, NAP_S = 5.0, 0.5, 0.01
+TELL_S, POLL_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
 """How often it says what it waits for; how often it looks for what is to be reported; how long it sleeps while it waits"""
 GOODBYE_S, ACTIVE_S = 10.0, 5.0
 """After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
@@ -47,7 +47,7 @@ SAVE_S = 120.0
 """The last checkpoint has so long"""
 COLLECTED = "collected.json"
 """When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
-MOST_SKIPPED = 20
+MAX_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
 REALISED = 20
 """Episodes, the last ones, whose returns Q is compared with"""
@@ -208,11 +208,11 @@ class Learner:
             told = f"{error}{f' Before it, in the same step, the critics had {made} good updates, which stay.' if made else ''}"
             if self._skipped_in_a_row == 1:
                 self.say(f"update {self.update + 1:,} is left out: {told}")
-            if self._skipped_in_a_row == MOST_SKIPPED:
+            if self._skipped_in_a_row == MAX_SKIPPED:
                 rate, run = self.config.agent.rlpd.learning_rate, self.run_folder
-                note_end(run, "not_finite", self.update, f"{MOST_SKIPPED} updates in a row were not finite")
+                note_end(run, "not_finite", self.update, f"{MAX_SKIPPED} updates in a row were not finite")
                 raise AlarmError(
-                    f"the last {MOST_SKIPPED} updates were left out; of the last one: {told} Go on from the checkpoint of update "
+                    f"the last {MAX_SKIPPED} updates were left out; of the last one: {told} Go on from the checkpoint of update "
                     f"{max(numbers(run), default=0):,} with a lower rate: hilt train --run {run} --resume "
                     f"agent.rlpd.learning_rate={rate / 10:g}. If that does not help, a step that is not finite is in the demonstrations or "
                     "in the log."
@@ -311,7 +311,7 @@ class Learner:
 
     def _wait(self, why: str) -> None:
         with self._clock("wait"):
-            time.sleep(NAP_S)
+            time.sleep(POLL_INTERVAL_S)
         now = time.monotonic()
         if self._said == 0.0:
             self._said = now if self.update else now - TELL_S
@@ -453,7 +453,7 @@ class Learner:
 
     def _look(self) -> None:
         """Now and then: takes in what came, reports episodes that ended and what actors told."""
-        if (now := time.monotonic()) - self._looked < LOOK_S:
+        if (now := time.monotonic()) - self._looked < POLL_INTERVAL_S:
             return
         self._looked = now
         self.experience.take()
@@ -530,7 +530,7 @@ class Learner:
             asking = any(time.monotonic() - heard < ACTIVE_S for heard in list(self._heard.values()))
             if not asking and all(one["silent_s"] >= ACTIVE_S for one in self.server.stats()["actors"].values()):
                 return
-            time.sleep(NAP_S)
+            time.sleep(POLL_INTERVAL_S)
             self._looked = 0.0 if self.config.store == "trajectories" else self._looked
             self._look()
 

@@ -27,9 +27,9 @@ from hilt.observe.statistics import over_scenes, wilson
 
 SMOOTH = 20
 """Episodes, or records of the learner, of which a point is the mean"""
-MOST_POINTS = 200
+MAX_POINTS = 200
 """Of a curve; more would not be seen"""
-MOST_KINDS = 3
+MAX_KINDS = 3
 """Of evaluations, each with dots of its own: there is room for so many names"""
 COLUMNS, HEAD = 4, 74.0
 """Of a PNG: charts beside each other at most, and the height of its title"""
@@ -248,7 +248,7 @@ def curve(run: PlottedRun, panel: Panel, name: str, axis: str, smooth: int) -> t
     x, y, weight = np.array(found, np.float64).T
     if name not in panel.raw:
         y = _rolling(y * weight, smooth) / _rolling(weight, smooth)
-    shown = np.unique(np.linspace(0, len(x) - 1, MOST_POINTS).round().astype(int))
+    shown = np.unique(np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int))
     return x[shown], y[shown]
 
 
@@ -257,17 +257,17 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
     if len(curves) == 1:
         return line
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    x = np.linspace(begin, max(begin, end), MOST_POINTS)
+    x = np.linspace(begin, max(begin, end), MAX_POINTS)
     y = np.stack([np.interp(x, *one) for one in curves])
     return Line(line.name, x, y.mean(0), line.colour, line.dash, y.min(0), y.max(0), whose=line.whose)
 
 
 def evaluation_dots(run: PlottedRun, axis: str, colour: int | None, whose: str) -> list[Line]:
     """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights. Of more
-    than `MOST_KINDS` of these, all tasks of a split together."""
+    than `MAX_KINDS` of these, all tasks of a split together."""
     updates, lines, several = run.of("update"), [], len(run.tried) > 1
     known = [one for one in run.evaluations if one["success"] is not None]
-    if len({(one["split"], one.get("task", "")) for one in known}) > MOST_KINDS:
+    if len({(one["split"], one.get("task", "")) for one in known}) > MAX_KINDS:
         known = pooled(known)
     kinds = sorted({(one["split"], one.get("task", "")) for one in known}, reverse=True)
     for number, (split, task) in enumerate(kinds if updates else ()):
@@ -380,7 +380,7 @@ def picture(groups: Sequence[RunGroup], charts: Sequence[Chart]) -> bytes:
 def _title(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     tasks = dict.fromkeys(str(task) for run in runs for task in run.config.get("tasks", [run.config.get("task")]) if task)
-    named = ", ".join(tasks) if len(tasks) <= MOST_KINDS else f"{len(tasks)} tasks"
+    named = ", ".join(tasks) if len(tasks) <= MAX_KINDS else f"{len(tasks)} tasks"
     return f"{named or 'Learning'}: {runs[0].path.resolve().name if len(runs) == 1 else f'{len(runs)} runs'}"
 
 

@@ -19,7 +19,7 @@ from hilt.replay.schema import INLINE_BYTES, mate
 
 BLOCK_BYTES = 4 << 20
 BLOCK_STEPS = 256
-MOST_STEPS = 1 << 16
+MAX_STEPS = 1 << 16
 """Of a block from elsewhere."""
 
 
@@ -114,8 +114,8 @@ class Block:
         if len(lengths) != 1 or -1 in lengths:
             raise FormatError("a block of steps has columns of different lengths or none; it was not made by this version of Hilt.")
         self.steps = lengths.pop()
-        if self.steps > MOST_STEPS:
-            raise FormatError(f"a block of {self.steps} steps; at most {MOST_STEPS} are read at a time.")
+        if self.steps > MAX_STEPS:
+            raise FormatError(f"a block of {self.steps} steps; at most {MAX_STEPS} are read at a time.")
         self.columns = dict(columns)
         """``[n, ...]`` per small column."""
         self.images: dict[str, tuple[Array, Array]] = {}

@@ -196,7 +196,7 @@ class TabletopBackend(Backend):
     HOME_SPEED, HOME_TURN = 0.3, 1.0  # metres and radians per second
     HOME_NEAR, HOME_STILL = 0.003, 0.01  # metres or radians; the same per second
     SLOW_GRIP = 1.25  # openings per second, as Franka's gripper at 0.1 m/s
-    MOST_FORCE, MOST_TORQUE = 30.0, 5.0  # newtons, newton metres
+    MAX_FORCE, MAX_TORQUE = 30.0, 5.0  # newtons, newton metres
 
     def __init__(self, task: str = "pick"):
         from hilt.envs.tabletop.suite import SUITE
@@ -275,7 +275,7 @@ class TabletopBackend(Backend):
     def wrench(self, values: Array, arm: int) -> None:
         if arm not in self._pushes:
             self._let_go(arm)
-        most = np.repeat([self.MOST_FORCE, self.MOST_TORQUE], 3)
+        most = np.repeat([self.MAX_FORCE, self.MAX_TORQUE], 3)
         self._pushes[arm] = np.clip(values, -most, most)
 
     def _push(self, wrench: Array, arm: int) -> None:

@@ -43,7 +43,7 @@ CURES = {
 PERIOD_WINDOW_S = 120
 SLOW, TELL_S = 2, 10.0  # periods that a call of the backend may take; it is told when three in so many seconds took more
 SPARE = 0.1  # of each period, for others on this core: with real-time priority they would else have nothing when a backend is too slow
-MOST_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
 START_S = 60.0
 STOP_S = 5.0
@@ -368,7 +368,7 @@ def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
     data = b""
     while not data.endswith(b"\n"):
         part = line.recv(1)
-        if not part or len(data) > MOST_LINE_BYTES:
+        if not part or len(data) > MAX_LINE_BYTES:
             raise EOFError
         data += part
     return json.loads(data)

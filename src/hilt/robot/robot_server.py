@@ -37,9 +37,9 @@ from hilt.robot.routes import COMMANDS, READS, Refusal, parse, read_image, read_
 
 _log = logging.getLogger("hilt.envs")
 
-MOST_BODY_BYTES = 1 << 16
-MOST_CONNECTIONS, MOST_PER_ADDRESS = 256, 128
-MOST_PICTURES = 32  # asked for and not yet rendered
+MAX_BODY_BYTES = 1 << 16
+MAX_CONNECTIONS, MAX_PER_ADDRESS = 256, 128
+MAX_PICTURES = 32  # asked for and not yet rendered
 IDLE_S = 30.0
 FIRST_S = 10.0  # until the first whole request of a connection
 BODY_S = 5.0
@@ -47,7 +47,7 @@ ANSWER_S = 60.0
 PATIENCE_S = 2.0  # until it is told for what the server waits
 STALE_S = 1.0
 LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
-LOOK_S = 0.1  # how often a long request is checked for a client that has gone
+POLL_INTERVAL_S = 0.1  # how often a long request is checked for a client that has gone
 LET_IN = "hilt.let_in"
 """In the scope of a request that passed the door and is whole"""
 OWN_ROUTES = ("/scene", "/image", "/status")
@@ -191,7 +191,7 @@ class App:
         with self._lease.command(who):
             asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
             try:
-                while not (await asyncio.wait({asked}, timeout=LOOK_S))[0]:
+                while not (await asyncio.wait({asked}, timeout=POLL_INTERVAL_S))[0]:
                     if gone.done():  # nobody waits for this motion any more
                         await self._control.ask("release", self._arm)
                 await asked
@@ -354,7 +354,7 @@ class Pictures:
         self._pending = 0
 
     async def take(self, snapshot: Array, camera: str, height: int, width: int) -> bytes:
-        if self._pending >= MOST_PICTURES:
+        if self._pending >= MAX_PICTURES:
             raise Refusal(503, f"{self._pending} pictures are asked for already; expected fewer, ask again later.")
         self._pending += 1
         try:
@@ -388,9 +388,9 @@ def web_server(app: App) -> Any:
             self.is_proven, self.used = False, self.loop.time()
             everybody = [c for c in self.connections if not c.transport.is_closing()]
             neighbours = [c for c in everybody if c.client[0] == self.client[0]]
-            if len(neighbours) > MOST_PER_ADDRESS:
+            if len(neighbours) > MAX_PER_ADDRESS:
                 self.make_room(neighbours)
-            elif len(everybody) > MOST_CONNECTIONS:
+            elif len(everybody) > MAX_CONNECTIONS:
                 self.make_room(everybody)
             self.loop.call_later(FIRST_S, self.look_first)
             self.loop.call_later(IDLE_S, self.look)
@@ -452,8 +452,8 @@ def web_server(app: App) -> Any:
 
 async def _body(scope: Mapping[str, Any], receive: Any) -> bytes:
     """The request's body: not too long, and not for ever."""
-    too_long = Refusal(413, f"expected a body of at most {MOST_BODY_BYTES} bytes.")
-    if int(dict(scope["headers"]).get(b"content-length", 0)) > MOST_BODY_BYTES:
+    too_long = Refusal(413, f"expected a body of at most {MAX_BODY_BYTES} bytes.")
+    if int(dict(scope["headers"]).get(b"content-length", 0)) > MAX_BODY_BYTES:
         raise too_long
 
     async def collect() -> bytes:
@@ -461,7 +461,7 @@ async def _body(scope: Mapping[str, Any], receive: Any) -> bytes:
         while more:
             message = await receive()
             data, more = data + message.get("body", b""), message.get("more_body", False)
-            if len(data) > MOST_BODY_BYTES:
+            if len(data) > MAX_BODY_BYTES:
                 raise too_long
         return data
 

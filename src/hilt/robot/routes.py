@@ -21,7 +21,7 @@ from hilt.robot.backends import PARAMETERS, Box, RobotState
 SHORTEST_QUATERNION, LONGEST_QUATERNION = 0.01, 1.1
 """HIL-SERL's client goes to its reset pose by linear steps between two quaternions: these are shorter than 1, and mean a direction."""
 ROUNDING = 1e-6  # metres: what float32 makes of a point on the workspace's edge
-MOST_PIXELS = 1024
+MAX_PIXELS = 1024
 
 
 class Refusal(HiltError):
@@ -141,8 +141,8 @@ def read_image(body: Any, cameras: list[str]) -> tuple[str, int, int]:
     camera, *sizes = (_field(_object(body, *names), name) for name in names)
     if camera not in cameras:
         raise Refusal(400, f"no camera named {_shown(camera)}. Known: {', '.join(cameras)}.")
-    if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST_PIXELS for size in sizes):
-        raise Refusal(400, f"expected a height and a width of 1 to {MOST_PIXELS} pixels, got {' and '.join(map(_shown, sizes))}.")
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_PIXELS for size in sizes):
+        raise Refusal(400, f"expected a height and a width of 1 to {MAX_PIXELS} pixels, got {' and '.join(map(_shown, sizes))}.")
     return camera, sizes[0], sizes[1]
 
 

@@ -29,7 +29,7 @@ from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.experience import LogDataset
 from hilt.policies.vla.observation_adapters import SUITES, Suite
 
-AT_ONCE, MOST_STATES = 256, 4096
+AT_ONCE, MAX_STATES = 256, 4096
 """Steps that are looked at together, and at most, to know what states are like"""
 
 
@@ -140,7 +140,7 @@ class Demonstrations:
     def numbers(self, episodes: Sequence[int]) -> tuple[Array, Array]:
         """States [N, P], of some thousand steps at most since they are read with their pictures, and all actions [M, D] of episodes."""
         rows, states = self.rows(episodes), []
-        rows = rows[:: math.ceil(len(rows) / MOST_STATES)]
+        rows = rows[:: math.ceil(len(rows) / MAX_STATES)]
         for first in range(0, len(rows), AT_ONCE):
             states += [row.get("state", np.zeros(0, np.float32)) for row in self._observations(rows[first : first + AT_ONCE])]
         return np.stack(states), np.concatenate([self.lessons[e].actions for e in episodes])

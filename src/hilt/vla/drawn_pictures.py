@@ -45,7 +45,7 @@ SENTENCES = (
     "move to the {colour} {thing}",
     "that {thing} there, it is {colour}",
 )
-MOST_COLOURED, MOST_GREY = 5, 3
+MAX_COLOURED, MAX_GREY = 5, 3
 """Shapes in one picture"""
 
 
@@ -91,13 +91,13 @@ def drawn(rng: np.random.Generator, count: int, size: int) -> DrawnPictures:
     light = rng.uniform(-0.15, 0.15, (count, 2, 1, 1))
     canvas = (canvas + (light[:, 0] * (x - 0.5) + light[:, 1] * (y - 0.5))[..., None]).astype(np.float32)
     names, known = list(COLOURS), np.array(list(COLOURS.values()), float)
-    chosen = rng.permuted(np.tile(np.arange(len(names)), (count, 1)), axis=1)[:, :MOST_COLOURED]
-    greys, coloured = rng.integers(0, MOST_GREY + 1, count), rng.integers(1, MOST_COLOURED + 1, count)
-    for number in range(MOST_GREY):
+    chosen = rng.permuted(np.tile(np.arange(len(names)), (count, 1)), axis=1)[:, :MAX_COLOURED]
+    greys, coloured = rng.integers(0, MAX_GREY + 1, count), rng.integers(1, MAX_COLOURED + 1, count)
+    for number in range(MAX_GREY):
         shade = rng.uniform(0.1, 0.9, (count, 1)) + rng.uniform(-0.03, 0.03, (count, 3))
         _paint(canvas, rng, greys > number, shade, (0.05, 0.25))
     places = np.zeros((count, 2), np.float32)
-    for number in reversed(range(MOST_COLOURED)):  # the one that is named comes last, and is covered by none
+    for number in reversed(range(MAX_COLOURED)):  # the one that is named comes last, and is covered by none
         low, high = known[chosen[:, number]].transpose(2, 0, 1)
         places = _paint(canvas, rng, coloured > number, _rgb(rng.uniform(low, high)), (0.04, 0.17))
     canvas += rng.normal(0.0, 0.02, canvas.shape)

@@ -23,7 +23,7 @@ from hilt.vla.episode import Start
 
 T = TypeVar("T")
 MODES = ("group", "distinct")
-MOST_SKIPS = 3
+MAX_SKIPS = 3
 """So often a solved state is passed over before it is tried again"""
 
 
@@ -90,7 +90,7 @@ class Solved:
         if len(last) < self.group_size or not all(last):
             return False
         self.skips[state] = self.skips.get(state, 0) + 1
-        if self.skips[state] <= MOST_SKIPS:
+        if self.skips[state] <= MAX_SKIPS:
             self.total += 1
             return True
         del self.history[state], self.skips[state]

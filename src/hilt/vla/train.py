@@ -27,7 +27,7 @@ from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, St
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
-from hilt.distributed.group import LOOK_S, CallProgress, Group, LostWorkerError, Stopped, open_group
+from hilt.distributed.group import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped, open_group
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.io.tensor_files import Tensors, new_folder, write_tensors
@@ -55,7 +55,7 @@ CHANGEABLE = frozenset(
     }
 )
 """What may be another when a run is resumed: a setting, or all of a section"""
-MOST_SKIPPED = 5
+MAX_SKIPPED = 5
 """Steps of the optimiser in a row whose gradient is not finite, after which a run ends with an error"""
 WAITING = 20
 """Steps in a row, at least, that may collect without learning before a run ends"""
@@ -248,11 +248,11 @@ def _trained(run: Path, which: str) -> tuple[int, Mapping[str, Any]]:
 
 @contextlib.contextmanager
 def _told_to_stop(group: Group, stop: Callable[[], bool]) -> Iterator[None]:
-    """Workers that are in the middle of something hear of it within `LOOK_S`."""
+    """Workers that are in the middle of something hear of it within `STOP_INTERVAL_S`."""
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(LOOK_S):
+        while not ended.wait(STOP_INTERVAL_S):
             if stop():
                 group.stop()
 
@@ -417,7 +417,7 @@ class Controller:
         if skipped:
             self._say(f"step {self.step}: {skipped} of {values['optimiser_steps']:.0f} steps of the optimiser left out: no finite gradient")
         self._sound = not in_a_row
-        if in_a_row >= MOST_SKIPPED:
+        if in_a_row >= MAX_SKIPPED:
             rate, last = float(self._config.settled().optimiser.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
             note_end(self._run, "not_finite", self.step, f"the last {in_a_row} gradients were not finite")
             raise AlarmError(

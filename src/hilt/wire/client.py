@@ -27,7 +27,7 @@ from hilt.wire.weights import Subscriber
 
 logger = logging.getLogger("hilt.wire")
 
-MOST_TEXT = 256
+MAX_TEXT = 256
 LONGEST_WAIT_S = 3_600.0
 """How long `wait_for_server=True` waits."""
 TELL_EVERY_S = 10.0
@@ -77,8 +77,8 @@ class TrainerClient:
         logger.setLevel(log_level)
         if not timeout_ms > 0:
             raise ConfigError(f"timeout_ms={timeout_ms!r}: expected milliseconds, above 0.")
-        if not isinstance(name, str) or not 0 < len(name) <= MOST_TEXT:
-            raise ConfigError(f"name={name!r}: expected this actor's name, a text of at most {MOST_TEXT} characters.")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_TEXT:
+            raise ConfigError(f"name={name!r}: expected this actor's name, a text of at most {MAX_TEXT} characters.")
         require_keys(config, server_ip, "connecting to")
         stores = dict(data_stores or {}) | ({name: data_store} if data_store is not None else {})
         for store_name, store in stores.items():

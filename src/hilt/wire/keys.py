@@ -38,7 +38,7 @@ LOOK_AGAIN_S = 0.5
 CLOCK_TICK_S = 0.05
 """Two changes of a folder within a tick of the file system's clock look like one."""
 WARN_EVERY_S = 10.0
-MOST_FILE_BYTES = 4096
+MAX_FILE_BYTES = 4096
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _Z85_KEY = re.compile(rb"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -125,7 +125,7 @@ def read_key(path: Path) -> KeyFile:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         if wants_secret and mode & 0o077:
             raise ConfigError(f"{path}: others may use this secret key (mode {mode:04o}, expected 0600). Run: chmod 600 {shown}")
-        text = file.read(MOST_FILE_BYTES)
+        text = file.read(MAX_FILE_BYTES)
     found = dict(line.split(b" = ", 1) for line in text.splitlines() if b" = " in line and not line.startswith(b"#"))
     if any(not _Z85_KEY.fullmatch(value) for value in found.values()) or "public" not in {name.decode("latin-1") for name in found}:
         raise _damaged(path, "no public key is in it")

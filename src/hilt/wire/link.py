@@ -31,9 +31,9 @@ from hilt.wire.sockets import Bell, connect, context_for, keep_freed_memory
 logger = logging.getLogger("hilt.wire")
 
 PING_S = 1.0
-LEAST_SILENCE_S = 3.0
+MIN_SILENCE_S = 3.0
 """A learner that is silent for so long, or for the client's timeout if that is longer, is asked on a new connection."""
-MOST_PATIENCE = 20.0
+MAX_PATIENCE = 20.0
 """How many times longer at most, on a network that turns out to be slow."""
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
 """Bytes that are on their way at a time, per store."""
@@ -116,7 +116,7 @@ class Link:
         self.reconnects = 0
         self.context = context_for(config)
         self._host, self._config, self._keys = host, config, keys
-        self._silence_s = max(silence_s, LEAST_SILENCE_S)
+        self._silence_s = max(silence_s, MIN_SILENCE_S)
         self._patience = 1.0
         self._changed = threading.Condition()
         self._instance: str | None = None
@@ -349,7 +349,7 @@ class Link:
             if now - self._greeted > REFUSED_AGAIN_S:
                 self._connect_again(now)
         elif now - max(self._heard, self._greeted) > silence:
-            self._patience = min(MOST_PATIENCE, self._patience * 1.5)
+            self._patience = min(MAX_PATIENCE, self._patience * 1.5)
             for cursor in self.cursors.values():
                 cursor.window = max(SMALLEST_WINDOW, cursor.window // 4)
             self._connect_again(now)

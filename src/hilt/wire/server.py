@@ -42,7 +42,7 @@ SESSIONS = 1_024
 """Connections that are remembered; the one that was silent longest is forgotten first."""
 SILENT_S = 600.0
 """A client that was silent for so long is gone: what it left running is ended."""
-MOST_TEXT, MOST_NUMBER = 256, 1 << 62
+MAX_TEXT, MAX_NUMBER = 256, 1 << 62
 """What names, boots, sequences and versions in messages may be at most."""
 STREAMS = 64
 """Stores and boots that one connection is known to send for; the oldest is forgotten first."""
@@ -498,6 +498,6 @@ def _field(message: Mapping[str, Any], name: str, kind: type) -> Any:
     """A field of a message, which anybody may have sent."""
     value: Any = message.get(name)
     fits = type(value) is kind
-    if not fits or (kind is str and len(value) > MOST_TEXT) or (kind is int and not -1 <= value < MOST_NUMBER):
+    if not fits or (kind is str and len(value) > MAX_TEXT) or (kind is int and not -1 <= value < MAX_NUMBER):
         raise FormatError(f"a message has {name}={str(value)[:40]!r} where a {kind.__name__} belongs.")
     return value

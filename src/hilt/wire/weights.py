@@ -45,11 +45,11 @@ LATE_S = 0.5
 LATELY_S = 30.0
 CLOSE_S = 1.0
 PART_BYTES = 1 << 20
-MOST_PARTS = 450
+MAX_PARTS = 450
 """Messages of one answer: the queue to an actor has room for twice as many."""
-MOST_ACTORS = 1_024
-MOST_TEXT = 256
-MOST_VERSION, MOST_SEEN = (1 << 62) - 1, 1 << 48
+MAX_ACTORS = 1_024
+MAX_TEXT = 256
+MAX_VERSION, MAX_SEEN = (1 << 62) - 1, 1 << 48
 ALIGNED = 64
 KEPT_BLOCKS = 2
 KEPT_BYTES = 256 << 20
@@ -93,7 +93,7 @@ class Publisher:
                 raise ClosedError("publish: the server is stopped. Make another one to go on.")
             if version is None:
                 version = max(self._version, self._at_least) + 1
-            elif isinstance(version, bool) or not isinstance(version, int | np.integer) or not self._version < version <= MOST_VERSION:
+            elif isinstance(version, bool) or not isinstance(version, int | np.integer) or not self._version < version <= MAX_VERSION:
                 raise ConfigError(
                     f"version={version!r}: expected a whole number above {self._version}, the last one; leave it out for the next number."
                 )
@@ -115,7 +115,7 @@ class Publisher:
     def raise_to(self, version: int) -> None:
         """Number what comes above `version`: an actor has seen this one from a learner before this one."""
         with self._publishing:
-            if version < MOST_SEEN:  # anybody may say what he has seen
+            if version < MAX_SEEN:  # anybody may say what he has seen
                 self._at_least = max(self._at_least, int(version))
 
     def stats(self) -> dict[str, Any]:
@@ -152,9 +152,9 @@ class Publisher:
                 f"publish: an array of {max(sizes)} bytes, but max_message_bytes={most}. "
                 "Give make_trainer_config a larger one on both sides, or split the array."
             )
-        if sum(sizes) > MOST_PARTS * most:
+        if sum(sizes) > MAX_PARTS * most:
             raise ConfigError(
-                f"publish: {sum(sizes)} bytes of weights, but max_message_bytes={most} allows {MOST_PARTS * most}. "
+                f"publish: {sum(sizes)} bytes of weights, but max_message_bytes={most} allows {MAX_PARTS * most}. "
                 "Give make_trainer_config a larger one on both sides."
             )
 
@@ -179,7 +179,7 @@ class Publisher:
             self._bell.close()
 
     def _receive(self) -> None:
-        for _ in range(MOST_ACTORS):  # then a publish has its turn
+        for _ in range(MAX_ACTORS):  # then a publish has its turn
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -205,7 +205,7 @@ class Publisher:
                 row.seq, row.answered = seq, False
             row.have, row.instance, row.name, row.boot, row.seen = have, instance, name, boot, time.monotonic()
             self._rows[identity] = row  # at the end: the first one is always the one not seen for longest
-            if len(self._rows) > MOST_ACTORS:
+            if len(self._rows) > MAX_ACTORS:
                 del self._rows[next(iter(self._rows))]
         return row
 
@@ -217,7 +217,7 @@ class Publisher:
         row.answered = True
         message = {"kind": "weights", "seq": row.seq, "instance": newest.instance, "version": newest.version}
         total = newest.block.nbytes
-        step = min(max(PART_BYTES, -(-total // MOST_PARTS)), self._config.max_message_bytes)
+        step = min(max(PART_BYTES, -(-total // MAX_PARTS)), self._config.max_message_bytes)
         for offset in range(0, total, step):
             part = _bytes(newest.block[offset : offset + step])
             if not self._send(row, {**message, "offset": offset, "sizes": None if offset else newest.sizes, "data": part}):
@@ -533,13 +533,13 @@ def _bytes(buffer: memoryview) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _number(message: Mapping[str, Any], key: str) -> int:
     value = message.get(key)
-    if type(value) is not int or not 0 <= value <= MOST_VERSION:
+    if type(value) is not int or not 0 <= value <= MAX_VERSION:
         raise FormatError(f"weights: {key} is no number.")
     return value
 
 
 def _text(message: Mapping[str, Any], key: str) -> str:
     value = message.get(key)
-    if type(value) is not str or len(value) > MOST_TEXT:
+    if type(value) is not str or len(value) > MAX_TEXT:
         raise FormatError(f"weights: {key} is no text.")
     return value

@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 LOG_HELP = "The folder of a log, or of a recording or run, which has one."
 LogPath = Annotated[Path, typer.Argument(metavar="LOG", help=LOG_HELP, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-MOST_FINDINGS = 30
+MAX_FINDINGS = 30
 
 
 @app.callback()
@@ -185,7 +185,7 @@ def show_summary(summary: dict[str, Any]) -> None:
             console.print(table("fact", "of these trajectories: one value, or one for each of them", rows=facts))
     if summary["quarantine"]["findings"]:
         console.print()
-        console.print(table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MOST_FINDINGS]]))
+        console.print(table("in quarantine", rows=[[line] for line in summary["quarantine"]["findings"][:MAX_FINDINGS]]))
 
 
 def without_mates(columns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -264,11 +264,11 @@ def show_report(report: LogReport) -> None:
     from rich.text import Text
 
     colour = {"damage": "red", "quarantined": "yellow", "torn": "yellow", "leftover": "dim"}
-    rows: list[list[object]] = [[Text(f.kind, colour[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MOST_FINDINGS]]
+    rows: list[list[object]] = [[Text(f.kind, colour[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MAX_FINDINGS]]
     if rows:
         Console().print(table("", "file", "what", "steps", "what repair does", rows=rows))
-    if len(report.findings) > MOST_FINDINGS:
-        typer.echo(f"and {len(report.findings) - MOST_FINDINGS} more; --json lists all")
+    if len(report.findings) > MAX_FINDINGS:
+        typer.echo(f"and {len(report.findings) - MAX_FINDINGS} more; --json lists all")
     if not report.closed and not report.writing:
         how = "the process that wrote it was killed, or it was written before logs were sealed"
         typer.echo(f"not closed: {how}. Whether steps are missing at its end cannot be told.")

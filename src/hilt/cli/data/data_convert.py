@@ -24,7 +24,7 @@ from hilt.formats import FORMATS, detect, located, meaning_of, open_dataset, opt
 from hilt.formats.convert import ConversionSummary, Progress, convert, success_of, survey
 from hilt.formats.episodes import Dataset, Episode
 
-MOST_NOTES = 30
+MAX_NOTES = 30
 LARGEST = 8192
 """Pixels along one side of an image"""
 Format = Annotated[str, typer.Option("--from", help="The format of the source; `hilt data formats` lists them.")]
@@ -244,10 +244,10 @@ def show_notes(s: ConversionSummary) -> None:
     if not s.notes:
         return
     typer.echo("\nnot carried over as it was:" if s.target else "\na conversion would change or leave out:")
-    for sentence, times in s.notes.most_common(MOST_NOTES):
+    for sentence, times in s.notes.most_common(MAX_NOTES):
         typer.echo(f"  {printable(sentence)}" + (f" ({times:,} times)" if times > 1 else ""))
-    if len(s.notes) > MOST_NOTES:
-        typer.echo(f"  and {len(s.notes) - MOST_NOTES:,} more; --json lists all")
+    if len(s.notes) > MAX_NOTES:
+        typer.echo(f"  and {len(s.notes) - MAX_NOTES:,} more; --json lists all")
 
 
 def short(value: Any, length: int = 300) -> str:

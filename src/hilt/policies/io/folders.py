@@ -43,7 +43,7 @@ KINDS = {
     "openvla": "",
 }
 """Which class opens a folder, by the ``model_type`` (or lerobot's ``type``) in its config.json"""
-APART = ("action_head", "proprio_projector", "vision_backbone")
+SEPARATE = ("action_head", "proprio_projector", "vision_backbone")
 """Parts that OpenVLA-OFT has in files of their own"""
 HEADS_FILE, HEADS = "heads.safetensors", ("scale_head.", "value_head.")
 COPIED = (".json", ".model", ".txt", ".jinja", ".py", ".md")
@@ -53,7 +53,7 @@ PLATFORMS = {"libero": (8, "q99"), "bridge": (5, "q99"), "aloha": (25, "minmax")
 OPENED_WITH = {"unnorm_key", "device", "dtype", "tokenizer", "allow_untrained"}
 TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"}
 """Beside the settings of a policy: what its folder is opened with; and among them, what nobody gives by hand"""
-LEAST_MASS = 0.05
+MIN_MASS = 0.05
 """Of the probability on action tokens; an untrained head has 0.008 there, a trained one nearly all"""
 
 
@@ -131,7 +131,7 @@ def load_openvla(
             policy.initialise(only=head, device=device, dtype=dtype)
     policy.reset_buffers(device)
     policy.check_attention()
-    if config.head == "tokens" and not allow_untrained and (mass := policy.action_token_mass()) < LEAST_MASS:
+    if config.head == "tokens" and not allow_untrained and (mass := policy.action_token_mass()) < MIN_MASS:
         raise ConfigError(
             f"{folder}: only {mass:.1%} of the probability lies on action tokens, so this policy was not trained to answer in them (an L1 "
             "checkpoint without its action head, or random weights). Fine-tune it first with allow_untrained=True, or take another."
@@ -146,7 +146,7 @@ def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
     config, source = policy.config, policy.source
     state, value = merged(policy)
     whole = config.head == "tokens"  # SimpleVLA-RL has the proprio projector in the model, OpenVLA-OFT in a file
-    apart = [part for part in APART if (part == "vision_backbone" and config.film) or (part != "vision_backbone" and not whole)]
+    apart = [part for part in SEPARATE if (part == "vision_backbone" and config.film) or (part != "vision_backbone" and not whole)]
     document = {
         "model_type": "openvla",
         "architectures": ["OpenVLAForActionPrediction"],
@@ -176,7 +176,7 @@ def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
             write_tensors(beside, heads, value=value, name=HEADS_FILE)
         # the shards of a policy with FiLM have its vision without: upstream's loader wants it before it adds FiLM
         plain = {
-            _unfilmed(name): name for name in state if not name.startswith((*HEADS, *(f"{part}." for part in apart if part != APART[2])))
+            _unfilmed(name): name for name in state if not name.startswith((*HEADS, *(f"{part}." for part in apart if part != SEPARATE[2])))
         }
         kept = {theirs: ours for theirs, ours in plain.items() if theirs}
         write_tensors(beside, {theirs: state[ours] for theirs, ours in kept.items()}, value=lambda name: value(kept[name]))
@@ -221,7 +221,7 @@ def _found(
 
 def _apart(folder: Path) -> dict[str, Path]:
     found = {}
-    for part in APART:
+    for part in SEPARATE:
         files = sorted(folder.glob(f"{part}--*checkpoint.pt"))
         if len(files) > 1:
             raise FormatError(

@@ -48,8 +48,8 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-MOST_LISTED = 5
-MOST_HEADER = 100_000_000
+MAX_LISTED = 5
+MAX_HEADER = 100_000_000
 """Bytes; a longer header is a damaged file"""
 
 
@@ -341,7 +341,7 @@ def _read_header(path: Path) -> dict[str, Entry]:
     with _storage_errors(path), path.open("rb") as file:
         total = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= min(MOST_HEADER, total) else b""
+        text = file.read(length) if length <= min(MAX_HEADER, total) else b""
     base = 8 + length
     try:
         header = json.loads(text)
@@ -374,7 +374,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(names[:MOST_LISTED]) + (f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else "")
+    return ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
 
 
 def _sync(path: Path) -> None:

@@ -56,7 +56,7 @@ CHOICES = {
     "vision": ("keypoints", "patches"),
 }
 CHANNELS, TEXT_WIDTH = 32, 64
-MOST_DEVIATIONS, LEAST_DEVIATION = 5.0, 1e-3
+MAX_DEVIATIONS, MIN_DEVIATION = 5.0, 1e-3
 MEMORIES = {"tokens": ("tokens",), "gaussian": ("actions",), "flow": ("chain", "step")}
 """What each head remembers, by its name in a record"""
 
@@ -237,7 +237,7 @@ class SmallVLA(Policy):
         """
         for name, found in (
             ("state_mean", np.mean(states, 0)),
-            ("state_std", np.maximum(np.std(states, 0), LEAST_DEVIATION)),
+            ("state_std", np.maximum(np.std(states, 0), MIN_DEVIATION)),
             ("action_low", np.min(actions, 0)),
             ("action_high", np.max(actions, 0)),
         ):
@@ -271,7 +271,7 @@ class SmallVLA(Policy):
         tokens, places = self.eyes(torch.from_numpy(record["images"]).to(self.device), words)
         if config.state_dim:
             state = (torch.from_numpy(record["state"]).to(self.device) - self.state_mean) / self.state_std
-            places = torch.cat([places, state.clamp(-MOST_DEVIATIONS, MOST_DEVIATIONS)], dim=-1)
+            places = torch.cat([places, state.clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)], dim=-1)
         x = torch.cat([self.summary(places)[:, None], self.words(words)[:, None], tokens], dim=1)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=in_bfloat16(config.precision, x.device)):
             for block in self.blocks[:-1]:

@@ -49,7 +49,7 @@ KNOWN_LOST = "nothing more: it is lost, and noted"
 _AGAIN_SECONDS = 0.05
 """While a writer is at work, damage counts when it is still there after so long."""
 _LOOKS = 8
-_MOST_PASSES = 6
+_MAX_PASSES = 6
 """Of one repair."""
 
 
@@ -69,7 +69,7 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None, files
     it looks again until nothing is; damage that stays is a `CorruptError` that names it.
     """
     first = report = _mend_once(Path(path), progress, files)
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         if not report.mended:
             first.steps, first.trajectories, first.frames, first.facts = report.steps, report.trajectories, report.frames, report.facts
             return first
@@ -77,7 +77,7 @@ def repair(path: str | os.PathLike[str], progress: Progress | None = None, files
         first.mended += report.mended
         first.findings += [finding for finding in report.of("damage") if finding not in first.findings]
     left = "; ".join(map(str, report.of("damage")[:3])) or "; ".join(report.mended[:3])
-    raise CorruptError(f"{path}: still damaged after {_MOST_PASSES} repairs: {left}. Restore these files from a copy.")
+    raise CorruptError(f"{path}: still damaged after {_MAX_PASSES} repairs: {left}. Restore these files from a copy.")
 
 
 def _mend_once(folder: Path, progress: Progress | None, files: Files) -> LogReport:

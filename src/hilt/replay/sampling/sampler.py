@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hilt.replay.view import View
 
 _NOTHING = contextlib.nullcontext()
-HOW = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
+SAMPLERS = ("uniform", "prioritized", "fifo", "lifo", "min_heap", "max_heap")
 
 
 class Batch(dict[str, Any]):
@@ -77,8 +77,8 @@ class Sampler:
         stack: tuple[int, Sequence[str]] | None = None,
         episodes: bool = False,
     ):
-        if how not in HOW:
-            raise UnknownNameError("sampler", how, HOW)
+        if how not in SAMPLERS:
+            raise UnknownNameError("sampler", how, SAMPLERS)
         if not replace and how != "uniform":
             raise ConfigError(f"replace=False is for uniform sampling, got how={how!r}; use max_times_sampled=1 instead.")
         if max_times_sampled < 0 or (max_times_sampled and (episodes or not replace)):
