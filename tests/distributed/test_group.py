@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,18 @@ import pytest
 import torch
 
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, RequestError, UnknownNameError
-from hilt.distributed.group import Here, LostWorkerError, Placement, Processes, Sharding, WorkerTraceback, open_group, rank_folder, size_of
+from hilt.distributed.group import (
+    Here,
+    LostWorkerError,
+    Placement,
+    Processes,
+    Sharding,
+    Stopped,
+    WorkerTraceback,
+    open_group,
+    rank_folder,
+    size_of,
+)
 from hilt.distributed.ranks import LostRankError
 from tests.forked import preloaded
 
@@ -55,6 +68,29 @@ def test_arrays_and_tensors_pass_and_are_counted(group):
     back = group.call("mirror", tree)[2]
     assert (back["a"] == tree["a"]).all() and back["b"][0].dtype == torch.bfloat16 and (back["b"][0] == 1).all()
     assert group.carried - before == 2 * 3 * size_of(tree) >= 6 * 8010
+
+
+@pytest.mark.parametrize("kind", ["here", "processes"])
+def test_a_start_is_stopped_and_no_rank_stays(kind: str, tmp_path: Path, made):
+    placement = Placement(ranks=2, kind=kind, wait_seconds=600) if kind == "processes" else Placement()
+
+    def begun() -> list[int]:
+        return [int(path.name) for path in tmp_path.iterdir()]
+
+    with pytest.raises(Stopped):
+        open_group(placement, "tests.distributed.toy_group:NeverReady", (tmp_path,), stop=lambda: len(begun()) == placement.ranks)
+    gone_by = time.monotonic() + 60
+    while kind == "processes" and any(map(is_there, begun())):
+        assert time.monotonic() < gone_by, "a rank is still there"
+        time.sleep(0.05)
+
+
+def is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_an_exception_arrives_as_itself_with_its_place(group):

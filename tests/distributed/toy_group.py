@@ -28,6 +28,15 @@ class OddError(Exception):
         super().__init__(f"{first} and {second}")
 
 
+class NeverReady:
+    """A worker whose start takes for ever: it says who it is, and waits until it is stopped or ended."""
+
+    def __init__(self, folder, ranks, stop, role="both"):
+        (folder / str(os.getpid())).touch()
+        while not stop():
+            time.sleep(0.01)
+
+
 class Toy:
     """A worker that adds, raises, hangs and dies on demand."""
 
