@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -63,3 +64,17 @@ def test_every_part_has_a_page() -> None:
 def test_the_architecture_page_and_its_picture_are_what_the_source_says() -> None:
     assert architecture.picture() == architecture.PICTURE.read_text(), "run: python tools/architecture.py"
     assert architecture.page(architecture.PAGE.read_text()) == architecture.PAGE.read_text(), "run: python tools/architecture.py"
+
+
+HOP = re.compile(r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize(("page", "files"), [("life-of-an-observation", 16), ("life-of-a-log-probability", 7)])
+def test_every_hop_of_a_life_is_in_the_source(page: str, files: int) -> None:
+    hops = HOP.findall((ROOT / "docs" / f"{page}.md").read_text())
+    assert len({file for file, _ in hops}) == files, "the page says how many files there are"
+    for file, name in hops:
+        owner, _, function = name.rpartition(".")
+        tree = ast.parse((ROOT / "src" / "hilt" / file).read_text())
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner] if owner else [tree]
+        assert any(getattr(one, "name", "") == function for node in nodes for one in ast.walk(node)), f"{file} has no {name}"

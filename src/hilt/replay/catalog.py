@@ -54,7 +54,7 @@ class Lane:
     table: Table
 
 
-class Store:
+class Catalog:
     """Where every step of a log lies, on disk and in memory."""
 
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, write: bool, options: ReadOptions):

@@ -26,7 +26,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
 from hilt.core.files import DISK, Files, storage_errors, write_json
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
-from hilt.replay.catalog import Lane, Store
+from hilt.replay.catalog import Catalog, Lane
 from hilt.replay.durability import Durability, Syncer
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.sampling.assembly import Steps, check_out
@@ -43,7 +43,7 @@ _OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
 
 
-class Log(Store):
+class Log(Catalog):
     """Make one with `Log.create`, `Log.open` or `Log.anonymous`."""
 
     def __init__(self, path: Path, settings: dict[str, Any], files: Files, lock: WriterLock | None, options: ReadOptions):

@@ -170,10 +170,10 @@ class Updater:
         """Fills in what the losses need of each chunk."""
         settings, figures = self.settings, dict[str, float]()
         if settings.recompute_log_prob:
-            rows.old = torch.where(rows.mask, self._looked_at(self.actor.module, rows, blank), 0)
+            rows.old = torch.where(rows.mask, self._evaluate_no_grad(self.actor.module, rows, blank), 0)
             figures |= self._weighed(rows)
         if self._reference is not None:
-            rows.reference = torch.where(rows.mask, self._looked_at(self._reference, rows, blank), 0)
+            rows.reference = torch.where(rows.mask, self._evaluate_no_grad(self._reference, rows, blank), 0)
             apart = divergence(rows.old, rows.reference, settings.kl.estimate).double() * rows.mask
             tokens = rows.mask.sum((1, 2)).double()
             share = weights("trajectory_mean", tokens, rows.of, 0, 1, 1)
@@ -215,13 +215,13 @@ class Updater:
         """The coefficient times the reward of each term; the reward policy learns before or after."""
         assert self._process is not None
         settings, module = self._process.settings, self._process.trainee.module
-        reference = rows.old if self._process.reference is None else self._looked_at(self._process.reference, rows, blank)
+        reference = rows.old if self._process.reference is None else self._evaluate_no_grad(self._process.reference, rows, blank)
         figures, found = dict[str, float](), None
         if settings.update == "before":
             figures = self._learn_outcomes(rows, reference, blank, progress)
         else:
-            found = self._looked_at(module, rows, blank)
-        log_ratio = (self._looked_at(module, rows, blank) if found is None else found) - reference
+            found = self._evaluate_no_grad(module, rows, blank)
+        log_ratio = (self._evaluate_no_grad(module, rows, blank) if found is None else found) - reference
         if settings.update == "after":
             figures = self._learn_outcomes(rows, reference, blank, progress, found)
         numbers = rows.mask[0].numel() if len(rows) else 1
@@ -241,13 +241,13 @@ class Updater:
         assert self._process is not None
         trainee, beta = self._process.trainee, self._process.settings.beta
         shown, sums = list[dict[str, float]](), torch.zeros(3, dtype=torch.float64)
-        for dealt in self._dealt(rows, 0):
+        for dealt in self._minibatches(rows, 0):
             (episodes,) = self._sum(len(dealt))
             if not episodes:
                 continue
             chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
             if found is None:
-                found = self._looked_at(trainee.module, rows, blank, chosen=chosen)
+                found = self._evaluate_no_grad(trainee.module, rows, blank, chosen=chosen)
             apart = _per_row(torch.where(rows.mask, found - reference, 0.0).double())
             logit = beta * torch.zeros(len(rows.episodes), dtype=torch.float64).index_add_(0, rows.of, apart)
             weight, mine = prime.slope(logit, rows.success, beta, episodes), torch.from_numpy(dealt)
@@ -283,7 +283,7 @@ class Updater:
         absent = any("value" not in e.record for e in rows.episodes)
         if self._critic is None and not self.settings.recompute_log_prob and not self.ranks.any(absent):
             return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)]))
-        return self._looked_at((self._critic or self.actor).module, rows, blank, values=True)
+        return self._evaluate_no_grad((self._critic or self.actor).module, rows, blank, values=True)
 
     def _told(self, rows: Rows) -> dict[str, float]:
         score = (rows.rewards - rows.penalty).sum()
@@ -299,7 +299,9 @@ class Updater:
             figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
         return figures
 
-    def _looked_at(self, module: Any, rows: Rows, blank: Record | None, values: bool = False, chosen: Tensor | None = None) -> Tensor:
+    def _evaluate_no_grad(
+        self, module: Any, rows: Rows, blank: Record | None, values: bool = False, chosen: Tensor | None = None
+    ) -> Tensor:
         """The log-probabilities that a module gives to all rows, or the values; without gradients. `chosen`: of these rows alone, 0 of
         the others."""
         found, done = torch.zeros_like(rows.values if values else rows.old), 0
@@ -325,9 +327,9 @@ class Updater:
         for trainee in moved:
             trainee.module.train()
         done, all_chunks = 0, self.settings.epochs * len(rows)
-        for dealt in (dealt for epoch in range(self.settings.epochs) for dealt in self._dealt(rows, epoch)):
+        for dealt in (dealt for epoch in range(self.settings.epochs) for dealt in self._minibatches(rows, epoch)):
             chosen = torch.nonzero(torch.isin(rows.of, torch.from_numpy(dealt)))[:, 0]
-            share = self._shares(rows, chosen, self._part(len(dealt), expected))
+            share = self._loss_weights(rows, chosen, self._part(len(dealt), expected))
             if share is None:
                 continue
             before = sums.get("ppo_kl", 0.0)
@@ -375,7 +377,7 @@ class Updater:
         names = sorted(shown)
         return dict(zip(names, [x / self.ranks.size for x in self._sum(*(shown[name] for name in names))], strict=True))
 
-    def _dealt(self, rows: Rows, epoch: int) -> list[np.ndarray]:
+    def _minibatches(self, rows: Rows, epoch: int) -> list[np.ndarray]:
         """Returns the episodes of each step: the same number of steps at every rank, some of them maybe without any."""
         batch, order = self.settings.batch, np.arange(len(rows.episodes))
         if not batch.trajectories_per_step:
@@ -387,7 +389,7 @@ class Updater:
         step = place * steps // max(len(order) * self.ranks.size, 1)
         return [order[step == number] for number in range(steps)]
 
-    def _shares(self, rows: Rows, chosen: Tensor, part: float) -> Shares | None:
+    def _loss_weights(self, rows: Rows, chosen: Tensor, part: float) -> LossWeights | None:
         """What each term, token and chunk of these rows counts; none if no rank has any."""
         settings, mask, of = self.settings, rows.mask[chosen], rows.of[chosen]
         tokens = mask.sum((1, 2)).float()
@@ -400,9 +402,9 @@ class Updater:
         token = weights(settings.reduction, tokens, of, all_tokens, trajectories, settings.horizon)
         shares = torch.zeros(3, len(rows))
         shares[:, chosen] = torch.stack([term, token, (tokens > 0) / all_chunks])
-        return Shares(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)
+        return LossWeights(shares[0], shares[1], shares[2], part, 1 / max(all_terms, 1), 1 / all_tokens)
 
-    def _pass(self, rows: Rows, part: Tensor, share: Shares, blank: Record | None) -> dict[str, float]:
+    def _pass(self, rows: Rows, part: Tensor, share: LossWeights, blank: Record | None) -> dict[str, float]:
         """Adds the gradient of some rows; gives their part of the figures. Without rows: all the calls, and a gradient of zeros."""
         record, figures = rows.record(part, blank), dict[str, Tensor]()
         if self._acts or self._critic is None:
@@ -415,7 +417,7 @@ class Updater:
             self._critic.backward(share.part * loss)
         return dict(zip(figures, torch.stack([x.detach().double() for x in figures.values()]).tolist(), strict=True)) if figures else {}
 
-    def _loss(self, rows: Rows, part: Tensor, share: Shares, seen: Any, figures: dict[str, Tensor]) -> Tensor:
+    def _loss(self, rows: Rows, part: Tensor, share: LossWeights, seen: Any, figures: dict[str, Tensor]) -> Tensor:
         settings, device = self.settings, seen.log_prob.device
         if not self._acts:
             return self._value_loss(rows, part, share, seen.value, figures)
@@ -442,7 +444,7 @@ class Updater:
             loss = loss + settings.value_coefficient * self._value_loss(rows, part, share, seen.value, figures)
         return loss
 
-    def _value_loss(self, rows: Rows, part: Tensor, share: Shares, value: Tensor, figures: dict[str, Tensor]) -> Tensor:
+    def _value_loss(self, rows: Rows, part: Tensor, share: LossWeights, value: Tensor, figures: dict[str, Tensor]) -> Tensor:
         old, returns, chunk = (x[part].to(value.device) for x in (rows.values, rows.returns, share.chunk))
         loss, clipped = value_loss(value, old, returns, self.settings.value_clip)
         figures["value_clip_fraction"] = (clipped * chunk).sum()
@@ -533,7 +535,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Shares:
+class LossWeights:
     """What counts how much in the loss of one step, [R] each; and how much of a whole step's loss that is."""
 
     term: Tensor
