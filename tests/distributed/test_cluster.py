@@ -23,6 +23,8 @@ ROLLER = "tests.distributed.toy_group:Roller"
 ROWS, PIXELS = 64, 224  # a trajectory: 9.6 MB
 STEPS = ["max_steps=3", "collect.data_batch_size=8", "validation.period=2", "checkpoint_period=1"]
 
+SHARDED = "sharding.units=[TransformerBlock]"
+
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
@@ -147,7 +149,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     ("fails", "changes"),
     [
-        ("", ["placement.kind=processes", "sharding.enabled=true", "sharding.units=[Block]", "algorithm.batch.chunks_per_pass=3"]),
+        ("", ["placement.kind=processes", "sharding.enabled=true", SHARDED, "algorithm.batch.chunks_per_pass=3"]),
         ("die-in-update", ["placement.kind=processes"]),
         ("die-in-rollout", ["placement.kind=ray", "placement.rollout_ranks=2"]),
         ("die-in-update", ["placement.kind=ray", "sharding.enabled=true"]),

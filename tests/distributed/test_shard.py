@@ -84,7 +84,7 @@ def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
     worker = Shards(ranks=Alone())
     single = worker.train_vla(None, 3, value)
     enter(group, 2)
-    found = group.call("train_vla", {"units": ["Block"]}, 3, value)[0]
+    found = group.call("train_vla", {"units": ["TransformerBlock"]}, 3, value)[0]
     same(found, single, 1e-4 * LEARNING_RATE)
     apart = torch.cat([(found[name] - single[name]).abs().flatten() for name in single])
     assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hilt.core.errors import ClosedError, FormatError, HiltError, SchemaError
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import Log, QueuedDataStore, Schema
-from hilt.replay.packed import Block
+from hilt.replay.packed import PackedBlock
 from hilt.replay.sampling.limiters import Queue
 from hilt.replay.transfer.assembler import RunningEpisodes
 from tests.compat.test_buffers import make, transition
@@ -86,15 +86,15 @@ def schema_of(layout: str) -> Schema:
     return Schema.of({key: value for key, value in step.items() if key not in ("terminated", "truncated", "source", "policy_version")})
 
 
-def parcels(queue: QueuedDataStore, after: int, cuts: list[int]) -> list[tuple[int, Block]]:
+def parcels(queue: QueuedDataStore, after: int, cuts: list[int]) -> list[tuple[int, PackedBlock]]:
     """What was inserted after this number, cut into blocks of so many steps at most."""
     found, turn = [], 0
     while (parcel := queue.parcel(after)) is not None:
-        block, size = Block(parcel.packed or {}), cuts[turn % len(cuts)]
+        block, size = PackedBlock(parcel.packed or {}), cuts[turn % len(cuts)]
         if block.steps > size:
             small = queue.parcel(after, size * max(1, parcel.nbytes // block.steps))
             assert small is not None and small.packed is not None
-            parcel, block = small, Block(small.packed)
+            parcel, block = small, PackedBlock(small.packed)
         found.append((parcel.first, block))
         after, turn = parcel.last, turn + 1
     return found
@@ -120,7 +120,7 @@ def content(log: Log) -> dict[str, Any]:
     }
 
 
-def one_by_one(chains: RunningEpisodes, log: Log, sender: Any, block: Block, first: int, done: int) -> None:
+def one_by_one(chains: RunningEpisodes, log: Log, sender: Any, block: PackedBlock, first: int, done: int) -> None:
     for number, step in enumerate(list(block)[done:], first + done):
         chains.insert(sender, log.check(unflatten(step), cast=True), number, 0)
 
@@ -269,7 +269,7 @@ def test_what_does_not_fit_together(packed: Any, said: str):
     if packed and "numbers" in packed and packed.get("numbers") and FRAME in packed["numbers"] and said.startswith("observations/image"):
         packed["numbers"].pop("next_" + FRAME, None)  # the first to be looked at
     with pytest.raises(FormatError, match=said):
-        Block(packed)
+        PackedBlock(packed)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_what_does_not_fit_together(packed: Any, said: str):
 def test_what_does_not_fit_the_schema_stores_nothing(tmp_path: Path, change: Any):
     """It is left to be inserted one by one, which says what is wrong."""
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
-        assert RunningEpisodes(log).insert_block(SENDERS[0], Block(changed(*change)), 0, 0) == []
+        assert RunningEpisodes(log).insert_block(SENDERS[0], PackedBlock(changed(*change)), 0, 0) == []
         assert len(log) == 0 and log.appended == 0
 
 
@@ -298,8 +298,8 @@ def test_a_strange_source_is_refused_and_does_not_come_back(tmp_path: Path):
     packed["columns"] = {**packed["columns"], "source": np.array([0, 200, 0], np.uint8)}
     log = Log.create(tmp_path / "log", schema_of(""), durability="never")
     chains = RunningEpisodes(log)
-    assert chains.insert_block(SENDERS[0], Block(packed), 0, 0) == []
-    steps = [unflatten(step) for step in Block(packed)]
+    assert chains.insert_block(SENDERS[0], PackedBlock(packed), 0, 0) == []
+    steps = [unflatten(step) for step in PackedBlock(packed)]
     for number in (0, 2):
         chains.insert(SENDERS[0], log.check(steps[number], cast=True), number, 0)
     with pytest.raises(SchemaError, match=said):
@@ -315,7 +315,7 @@ def test_an_empty_block(tmp_path: Path):
     packed = good()
     none = {part: {path: values[:0] if part != "frames" else values for path, values in packed[part].items()} for part in packed}
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
-        assert RunningEpisodes(log).insert_block(SENDERS[0], Block(none), 0, 0) == []
+        assert RunningEpisodes(log).insert_block(SENDERS[0], PackedBlock(none), 0, 0) == []
 
 
 # When it cannot be stored
@@ -370,7 +370,7 @@ def sequences(log: Log) -> list[int]:
 
 def test_a_closed_log(tmp_path: Path):
     log = Log.create(tmp_path / "log", schema_of(""), durability="never")
-    chains, block = RunningEpisodes(log), Block(good())
+    chains, block = RunningEpisodes(log), PackedBlock(good())
     assert len(chains.insert_block(SENDERS[0], block, 0, 0)) == 6
     log.close()
     assert chains.insert_block(SENDERS[0], block, 6, 0) == []
@@ -382,11 +382,11 @@ def test_a_limiter_lets_a_block_in_as_a_whole_or_not(tmp_path: Path):
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
         sampler = log.all().sampler("fifo", limiter=Queue(8), max_times_sampled=1)
         chains = RunningEpisodes(log)
-        assert len(chains.insert_block(SENDERS[0], Block(good()), 0, 0)) == 6
-        assert chains.insert_block(SENDERS[0], Block(good()), 6, 0) == []
+        assert len(chains.insert_block(SENDERS[0], PackedBlock(good()), 0, 0)) == 6
+        assert chains.insert_block(SENDERS[0], PackedBlock(good()), 6, 0) == []
         assert len(log) == 6 and sampler.limiter is not None and sampler.limiter.stats()["inserts"] == 6
         sampler.sample(6, timeout=0)
-        assert len(chains.insert_block(SENDERS[0], Block(good()), 6, 0)) == 6
+        assert len(chains.insert_block(SENDERS[0], PackedBlock(good()), 6, 0)) == 6
 
 
 def test_capacity_holds_for_blocks(tmp_path: Path):
@@ -406,7 +406,7 @@ def test_capacity_holds_for_blocks(tmp_path: Path):
 def test_a_sender_that_is_forgotten_leaves_nothing_running(tmp_path: Path):
     with Log.create(tmp_path / "log", schema_of(""), durability="never") as log:
         chains = RunningEpisodes(log)
-        chains.insert_block(SENDERS[0], Block(good()), 0, 0)
+        chains.insert_block(SENDERS[0], PackedBlock(good()), 0, 0)
         assert log.index.entries["open"].tolist() == [True]
         chains.forget(SENDERS[0])
         chains.forget(SENDERS[0])

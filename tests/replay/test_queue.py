@@ -21,7 +21,7 @@ from hilt.core.errors import ConfigError, DeadlineError, SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
-from hilt.replay.packed import Block
+from hilt.replay.packed import PackedBlock
 from tests.compat.test_buffers import make, transition
 from tests.effort import rounds
 
@@ -193,7 +193,7 @@ def test_a_transition_keeps_the_boot_of_the_process_that_inserted_it(tmp_path: P
     after = -1
     while (parcel := store.parcel(after)) is not None:
         assert parcel.packed is not None
-        steps = [int(step["rewards"]) for step in Block(parcel.packed)]
+        steps = [int(step["rewards"]) for step in PackedBlock(parcel.packed)]
         sent += [(parcel.boot, first, value) for first, value in zip(range(parcel.first, parcel.last + 1), steps, strict=True)]
         after = parcel.last
     assert boots[0] != boots[1]
@@ -242,7 +242,7 @@ def test_transitions_of_several_layouts(tmp_path: Path, on_disk: bool):
     after = -1
     while (parcel := store.parcel(after)) is not None:
         assert parcel.packed is not None and parcel.first == after + 1
-        assert all(same(unflatten(a), b) for a, b in zip(Block(parcel.packed), inserted[parcel.first :], strict=False))
+        assert all(same(unflatten(a), b) for a, b in zip(PackedBlock(parcel.packed), inserted[parcel.first :], strict=False))
         store.acknowledge(after := parcel.last)
     assert len(store) == 0
     store.close()
@@ -314,7 +314,7 @@ def test_a_frame_is_packed_once():
         assert len(frames) == 11, name
     later = store.parcel(4)
     assert later is not None and later.packed is not None and (later.first, later.last) == (5, 9)
-    assert [int(step["rewards"]) for step in Block(later.packed)] == [5, 6, 7, 8, 9]
+    assert [int(step["rewards"]) for step in PackedBlock(later.packed)] == [5, 6, 7, 8, 9]
 
 
 def test_the_version_that_acts_is_noted():

@@ -53,7 +53,7 @@ class PackedSteps:
         self.count += 1
 
     def slice(self, start: int, stop: int) -> dict[str, Any]:
-        """Some of the steps as plain arrays, without a copy; `Block` reads them."""
+        """Some of the steps as plain arrays, without a copy; `PackedBlock` reads them."""
         frames, numbers = {}, {}
         for stream in self._streams:
             first, last = stream.span(start, stop)
@@ -63,7 +63,7 @@ class PackedSteps:
 
     def steps(self, start: int, stop: int) -> list[dict[str, Any]]:
         """Copies of some of the steps, as they were given."""
-        return [unflatten({path: value.copy() for path, value in step.items()}) for step in Block(self.slice(start, stop))]
+        return [unflatten({path: value.copy() for path, value in step.items()}) for step in PackedBlock(self.slice(start, stop))]
 
 
 class _Frames:
@@ -102,7 +102,7 @@ class _Frames:
         return self._stored - 1
 
 
-class Block:
+class PackedBlock:
     """A slice of packed steps, read with suspicion: what does not fit together is a `FormatError`."""
 
     def __init__(self, packed: Mapping[str, Any]):
@@ -128,13 +128,13 @@ class Block:
                 raise FormatError(f"{path}: a block of steps refers to frames that it does not have.")
             self.images[path] = stream, of_step
 
-    def with_columns(self, columns: Mapping[str, Array]) -> Block:
+    def with_columns(self, columns: Mapping[str, Array]) -> PackedBlock:
         """The same steps with other small columns."""
         other = copy.copy(self)
         other.columns = dict(columns)
         return other
 
-    def without(self, first: int) -> Block:
+    def without(self, first: int) -> PackedBlock:
         """The steps from `first` on."""
         other = self.with_columns({path: column[first:] for path, column in self.columns.items()})
         other.images = {path: (stream, of_step[first:]) for path, (stream, of_step) in self.images.items()}

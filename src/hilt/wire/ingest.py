@@ -16,7 +16,7 @@ import numpy as np
 from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
 from hilt.core.tree import Tree, unflatten
 from hilt.replay.log import Log
-from hilt.replay.packed import Block
+from hilt.replay.packed import PackedBlock
 from hilt.replay.transfer.assembler import RunningEpisodes
 from hilt.replay.transfer.delivered import DeliveredSequence, received_by
 
@@ -132,7 +132,7 @@ class DataSink:
         if example is None or check is None or self.log is None:
             return ""
         try:
-            for step in _steps(Block(example)):
+            for step in _steps(PackedBlock(example)):
                 check(step, True) if isinstance(self.store, Log) else check(step)
         except SchemaError as error:
             return str(error)
@@ -145,7 +145,7 @@ class DataSink:
         if first < 0 or (packed is None and not isinstance(steps, list)):
             raise FormatError("a message of steps has none in it.")
         if packed is not None:
-            block = Block(packed)
+            block = PackedBlock(packed)
             self._take_block(stream, first, block, outcome)
             if outcome.stored == block.steps and not collect:
                 return outcome
@@ -173,7 +173,7 @@ class DataSink:
             self._refuse(stream, number, why, outcome)
         return outcome
 
-    def _take_block(self, stream: Stream, first: int, block: Block, outcome: IngestOutcome) -> None:
+    def _take_block(self, stream: Stream, first: int, block: PackedBlock, outcome: IngestOutcome) -> None:
         """Stores the new steps of a block at once, if the store can do that; the others are taken one by one."""
         known = max(0, stream.received.high + 1 - first)
         insert_block = getattr(self._insert, "block", None)
@@ -253,7 +253,7 @@ class DataSink:
                 logger.warning("%s: what %s left running could not be ended: %s", self.name, actor, error)
 
 
-def _steps(block: Block) -> list[Any]:
+def _steps(block: PackedBlock) -> list[Any]:
     try:
         return [unflatten(step) for step in block]
     except SchemaError as error:
@@ -282,7 +282,7 @@ class SenderStore(Protocol):
     """Whether blocks may be inserted whole: not where `insert` is overridden, so that it sees every step"""
 
     def insert(self, step: Any, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> Any: ...
-    def insert_block(self, block: Block, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int: ...
+    def insert_block(self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int: ...
     def forget(self, actor: str, boot: str, store: str) -> None: ...
 
 
@@ -302,7 +302,7 @@ class _OneByOne:
 class _IntoBuffer(_OneByOne):
     """Steps of every sender into one of our replay buffers."""
 
-    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
+    def block(self, block: PackedBlock, actor: str, boot: str, number: int) -> int:
         return self._buffer.insert_block(block, actor, number, 0, boot=boot, store=self._name)
 
 
@@ -315,7 +315,7 @@ class _IntoLog:
     def __call__(self, step: Tree, actor: str, boot: str, number: int) -> None:
         self._chains.insert((actor, boot, self._name), self._log.check(step, cast=True), number, 0)
 
-    def block(self, block: Block, actor: str, boot: str, number: int) -> int:
+    def block(self, block: PackedBlock, actor: str, boot: str, number: int) -> int:
         return len(self._chains.insert_block((actor, boot, self._name), block, number, 0))
 
     def forget(self, actor: str, boot: str) -> None:

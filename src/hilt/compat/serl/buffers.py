@@ -21,7 +21,7 @@ from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.log import Log
-from hilt.replay.packed import Block
+from hilt.replay.packed import PackedBlock
 from hilt.replay.sampling.sampler import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
 from hilt.replay.settings import as_folder, as_transitions, as_whole_number
@@ -121,7 +121,7 @@ class ReplayBufferDataStore:
             self._newest.append(key)
             return key
 
-    def insert_block(self, block: Block, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int:
+    def insert_block(self, block: PackedBlock, actor: str, sequence: int, timeout: float | None, *, boot: str, store: str) -> int:
         """Stores packed transitions whose numbers begin at `sequence`; returns how many. The rest must be inserted one by one."""
         with self.lock:
             keys = self._chains.insert_block((actor, boot, store), self._block_with_ends(block), sequence, timeout)
@@ -253,7 +253,7 @@ class ReplayBufferDataStore:
             logger.warning("transitions have %s, which this buffer does not store; it stores %s", names, stored)
             self._passed_over.update(new)
 
-    def _block_with_ends(self, block: Block) -> Block:
+    def _block_with_ends(self, block: PackedBlock) -> PackedBlock:
         """Does what `_with_ends` does for packed transitions that have plain columns of ends; others are left to be inserted one by one."""
         columns = {path: column for path, column in block.columns.items() if path.partition("/")[0] in self._stored}
         if len(columns) < len(block.columns):

@@ -91,7 +91,7 @@ class Vit(nn.Module):
         placed = self.patches if config.no_embed_class else self.patches + self.prefix_tokens
         self.pos_embed = nn.Parameter(torch.zeros(1, placed, width))
         self.patch_embed = PatchEmbed(config.patch_size, width)
-        self.blocks = nn.ModuleList([VitBlock(config) for _ in range(config.depth)])
+        self.blocks = nn.ModuleList([Block(config) for _ in range(config.depth)])
         self.norm = nn.LayerNorm(width, eps=EPS)
         self.attn_pool = AttentionPool(config) if config.global_pool == "map" else None
 
@@ -130,7 +130,7 @@ class PatchEmbed(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2)
 
 
-class VitBlock(nn.Module):
+class Block(nn.Module):
     """Attention, then an MLP, each with a norm before it and added to what came."""
 
     def __init__(self, config: VitConfig):
@@ -156,7 +156,7 @@ class VitBlock(nn.Module):
 class FilmBlock(nn.Module):
     """A block whose features are scaled and shifted by the words, between its two halves: ``x * (1 + scale) + shift``."""
 
-    def __init__(self, block: VitBlock, width: int, language_width: int):
+    def __init__(self, block: Block, width: int, language_width: int):
         super().__init__()
         self.block = block
         self.scale = nn.Linear(language_width, width)

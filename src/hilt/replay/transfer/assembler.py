@@ -16,7 +16,7 @@ from hilt.core.files import checksum
 from hilt.core.tree import Array
 from hilt.replay.key_ranges import key_of
 from hilt.replay.log import Log
-from hilt.replay.packed import Block
+from hilt.replay.packed import PackedBlock
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, check_sources
 from hilt.replay.storage.segment import Segment
 from hilt.replay.writer import EpisodeWriter, Reference
@@ -43,7 +43,7 @@ class RunningEpisodes:
             self._tidy(sender, episode)
             return key
 
-    def insert_block(self, sender: Sender, block: Block, sequence: int, timeout: float | None) -> list[int]:
+    def insert_block(self, sender: Sender, block: PackedBlock, sequence: int, timeout: float | None) -> list[int]:
         """Stores packed steps of which the first has this number; returns the keys of those that are stored. The rest, if
         there is one, must be inserted one by one, which says what is wrong with it."""
         leaves = _checked(self._log, block)
@@ -90,7 +90,7 @@ class RunningEpisodes:
             self._running[sender].remove(episode)
 
 
-def _checked(log: Log, block: Block) -> dict[str, Any] | None:
+def _checked(log: Log, block: PackedBlock) -> dict[str, Any] | None:
     """Returns for each path an ``[n, ...]`` array or (frames, numbers) as the schema has them; None when a step by itself must be looked
     at."""
     if any(column.stack > 1 for column in log.schema.layout.frames):
