@@ -12,7 +12,6 @@ waits for are the first weights, for it never drives with weights that nobody tr
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 import time
 import zlib
@@ -36,7 +35,7 @@ from hilt.hil.environment import NullDevice, make_env, trainer_config
 from hilt.hil.make_agent import make_agent
 from hilt.policies.precision import AUTO
 from hilt.recording.record import RATE_HZ
-from hilt.recording.recording_folder import GRASP, TIMES, nested
+from hilt.recording.recording_folder import GRASP, TIMES, nested_copy
 from hilt.replay import QueuedDataStore
 from hilt.runs.run_precision import warnings
 from hilt.teleop.intervene import attribute
@@ -193,7 +192,7 @@ class Actor:
         observation, info = self._env.reset(seed=self._seed(number, 1), options={"split": SPLIT, "state": state})
         if self._rate is not None:
             self._rate.restart()
-        before, steps, human, total, ended = _own(observation), 0, 0, 0.0, False
+        before, steps, human, total, ended = nested_copy(observation), 0, 0, 0.0, False
         while not ended and self._ready():
             before, reward, ended, info, source = self._step(before)
             self._does(f"step {steps + 1}, {self.acted.acting} acts")
@@ -220,7 +219,7 @@ class Actor:
         sent = self._now()
         observation, reward, terminated, truncated, info = self._env.step(action)
         times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
-        after, source = _own(observation), Source(info["source"])
+        after, source = nested_copy(observation), Source(info["source"])
         executed = info["executed_action"]
         if source == Source.POLICY and "intervene_action" in info:  # an environment whose own wrapper lets a person take over
             source, executed = Source.HUMAN, info["intervene_action"]
@@ -508,8 +507,3 @@ def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, fl
     hz = config.control_hz or ((own or RATE_HZ) if person else 0.0)
     rate = Rate(hz) if hz else None
     return rate, None if rate is None else rate.timing
-
-
-def _own(observation: Any) -> Any:
-    """Returns an observation as the log has it, copied: an environment may use its arrays again for the next one."""
-    return copy.deepcopy(nested(observation))

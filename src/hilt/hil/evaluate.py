@@ -11,7 +11,6 @@ episodes as it does in the run, and its verdict is kept beside the success; it d
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -38,7 +37,7 @@ from hilt.hil.environment import make_env, spaces
 from hilt.hil.make_agent import make_agent as make_agent
 from hilt.recording.film import cameras, film, video_of
 from hilt.recording.record import RATE_HZ
-from hilt.recording.recording_folder import columns_of, nested
+from hilt.recording.recording_folder import columns_of, nested_copy
 from hilt.replay import Log, Schema
 from hilt.runs.evaluation import CARD, EpisodeOutcome, EvaluationResult, new_folder
 from hilt.runs.run_precision import settle
@@ -216,7 +215,7 @@ def _episode(plan: EvaluationPlan, agent: Any, env: Any, one: Try, ask: Ask | No
     count, total, info, ended = 0, 0.0, dict[str, Any](), False
     try:
         observation, info = _asked(env.reset, seed=seed, options={"split": plan.split, "state": state})
-        before = _own(observation)
+        before = nested_copy(observation)
         if hasattr(agent, "begin"):
             agent.begin()
         while not ended:
@@ -228,7 +227,7 @@ def _episode(plan: EvaluationPlan, agent: Any, env: Any, one: Try, ask: Ask | No
                 raise ConfigError(
                     f"{plan.config.task}: a person acted in an evaluation. Evaluate without the wrapper through which they do."
                 )
-            after, count, total, ended = _own(observation), count + 1, total + float(reward), bool(terminated or truncated)
+            after, count, total, ended = nested_copy(observation), count + 1, total + float(reward), bool(terminated or truncated)
             if plan.keep:
                 times = {"observed": observed, "sent": sent, "applied": time.time()}
                 ends = bool(terminated), bool(truncated)
@@ -369,8 +368,3 @@ def _tries(task: str, known: Mapping[str, int], split: str, states: Sequence[int
     chosen = list(states) or list(range(known[split]))
     seeds = np.random.SeedSequence([seed]).generate_state(episodes or len(chosen))
     return [(chosen[number % len(chosen)], int(drawn)) for number, drawn in enumerate(seeds)]
-
-
-def _own(observation: Any) -> Any:
-    """Returns an observation as a log has it, copied: an environment may use its arrays again for the next one."""
-    return copy.deepcopy(nested(observation))

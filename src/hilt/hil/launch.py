@@ -107,9 +107,7 @@ def demonstrate(
 
     indices = config.agent.action_indices
     script = {**({"action_indices": indices} if indices else {}), **config.demonstration_options}
-    wanted = Settings(
-        config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations
-    )
+    wanted = Settings(config.task, task_options(config), config.demonstrations, seed=config.seed, observations=config.observations)
     record_with_script(wanted, run / "demonstrations", lambda: task(config), script, say, stop, report)
 
 

@@ -1,11 +1,11 @@
 """How sure a success rate is: intervals of shares, of episodes that share a scene, and of the difference between two policies.
 
-low, high = wilson(97, 100)                       # independent episodes
-low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
-low, high, counted = over_scenes(outcomes)        # of several tasks, some of which may share their scenes
-gain, low, high = paired_difference(before, after, scenes)
-lost, error = paired_loss(before, after)          # the same states once more: how much less, in standard errors
-share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
+    low, high = wilson(97, 100)                       # independent episodes
+    low, high = clustered(outcomes, scenes)           # four tasks in each of 100 scenes are not 400 independent episodes
+    low, high, counted = over_scenes(outcomes)        # of several tasks, some of which may share their scenes
+    gain, low, high = paired_difference(before, after, scenes)
+    lost, error = paired_loss(before, after)          # the same states once more: how much less, in standard errors
+    share, low, high = crossed(outcomes)              # [seeds, scenes]: several policies in the same scenes
 """
 
 from __future__ import annotations

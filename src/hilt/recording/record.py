@@ -7,7 +7,6 @@ before leaves steps without facts, which the next session in the same folder dro
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from hilt.envs.task import as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras
-from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested, open_recording, with_penalty
+from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested_copy, open_recording, with_penalty
 from hilt.replay import Log
 from hilt.replay.writer import EpisodeWriter
 from hilt.teleop.devices import Device
@@ -300,7 +299,7 @@ class Recorder:
         """Records steps into `running`, which the first one begins: the last info, how many were marked, how many without contact, and
         whether the episode ended."""
         s, info, marked, lost, ended = self.summary, {}, 0, 0, False
-        before = _own(observation)
+        before = nested_copy(observation)
         while not ended:
             if self._stop():
                 s.stopped = True
@@ -312,7 +311,7 @@ class Recorder:
             self._control.message = self._progress(marked)
             observation, reward, terminated, truncated, info = self._env.step(self._nothing)
             times = dict(zip(TIMES, (observed, sent, self._now()), strict=True))
-            after, label, ended = _own(observation), self._label(info), bool(terminated or truncated)
+            after, label, ended = nested_copy(observation), self._label(info), bool(terminated or truncated)
             if not running:
                 running.append(self._begin_episode(info))
             elif GRASP in info and GRASP not in self._log.schema.columns:
@@ -433,10 +432,6 @@ def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
         raise ConfigError(f"initial state {wrong[0]} of {settings.split}: {settings.task} has {count} there, counted from 0.")
     return list(settings.states) or np.random.default_rng(settings.seed).permutation(count).tolist()
 
-
-def _own(observation: Any) -> Any:
-    """Returns an observation as the log has it, copied: an environment may use its arrays again for the next one."""
-    return copy.deepcopy(nested(observation))
 
 
 def _nothing(space: Any) -> Any:

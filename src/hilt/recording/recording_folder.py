@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -110,8 +111,13 @@ def with_penalty(schema: Schema) -> Schema:
     return Schema.declare({**schema.columns, GRASP: ArraySpec(np.dtype(np.float32), default=0.0)})
 
 
+def nested_copy(observation: Any) -> Any:
+    """Returns a copy of an observation, nested as a log has it: an environment may use its arrays again for the next observation."""
+    return copy.deepcopy(nested(observation))
+
+
 def nested(observation: Any) -> Any:
-    """With a level for each slash in a key, such as ``left/tcp_pose``, as a log has it."""
+    """Returns an observation with a level for each slash in a key, such as ``left/tcp_pose``, as a log has it."""
     if not isinstance(observation, Mapping):
         return observation
     return unflatten({key: nested(value) for key, value in observation.items()})

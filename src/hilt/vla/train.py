@@ -204,11 +204,12 @@ def evaluate(
     videos: int = 0,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[EvaluationResult]:
-    """Lets the policy of a run try so many episodes of each of its tasks, 0: every state of the split once (`split`: empty for the states
-    that published figures are of, where the tasks have them, else "test"). Told how many are done."""
+    """Lets the policy of a run try this number of episodes of each of its tasks; 0: every state of the split once. An empty `split` stands
+    for the states that published figures are of, where the tasks have them, else "test". `watch` is called with the numbers of episodes
+    that are done and of all; with 0 and 0 while the simulators start."""
     config, began = frozen_settings(Vla, run), time.monotonic()
     step, policy = _trained(run, which)[0], policy_of(run, which, config.device)
-    watch(0, 0)  # the policy is there; the first simulators take their time
+    watch(0, 0)
     with contextlib.closing(pool_of(config, workers)) as pool:
         starts = starts_of(pool, config.tasks, split, episodes, seed)
         split = starts[0].split
