@@ -50,7 +50,8 @@ class Lab:
         return result
 
     def kept(self, name: str) -> Path:
-        """Where a result, or a folder that later runs need, stays: in the folder of kept results, or in ours until the end."""
+        """Returns the path of a result, or of a folder that later runs need: below `keep` where it is given, else below our own
+        folder, which is removed at the end."""
         return (self.keep or self.folder) / (f"quick-{name}" if self.quick else name)
 
     def side_by_side(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -75,7 +76,7 @@ class Lab:
 
     @property
     def seconds(self) -> float:
-        """How long each contender runs in one round."""
+        """Seconds that each contender runs in one round."""
         return 0.05 if self.quick else 0.5
 
     def pick(self, full: int, quick: int) -> int:

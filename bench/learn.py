@@ -156,7 +156,7 @@ EQUAL = "as many updates"
 
 
 class Made(NamedTuple):
-    """How much a run did: environment steps, updates of the critics (or of imitation), and steps on which the operator acted."""
+    """The work of a run: environment steps, updates of the critics (or of imitation), and steps on which the operator acted."""
 
     steps: int
     updates: int

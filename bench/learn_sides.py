@@ -90,7 +90,8 @@ class Sb3:
         return {key: (value.transpose(2, 0, 1) if value.ndim == 3 else value)[None] for key, value in flat.items()}
 
     def train(self, seconds: float, updates: int = 0) -> dict[str, float]:
-        """For so long, from the first step on, or until it has made so many updates (0: no such limit); gives steps and updates."""
+        """Trains for this number of seconds from the first step on, or until it has made this number of updates (0: no limit). Returns the
+        numbers of steps and updates."""
         from stable_baselines3.common.callbacks import BaseCallback
 
         class Clock(BaseCallback):  # type: ignore[misc]
@@ -220,7 +221,7 @@ class Sleep:
     """A loop that does nothing at the actor's rate: how late the machine wakes a process up in this very minute."""
 
     def watch(self, hz: float, seconds: float) -> list[float]:
-        """How late each period ended, in milliseconds, by absolute deadlines."""
+        """Returns the lateness of each period in milliseconds, measured against absolute deadlines."""
         late, start = [], time.monotonic()
         for tick in range(1, round(seconds * hz) + 1):
             deadline = start + tick / hz

@@ -43,7 +43,7 @@ def actions_of(state: int, chunks: int, chunk: int) -> Any:
 
 
 class Contender:
-    """Answers how long so many episodes took, all at once, from their states: (seconds until all had begun, seconds of their steps)."""
+    """Runs episodes side by side from given states, and measures (seconds until all had begun, seconds of their steps)."""
 
     def start(self, suite: str, envs: int, chunk: int, cameras: bool) -> None:
         self.suite, self.envs, self.chunk = suite, envs, chunk
@@ -182,7 +182,7 @@ def trajectory(suite: str, size: int | None, state: int, orders: Any, seen: Any)
 
 
 def imported(suite: str) -> Any:
-    """What makes environments, with all that it needs, and nothing made yet."""
+    """Imports a suite with everything it needs, and returns the function that makes its environments."""
     import importlib
 
     if suite == "tabletop":

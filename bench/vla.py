@@ -31,7 +31,7 @@ LORA, FULL = (64, 1.0), (32, 1.0)
 
 
 class Bench:
-    """Where it runs, and how."""
+    """The device, the precision and the size of the model that all rows share."""
 
     def __init__(self, lab: Lab):
         self.lab, self.tiny = lab, lab.quick or not torch.cuda.is_available()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.measure import measure
 
 SOURCE = Path(__file__).parent.parent / "src" / "hilt"
 
@@ -241,3 +242,24 @@ def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, text: str):
 def write(folder: Path, path: str, text: str) -> None:
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_text(text)
+
+
+COUNTERPARTS = {"Batch 2", "Trajectory 2"}
+"""Classes with the name that another system has for the same, beside ours: verl's `DataProto` and RLinf's and TF-Agents' trajectories"""
+
+
+def test_names_and_folders_stay_readable():
+    figures = measure(SOURCE)
+    assert set(figures["class names used twice or more"]) == COUNTERPARTS
+    assert figures["file names used twice or more"] == ["launcher"], "it is HIL-SERL's, at the import line that its users know"
+    assert figures["folders with more than 20 files"] == []
+
+
+def test_what_is_measured_is_found(tmp_path: Path):
+    body = "\n".join(f"    x = {number}" for number in range(60))
+    write(tmp_path / "hilt", "a/one.py", f"class Twin: ...\ndef long():\n{body}\n")
+    write(tmp_path / "hilt", "b/one.py", 'class Twin:\n    """Of the other."""\ntry: ...\nexcept Exception: ...\n')
+    figures = measure(tmp_path / "hilt")
+    assert figures["class names used twice or more"] == ["Twin 2"] and figures["file names used twice or more"] == ["one"]
+    assert figures["functions over 60 lines"] == ["long"] and figures["docstrings that are fragments"] == 1
+    assert figures["broad excepts that do not raise"] == 1

@@ -259,7 +259,7 @@ def actor_loss(
 
 
 def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
-    """What the actor maximises ``[B]``, and the gradient of minus its mean with respect to ``q [E, B]``."""
+    """Returns the value ``[B]`` that the actor maximises, and the gradient of minus its mean with respect to ``q [E, B]``."""
     if settings.actor_q == "mean":
         return q.mean(0), torch.full_like(q, -1 / q.numel())
     value, least = q.min(0)

@@ -48,7 +48,7 @@ class Clip:
         return len(self.labels)
 
     def before_success(self, success: int, steps: int = 10) -> Array:
-        """bool [T]: frames that are no success, with one at most so many steps later."""
+        """Returns a mask [T] of the frames that are no success and are followed by one within `steps` steps."""
         later = np.zeros(len(self), bool)
         for place in np.flatnonzero(self.labels == success):
             later[max(0, place - steps) : place] = True
@@ -114,7 +114,7 @@ def split(clips: Sequence[Clip], share: float, classes: int, seed: int) -> tuple
 
 
 def counts(clips: Sequence[Clip], classes: int) -> Array:
-    """How many frames of each class."""
+    """Returns the number of frames of each class."""
     return np.bincount(np.concatenate([clip.labels for clip in clips] or [np.zeros(0, np.int64)]), minlength=classes)
 
 

@@ -246,8 +246,8 @@ class HilStory:
 
 
 def verdict(plan: DemoPlan, before: EvaluationResult, after: EvaluationResult, minutes: float = 0.0) -> tuple[list[str], str]:
-    """What went wrong, as sentences; empty if the policy reached the goal. And, if the cap in minutes ended the run first, how far it came:
-    that is no failure, because whoever sets a cap did not ask for the goal."""
+    """Returns what went wrong, as sentences (none if the policy reached the goal), and how far it came where the cap in minutes ended the
+    run first. The latter is no failure: a run with a cap was not asked to reach the goal."""
     old, new = before.success or 0.0, after.success or 0.0
     if minutes and new < plan.goal and new > old:
         shares = f"{old:.0%} by imitation, {new:.0%} now, and {plan.goal:.0%} is the goal"
