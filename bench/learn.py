@@ -178,8 +178,8 @@ def made_by(run: Path) -> Made:
 
 TRAINED = ["agent.encoder.training=critic", "agent.encoder.pretrain_updates=0", "agent.encoder.pretrain_predict=''"]
 """The encoder is trained by the critic from the start"""
-WITHOUT = [*TRAINED, "demonstrations=0", "operator=''", "agent.rlpd.critic_warmup=0", "agent.normalise_proprio=false", "random_steps=500"]
-"""Nobody shows anything, so nothing can be pretrained, imitated or normalised either"""
+WITHOUT = [*TRAINED, "demonstrations=0", "operator=''", "agent.rlpd.critic_warmup=0", "agent.normalize_proprio=false", "random_steps=500"]
+"""Nobody shows anything, so nothing can be pretrained, imitated or normalized either"""
 
 
 class Trial:

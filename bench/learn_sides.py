@@ -124,7 +124,7 @@ class Sb3:
 
 def flat_env(env: Any, config: Any, demos: str) -> Any:
     """As Stable-Baselines3 takes it: observations are a flat dictionary, an action is the numbers that our policy moves, the others being
-    0. Proprioception is what ours is: poses with columns of the rotation, normalised by the demonstrations."""
+    0. Proprioception is what ours is: poses with columns of the rotation, normalized by the demonstrations."""
     import gymnasium
     import torch
 
@@ -147,7 +147,7 @@ def flat_env(env: Any, config: Any, demos: str) -> Any:
 
     sizes = {path: numbers(path, np.ones((1, *flat[path].shape), np.float32)).shape[1] for path in proprio}
     mean, deviation, clip = 0.0, 1.0, np.inf
-    if config.agent.normalise_proprio:
+    if config.agent.normalize_proprio:
         with Log.open(demos, "r") as log:
             shown = log.read(log.all().keys(), [f"observations/{path}" for path in proprio])
         columns = flatten(shown["observations"])

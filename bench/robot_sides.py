@@ -136,7 +136,7 @@ class GymHil(Simulation):
             prepare()
             if over[0]:
                 env.reset()
-            _, _, terminated, truncated, _ = env.step(rng.uniform(-0.01, 0.01, 7).astype(np.float32))  # its actions are metres
+            _, _, terminated, truncated, _ = env.step(rng.uniform(-0.01, 0.01, 7).astype(np.float32))  # its actions are meters
             over[0] = terminated or truncated
 
         return step

@@ -11,7 +11,7 @@ from bench.report import Row, at_most
 
 CHUNK, CHUNKS, PIXELS, CAMERAS = 8, 64, 224, 2
 FUSED_CHANNELS, FLOAT_BYTES = 6, 4
-"""Of OpenVLA's pixel_values, two normalisations of one picture, as SimpleVLA-RL puts them into a trajectory"""
+"""Of OpenVLA's pixel_values, two normalizations of one picture, as SimpleVLA-RL puts them into a trajectory"""
 STEPS = 12
 
 

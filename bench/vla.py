@@ -25,7 +25,7 @@ from hilt.policies.vla.openvla import OpenVLAOptions
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # the card is nearly full in update_full
 PEER = "transformers eager, trunk alone"
 MINIBATCH = 128
-"""Samples of one step of the optimiser, as SimpleVLA-RL has it"""
+"""Samples of one step of the optimizer, as SimpleVLA-RL has it"""
 LORA, FULL = (64, 1.0), (32, 1.0)
 """Samples of one gradient, and which share of the layers is checkpointed"""
 
@@ -46,7 +46,7 @@ class Bench:
         """Peaks of memory, in bytes"""
 
     def policy(self, **options: Any) -> Any:
-        return bare(self.tiny, OpenVLAOptions(**options)).initialise(0, self.device, self.dtype)
+        return bare(self.tiny, OpenVLAOptions(**options)).initialize(0, self.device, self.dtype)
 
     def rates(self, calls: dict[str, Callable[[], object]], rounds: int = 5, seconds: float = 1.0) -> dict[str, Rates]:
         """Calls per second, in turns. The device is waited for at the end of each turn only."""
@@ -197,7 +197,7 @@ def update(lab: Lab) -> list[Row]:
         for row, side in zip(list(rows), (lora_side, full_side), strict=True):
             estimated, measured = side.answer(300)["bytes"], bench.measured[row.name]
             name = row.name.replace("update", "memory")
-            what = f"the estimate of memory over the measured peak, of a gradient as in {row.name}, without optimiser and compiler"
+            what = f"the estimate of memory over the measured peak, of a gradient as in {row.name}, without optimizer and compiler"
             told = f"estimated {estimated / 1e9:.1f} GB, measured {measured / 1e9:.1f} GB"
             note = told if measured else "peaks on the CPU are in tests/policies"
             ratio = estimated / measured if measured else None
@@ -233,12 +233,12 @@ def one_update(bench: Bench, adapters: bool, beside: Rates, how: tuple[int, floa
     policy.zero_grad()
     if bench.device.type == "cuda":
         policy.compile_layers()
-    optimiser = MasterAdam(parameters, 5e-6)
+    optimizer = MasterAdam(parameters, 5e-6)
 
     def step() -> None:
         for first in range(0, 4 if bench.tiny else MINIBATCH, micro):
             gradient(first)
-        optimiser.step()
+        optimizer.step()
 
     step()
     bench.tell(f"{name}: compiled")

@@ -31,7 +31,7 @@ class Load:
 
 class Memory:
     def estimate(self, tiny: bool, rows: int, lora: bool, share: float) -> dict[str, float]:
-        """Bytes at the worst moment of a gradient, without an optimiser."""
+        """Bytes at the worst moment of a gradient, without an optimizer."""
         policy = bare(tiny)
         record = record_of(policy, rows)
         dtype = torch.float32 if tiny else torch.bfloat16
@@ -41,7 +41,7 @@ class Memory:
             True,
             dtype,
             prepare=lora_policy if lora else None,
-            optimiser_bytes=0,
+            optimizer_bytes=0,
         )
         return {"bytes": found.total}
 

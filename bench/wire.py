@@ -191,7 +191,7 @@ def latency(lab: Lab) -> list[Row]:
                 ours=ours,
                 spread=(min(ours, *per_round), max(ours, *per_round)),
                 unit="ms",
-                what=f"one W1 from insert to its acknowledgement as {name}-safe, percentile {share}, one at a time"
+                what=f"one W1 from insert to its acknowledgment as {name}-safe, percentile {share}, one at a time"
                 + ("; the learner's log is synced at most 10 ms after a write" if name == "power" else ""),
                 targets=[at_most(target)] if target else [],
                 limit=float(np.percentile(found["zmq"], share)),
@@ -261,7 +261,7 @@ def weights(lab: Lab) -> list[Row]:
 
 
 def actors(lab: Lab) -> list[Row]:
-    """Eight robots at 20 Hz: memory that stays as it is, and acknowledgements in time."""
+    """Eight robots at 20 Hz: memory that stays as it is, and acknowledgments in time."""
     many, hz, seconds = 8, 20.0, lab.pick(600, 20)
     pool, warm = 256, seconds / 5
     capacity = int(many * hz * warm * 0.8)  # so that eviction is under way when the warm-up ends

@@ -140,7 +140,7 @@ class Actor:
         return {"start": start, "end": end, "power": time.monotonic(), "cpu": cpu}
 
     def latency(self, power: bool) -> list[float]:
-        """Seconds from each insert to its acknowledgement, one at a time."""
+        """Seconds from each insert to its acknowledgment, one at a time."""
         found = []
         for step in self._ready:
             start = time.monotonic()
@@ -163,7 +163,7 @@ class Actor:
         return lags
 
     def _wait(self, number: int, power: bool) -> None:
-        assert self._client.wait_acknowledged(STORE, number, power=power, timeout=60.0), f"no acknowledgement of {number} within 60 s"
+        assert self._client.wait_acknowledged(STORE, number, power=power, timeout=60.0), f"no acknowledgment of {number} within 60 s"
 
     def close(self) -> None:
         self._client.stop()

@@ -27,7 +27,7 @@ def advantages(
     task, cost = ([sum(gamma**t * x for t, x in enumerate(each)) for each in rows] for rows in (earned, paid))
     togo = [[sum(gamma ** (k - t) * r[k] for k in range(t, len(r))) for t in range(len(r))] for r in rewards]
     returns, found = togo, list[list[float]]()
-    how = settings.normalise
+    how = settings.normalize
     if how == "auto":
         how = {"grpo": "group", "gae": "batch", "reinforce_plus_plus": "batch"}.get(kind, "none")
     for i, r in enumerate(rewards):
@@ -62,7 +62,7 @@ def divergence(kind: str, p: float, q: float) -> float:
 
 
 def objective(settings: Any, episodes: Sequence[Mapping[str, Any]], coefficient: float, batch: Sequence[int] | None = None) -> Objective:
-    """What one step minimises, of the episodes of `batch` among all whose advantages are compared."""
+    """What one step minimizes, of the episodes of `batch` among all whose advantages are compared."""
     rewards = [list(map(float, e["rewards"])) for e in episodes]
     paid = [[0.0] * len(r) for r in rewards]
     if settings.kl.where == "reward":
@@ -121,7 +121,7 @@ def log_ratios(params: Mapping[str, Any], reference: Mapping[str, Any], e: Mappi
 
 
 def outcome_loss(beta: float, params: Mapping[str, Any], reference: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> float:
-    """What PRIME's reward policy minimises: the mean cross-entropy of outcomes."""
+    """What PRIME's reward policy minimizes: the mean cross-entropy of outcomes."""
     losses = []
     for e in episodes:
         p = 1 / (1 + math.exp(-beta * sum(log_ratios(params, reference, e).values())))

@@ -11,8 +11,8 @@ Params = dict[str, np.ndarray]
 
 
 def norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * scale + shift
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6) * scale + shift
 
 
 def inputs(p: Params, z: np.ndarray, features: int) -> np.ndarray:

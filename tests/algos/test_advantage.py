@@ -30,7 +30,7 @@ def rollouts(draw: st.DrawFn) -> Any:
     made = PolicyGradient(kind, draw(st.sampled_from([1.0, 0.9, 0.5])), lam=draw(st.sampled_from([1.0, 0.3])) if kind == "gae" else 1.0)
     how = draw(st.sampled_from(["auto", "none", "batch"] + ["group"] * (kind in GROUPED)))
     paid = [[draw(NUMBER) for _ in range(length)] for length in lengths] if draw(st.booleans()) else None
-    return dataclasses.replace(made, normalise=how), lengths, numbers, groups, [draw(NUMBER) for _ in lengths], paid
+    return dataclasses.replace(made, normalize=how), lengths, numbers, groups, [draw(NUMBER) for _ in lengths], paid
 
 
 def padded(rows: list[list[float]]) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_as_the_reference(rollout: Any):
 @pytest.mark.parametrize("same", [0.0, 1.0])
 def test_a_group_that_ended_alike_is_compared_by_what_it_paid_and_no_more(estimator: str, same: float):
     """With a divergence of a thousandth each advantage has that size; a group with a success and a failure is as without it."""
-    made, group = PolicyGradient(estimator, normalise="group"), torch.tensor([0, 0, 0, 1, 1, 1])
+    made, group = PolicyGradient(estimator, normalize="group"), torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.tensor([[same], [same], [same], [0.0], [1.0], [0.0]], dtype=torch.float64)
     paid = torch.tensor([[1e-3], [2e-3], [0.0], [1e-3], [2e-3], [0.0]], dtype=torch.float64)
     mask = torch.ones(6, 1)

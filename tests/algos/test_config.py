@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hilt.algos.config import Batching, Kl, Optimiser, PolicyGradient
+from hilt.algos.config import Batching, Kl, Optimizer, PolicyGradient
 from hilt.core.errors import ConfigError, UnknownNameError
 
 
 def test_the_usual_ones_are_fine():
-    for each in (PolicyGradient(), PolicyGradient("gae"), Optimiser(), Kl("loss", "mse"), Batching(tokens_per_pass=9)):
+    for each in (PolicyGradient(), PolicyGradient("gae"), Optimizer(), Kl("loss", "mse"), Batching(tokens_per_pass=9)):
         each.check()  # type: ignore[attr-defined]
 
 
@@ -22,7 +22,7 @@ def test_the_usual_ones_are_fine():
         (PolicyGradient(discount=1.1), "algorithm.discount is 1.1; expected a number from 0 to 1"),
         (PolicyGradient("remax", discount=0.9), "algorithm.discount is 0.9; remax compares whole scores"),
         (PolicyGradient(dual_clip=0.5), "algorithm.dual_clip is 0.5; expected above 1, such as 3, or 0 for none"),
-        (PolicyGradient("gae", normalise="group"), "gae has no groups; take batch, or one of grpo, dr_grpo, rloo"),
+        (PolicyGradient("gae", normalize="group"), "gae has no groups; take batch, or one of grpo, dr_grpo, rloo"),
         (PolicyGradient(lam=0.9), "lam=0.9 would do nothing: it needs estimator=gae. Give that, or leave it out"),
         (PolicyGradient(value_clip=0.1), "value_clip=0.1 would do nothing: it needs estimator=gae"),
         (PolicyGradient(importance_cap=5.0), "importance_cap=5.0 would do nothing: it needs recompute_log_prob=true"),
@@ -41,9 +41,9 @@ def test_the_usual_ones_are_fine():
             "batch.log_prob_chunks_per_pass=8 would do nothing: it needs kl.where",
         ),
         (PolicyGradient(batch=Batching(chunks_per_pass=0)), "algorithm.batch.chunks_per_pass is 0; expected a number from 1"),
-        (Optimiser(betas=[0.9]), "optimiser.betas is .0.9.; expected two numbers"),
-        (Optimiser(min_lr_ratio=0.1), "min_lr_ratio=0.1 would do nothing: it needs schedule=cosine"),
-        (Optimiser(schedule="linear"), "no schedule named 'linear'"),
+        (Optimizer(betas=[0.9]), "optimizer.betas is .0.9.; expected two numbers"),
+        (Optimizer(min_lr_ratio=0.1), "min_lr_ratio=0.1 would do nothing: it needs schedule=cosine"),
+        (Optimizer(schedule="linear"), "no schedule named 'linear'"),
     ],
 )
 def test_refused(made: Any, says: str):

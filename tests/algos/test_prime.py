@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.algos import prime
-from hilt.algos.config import GROUPED, Batching, Optimiser, PolicyGradient, Prime
+from hilt.algos.config import GROUPED, Batching, Optimizer, PolicyGradient, Prime
 from hilt.core.errors import ConfigError
 from hilt.vla.update import ProcessReward, Updater
 from tests.algos import pg_reference as slow
@@ -151,10 +151,10 @@ def test_without_groups_it_is_a_part_of_each_chunks_reward(estimator: str):
 
 
 def test_whitened_together_with_the_outcome():
-    made = PolicyGradient("rloo", normalise="batch")
+    made = PolicyGradient("rloo", normalize="batch")
     actor, _, figures = updated(made, Prime(coefficient=0.7, granularity="token"))
     assert 0.5 < figures["advantage_size"] < 1.5
-    other, _, _ = updated(dataclasses.replace(made, normalise="none"), Prime(coefficient=0.7, granularity="token"))
+    other, _, _ = updated(dataclasses.replace(made, normalize="none"), Prime(coefficient=0.7, granularity="token"))
     assert not same(actor.seen[0], other.seen[0], 1e-4)
 
 
@@ -182,7 +182,7 @@ def test_a_reward_policy_that_is_its_reference_gives_nothing_and_learns():
     [
         ({"beta": 0.1}, r"prime.beta=0.1 would do nothing: it needs prime.coefficient above 0"),
         ({"policy": "folder"}, r"prime.policy=folder would do nothing: it needs prime.coefficient above 0"),
-        ({"optimiser": Optimiser(learning_rate=1e-4)}, r"prime.optimiser=.* would do nothing: it needs prime.coefficient"),
+        ({"optimizer": Optimizer(learning_rate=1e-4)}, r"prime.optimizer=.* would do nothing: it needs prime.coefficient"),
         ({"coefficient": 1.0, "update": "none"}, "a reward policy that is its own reference: every reward would be 0"),
         ({"coefficient": 1.0, "update": "none", "policy": "a", "beta": 0.1}, "beta=0.1 would do nothing: it needs prime.update"),
         ({"coefficient": 1.0, "reference": "policy", "reference_policy": "a"}, "it needs prime.reference=frozen"),

@@ -35,9 +35,9 @@ def networks(settings: Rlpd, outcomes: int = 0, proprio: int = 0) -> rlpd.Networ
         parts["grasp_critic"] = GraspCritic(body, outcomes, made)
     for part in parts.values():
         part.double()
-    optimisers = {name: Adam(part.parameters(), settings.learning_rate) for name, part in parts.items()}
+    optimizers = {name: Adam(part.parameters(), settings.learning_rate) for name, part in parts.items()}
     slow = {f"target_{name}": copy.deepcopy(part) for name, part in parts.items() if "critic" in name}
-    return rlpd.Networks(**parts, **slow, optimisers=optimisers)
+    return rlpd.Networks(**parts, **slow, optimizers=optimizers)
 
 
 def batch(seed: int, proprio: int = 0, outcomes: int = 3) -> rlpd.Transitions:

@@ -15,7 +15,7 @@ from hilt.core.files import write_json
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.convert import convert
 from hilt.replay import Log
-from tests.classifier.labelled import clips, drawn, write_log
+from tests.classifier.labeled import clips, drawn, write_log
 
 
 def same(found: list[Clip], expected: list[Clip]) -> None:

@@ -27,7 +27,7 @@ from hilt.replay.tensors import save_pt
 from hilt.teleop.devices import Device, Reading
 from hilt.teleop.intervene import TakeOver
 from hilt.teleop.operator import Script
-from tests.classifier.labelled import PICK, clips, clumsy, drawn
+from tests.classifier.labeled import PICK, clips, clumsy, drawn
 from tests.effort import need_rendering, rounds
 
 torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def trained() -> TrainedClassifier:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Clip]:
-    """Labelled frames of the embedded pick, successes and near misses, as `hilt record --classifier` makes them."""
+    """Labeled frames of the embedded pick, successes and near misses, as `hilt record --classifier` makes them."""
     need_rendering()
     return record_pick(tmp_path_factory.mktemp("pick"), rounds(200, 320))
 

@@ -33,7 +33,7 @@ def picture(episode: int, t: int) -> Any:
 
 
 def observation(episode: int, t: int) -> dict[str, Any]:
-    return {"wrist": picture(episode, t), "grey": picture(episode, t)[..., 0], "state": np.full(3, t, np.float32)}
+    return {"wrist": picture(episode, t), "gray": picture(episode, t)[..., 0], "state": np.full(3, t, np.float32)}
 
 
 def step(episode: int, t: int) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
 
 
 def read_png(path: Path) -> Any:
-    """A PNG of 8-bit colours without filters, chunk by chunk, checksums checked."""
+    """A PNG of 8-bit colors without filters, chunk by chunk, checksums checked."""
     raw = path.read_bytes()
     assert raw[:8] == b"\x89PNG\r\n\x1a\n"
     at, chunks = 8, {}
@@ -217,8 +217,8 @@ def read_png(path: Path) -> Any:
         chunks[kind] = raw[at + 8 : at + 8 + size]
         assert struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + chunks[kind])
         at += 12 + size
-    width, height, depth, colours, *_ = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert (depth, colours, list(chunks)) == (8, 2, [b"IHDR", b"IDAT", b"IEND"])
+    width, height, depth, colors, *_ = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
+    assert (depth, colors, list(chunks)) == (8, 2, [b"IHDR", b"IDAT", b"IEND"])
     lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
     assert (lines[:, 0] == 0).all()
     return lines[:, 1:].reshape(height, width, 3)
@@ -325,7 +325,7 @@ def test_a_flipped_bit_is_found_and_mended(log: Path):
 
 
 def test_many_findings_are_cut_short(log: Path):
-    (frames,) = (log / "segments/000000").glob("observations.grey.frames")
+    (frames,) = (log / "segments/000000").glob("observations.gray.frames")
     frames.write_bytes(bytes(len(frames.read_bytes())))
     for rows in log.glob("segments/*/rows"):
         raw = bytearray(rows.read_bytes())

@@ -43,7 +43,7 @@ def test_what_was_added_is_counted_over_the_same_states_in_any_order() -> None:
 
 def test_the_cost_of_a_run_with_validations_and_a_step_that_waited() -> None:
     validation = {"kind": "update", "update": 0, "step": 0, "validation_success": 0.4}
-    learned = {"kind": "update", "episodes": 96.0, "steps": 800.0, "optimiser_steps": 2.0}
+    learned = {"kind": "update", "episodes": 96.0, "steps": 800.0, "optimizer_steps": 2.0}
     waited = {"kind": "update", "episodes": 40.0, "steps": 300.0}
     phase = DemoPhase()
     phase.add([validation, learned, waited, learned])

@@ -262,7 +262,7 @@ def test_frames_for_a_classifier(tmp_path: Path):
         (["--states", "5-3"], 2, "expected numbers and ranges"),
         (["--states", "1,,2"], 2, "expected numbers and ranges"),
         (["-o", "delay"], 2, "expected NAME=VALUE"),
-        (["-o", "colour=red"], 1, "cannot be made with the options {'colour': 'red'}: Toy.__init__() got an unexpected keyword argument"),
+        (["-o", "color=red"], 1, "cannot be made with the options {'color': 'red'}: Toy.__init__() got an unexpected keyword argument"),
         (["-d", "haste=2"], 1, "script cannot be made with the options {'haste': 2}"),
         (["--device", "mouse"], 1, "no device named 'mouse'; did you mean 'spacemouse'?"),
         (["--mode", "press"], 1, "mode is 'press'"),

@@ -24,7 +24,7 @@ def hilt(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_shows_what_the_file_comes_to(hilt, tmp_path):
-    shown = hilt("--config", "plan.yaml", "--dry-run", "optimiser.learning_rate=0.002", *SMALL)
+    shown = hilt("--config", "plan.yaml", "--dry-run", "optimizer.learning_rate=0.002", *SMALL)
     assert shown.exit_code == 0, shown.output
     for line in ("estimator: rloo", "group_size: 2", "data_batch_size: 4", "tasks_per_step: 1", "learning_rate: 0.002", "step_limit: 8"):
         assert line in shown.output

@@ -15,7 +15,7 @@ from hilt import cli
 from hilt.classifier.reward import reward_function
 from hilt.cli.train_classifier import _recipe, is_useful
 from hilt.core.files import read_json, write_json
-from tests.classifier.labelled import clips, write_log
+from tests.classifier.labeled import clips, write_log
 from tests.lines import all_lines, no_line_twice
 
 ROOT = Path(__file__).parent.parent.parent

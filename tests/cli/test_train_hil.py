@@ -36,7 +36,7 @@ from hilt.recipes import recipe
 from hilt.replay import Log
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.wire import make_trainer_config
-from tests.classifier.labelled import drawn
+from tests.classifier.labeled import drawn
 
 ROOT = Path(__file__).parent.parent.parent
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")}
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path: Path):
         ("train", "hil_debug", "agent.action_indices=[9]"): "error: action_indices is [9]; expected some of 0 to 6",
         ("train", "hil_debug", "agent.pose_keys=[state/q]"): "error: no proprioception in pose_keys named 'state/q'",
         ("train", "hil_debug", "agent.device=abacus", "--dry-run"): "error: device 'abacus' is no torch device",
-        ("train", "hil_debug", "task_options.colour=red"): "error: tabletop/reach cannot be made with task_options={",
+        ("train", "hil_debug", "task_options.color=red"): "error: tabletop/reach cannot be made with task_options={",
         ("train", "hil_debug", "actors=0"): "error: actors=0: a run needs at least 1. A learner alone is `hilt learner`.",
         ("actor", "hil_debug", "agent.rlpd.imitation_updates=9"): "error: agent.rlpd.imitation_updates=9 changes nothing without",
         ("train", "hil_debug", "demonstrations=0", "demonstration_options.speed=1"): "error: demonstration_options={'speed': 1} changes",

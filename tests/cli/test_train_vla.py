@@ -29,7 +29,7 @@ def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
     assert not (tmp_path / "new").exists()
     for words, expected in (
         ("colect.group_size=4", "no setting named 'colect'; did you mean 'collect'?"),
-        ("algorithm.batch.trajectories_per_step=5", "which are not whole steps of the optimiser; give 4, or 0 for all in one."),
+        ("algorithm.batch.trajectories_per_step=5", "which are not whole steps of the optimizer; give 4, or 0 for all in one."),
         ("policy=nowhere", "policy=nowhere: expected the folder of a checkpoint"),
         ("tasks=[tabletop/pik]", "no tabletop task named 'pik'; did you mean 'pick'?"),
     ):
@@ -40,9 +40,9 @@ def test_what_would_be_done_is_shown_and_nothing_started(tmp_path: Path):
 
 def test_an_alarm_is_shown_and_ends_the_command(tmp_path: Path):
     quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "stop_on=[ppo_kl]")
-    wild = ("optimiser.learning_rate=0.3", "algorithm.epochs=4", "max_steps=20")
+    wild = ("optimizer.learning_rate=0.3", "algorithm.epochs=4", "max_steps=20")
     said = run("train", RECIPE, *quiet, *wild, "--run", tmp_path / "run", code=1)
-    assert "error: alarm ppo_kl: the policy moves " in said and "Lower optimiser.learning_rate" in said
+    assert "error: alarm ppo_kl: the policy moves " in said and "Lower optimizer.learning_rate" in said
     assert f"hilt train --run {tmp_path / 'run'} --resume goes on" in said and read_json(tmp_path / "run" / "run.json")["alarms"]
 
 

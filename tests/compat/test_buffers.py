@@ -65,7 +65,7 @@ BOTH = pytest.mark.parametrize("kind", ["plain", "efficient"])
 
 
 def picture(number: int) -> Any:
-    """A frame that names its number in every pixel's neighbourhood."""
+    """A frame that names its number in every pixel's neighborhood."""
     frame = np.full((8, 8, 3), number % 250, np.uint8)
     frame[0, 0] = [number % 256, number // 256, 7]
     return frame

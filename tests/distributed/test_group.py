@@ -185,8 +185,8 @@ def test_a_placement_that_cannot_work(settings, message):
 
 
 def test_a_sharding_that_would_do_nothing():
-    with pytest.raises(ConfigError, match=r"sharding.offload_optimiser=True would do nothing"):
-        Sharding(offload_optimiser=True).check()
+    with pytest.raises(ConfigError, match=r"sharding.offload_optimizer=True would do nothing"):
+        Sharding(offload_optimizer=True).check()
     with pytest.raises(UnknownNameError, match="no precision named 'bf16'"):
         Sharding(enabled=True, precision="bf16").check()
     with pytest.raises(ConfigError, match=r"sharding.precision=bfloat16 is that of units"):

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.distributed import optimizer as trainee
 from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
@@ -32,7 +32,7 @@ class Two(nn.Module):
 
 def trained(steps: int = 6, **settings: Any) -> tuple[Two, DataParallelOptimizer, list[dict[str, float]]]:
     module = Two()
-    ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1, **settings))
+    ours = DataParallelOptimizer(module, Optimizer(learning_rate=0.1, **settings))
     figures = []
     for step in range(steps):
         ours.backward(module.loss(step >= 2) / 2)  # in two passes
@@ -45,7 +45,7 @@ def trained(steps: int = 6, **settings: Any) -> tuple[Two, DataParallelOptimizer
 def test_adamw_by_hand(settings: dict[str, Any]):
     """Where the second layer has no gradient it is not even decayed, and it counts its steps from its own first one."""
     module, _, figures = trained(**settings)
-    made = Optimiser(learning_rate=0.1, **settings)
+    made = Optimizer(learning_rate=0.1, **settings)
     (b1, b2), clip = made.betas, made.gradient_clip or math.inf
     first, second = (p.detach().double() for p in Two().parameters())
     kept = [[first, 0.0, 0.0, 0], [second, 0.0, 0.0, 0]]
@@ -68,7 +68,7 @@ def test_each_setting_moves_it_otherwise():
 
 
 class Judged(nn.Module):
-    """A policy with a value head, as far as an optimiser sees one."""
+    """A policy with a value head, as far as an optimizer sees one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,36 +89,36 @@ def moved(ours: DataParallelOptimizer, **named: Any) -> tuple[float, float, dict
 
 def test_a_value_head_has_a_rate_a_clip_and_a_schedule_of_its_own():
     torch.manual_seed(0)
-    usual, head = Optimiser(learning_rate=0.001, weight_decay=0.0), Optimiser(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0)
+    usual, head = Optimizer(learning_rate=0.001, weight_decay=0.0), Optimizer(learning_rate=0.1, gradient_clip=0.5, weight_decay=0.0)
     trunk, value, figures = moved(DataParallelOptimizer(Judged(), usual, head=head))
     assert (trunk, value) == pytest.approx((0.001, 0.1), rel=1e-3)
     assert figures["learning_rate"] == 0.001 and figures["critic_learning_rate"] == 0.1 and figures["critic_gradient_norm"] > 1
-    late = Optimiser(learning_rate=0.1, warmup_ratio=1.0, weight_decay=0.0)
+    late = Optimizer(learning_rate=0.1, warmup_ratio=1.0, weight_decay=0.0)
     assert moved(DataParallelOptimizer(Judged(), usual, head=late))[:2] == pytest.approx((0.001, 0.05), rel=1e-3)
     assert moved(DataParallelOptimizer(Judged(), usual))[:2] == pytest.approx((0.001, 0.001), rel=1e-3), "without: like the rest"
 
 
-@pytest.mark.parametrize("head", [None, Optimiser(learning_rate=0.1)])
-def test_the_head_alone(head: Optimiser | None):
-    ours = DataParallelOptimizer(Judged(), Optimiser(learning_rate=0.01), head=head)
+@pytest.mark.parametrize("head", [None, Optimizer(learning_rate=0.1)])
+def test_the_head_alone(head: Optimizer | None):
+    ours = DataParallelOptimizer(Judged(), Optimizer(learning_rate=0.01), head=head)
     trunk, value, figures = moved(ours, head_only=True)
     assert trunk == 0 and value > 0 and len(figures) == 2
     assert moved(ours)[0] > 0
-    again = DataParallelOptimizer(Judged(), Optimiser(learning_rate=0.01), head=head)
+    again = DataParallelOptimizer(Judged(), Optimizer(learning_rate=0.01), head=head)
     again.load_state_dict(ours.state_dict())
     assert moved(ours)[2] == moved(again)[2] and all(torch.equal(ours.trained[name], again.trained[name]) for name in ours.trained)
 
 
 def test_schedules():
-    assert [learning_rate(Optimiser(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [0.1, 0.25, 0.5, 0.5]
-    fall = Optimiser(learning_rate=1.0, warmup_ratio=0.2, schedule="cosine", min_lr_ratio=0.1)
+    assert [learning_rate(Optimizer(learning_rate=0.5, warmup_ratio=0.5), p) for p in (0.1, 0.25, 0.5, 1.0)] == [0.1, 0.25, 0.5, 0.5]
+    fall = Optimizer(learning_rate=1.0, warmup_ratio=0.2, schedule="cosine", min_lr_ratio=0.1)
     assert [learning_rate(fall, p) for p in (0.1, 0.2, 0.6, 1.0)] == pytest.approx([0.5, 1.0, 0.55, 0.1])
 
 
 def test_goes_on_bit_for_bit():
     _, ours, _ = trained(4)
     module = Two()
-    again = DataParallelOptimizer(module, Optimiser(learning_rate=0.1))
+    again = DataParallelOptimizer(module, Optimizer(learning_rate=0.1))
     again.load_state_dict(ours.state_dict())
     for each in (ours, again):
         each.backward(each.module.loss(True))  # type: ignore[operator]
@@ -147,7 +147,7 @@ def test_gradients_of_ranks_add_up(monkeypatch: pytest.MonkeyPatch):
     """In few calls, the same ones whatever a rank has: zeros where it has no gradient."""
     monkeypatch.setattr(trainee, "BUCKET", 8)
     module, ranks = Two(), Doubled()
-    ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1), ranks)  # type: ignore[arg-type]
+    ours = DataParallelOptimizer(module, Optimizer(learning_rate=0.1), ranks)  # type: ignore[arg-type]
     before = module.second.detach().clone()
     ours.backward(module.loss(False))
     assert ours.step(1.0)["gradient_norm"] == pytest.approx(4 * float(torch.linspace(-1, 1, 5).norm()))
@@ -173,7 +173,7 @@ def test_a_gradient_that_is_not_finite_at_any_rank_is_left_out_at_all(bad: float
     kept = list[dict[str, torch.Tensor]]()
     for mine, theirs in ((bad, 0.0), (1.0, bad)):  # this rank's, and the other one's
         module = Two()
-        ours = DataParallelOptimizer(module, Optimiser(learning_rate=0.1), Other(0.0))  # type: ignore[arg-type]
+        ours = DataParallelOptimizer(module, Optimizer(learning_rate=0.1), Other(0.0))  # type: ignore[arg-type]
         ours.backward(module.loss(True))
         ours.step(1.0)
         before = {name: tensor.clone() for part in ours.state_dict().values() for name, tensor in part.items()}
@@ -193,8 +193,8 @@ def test_a_gradient_that_is_not_finite_at_any_rank_is_left_out_at_all(bad: float
 def test_refused():
     module = Two()
     with pytest.raises(ConfigError, match="Two has no parameter that is trained"):
-        DataParallelOptimizer(module.requires_grad_(False), Optimiser(learning_rate=0.1))
+        DataParallelOptimizer(module.requires_grad_(False), Optimizer(learning_rate=0.1))
     with pytest.raises(ConfigError, match="learning_rate is none, which only a run's settings can choose: give a number"):
-        DataParallelOptimizer(module.requires_grad_(True), Optimiser())
-    with pytest.raises(ConfigError, match="Two has no value_head that is trained, for which an optimiser was given"):
-        DataParallelOptimizer(module, Optimiser(learning_rate=0.1), head=Optimiser(learning_rate=0.1))
+        DataParallelOptimizer(module.requires_grad_(True), Optimizer())
+    with pytest.raises(ConfigError, match="Two has no value_head that is trained, for which an optimizer was given"):
+        DataParallelOptimizer(module, Optimizer(learning_rate=0.1), head=Optimizer(learning_rate=0.1))

@@ -90,7 +90,7 @@ def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
     assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE
 
 
-@pytest.mark.parametrize("option", ["offload_gradients", "offload_optimiser", "offload_parameters"])
+@pytest.mark.parametrize("option", ["offload_gradients", "offload_optimizer", "offload_parameters"])
 def test_offloading_changes_no_number(group, single, option):
     enter(group, 3)
     group.call("build", {option: True})
@@ -117,7 +117,7 @@ def test_bfloat16_is_near_and_is_not_float32(group, single):
     [
         ({}, "cuda", {"cuda"}, "cuda", "cuda"),
         ({"offload_gradients": True}, "cuda", set(), "cpu", "cuda"),
-        ({"offload_optimiser": True}, "cuda", {"cuda"}, "cuda", "cpu"),
+        ({"offload_optimizer": True}, "cuda", {"cuda"}, "cuda", "cpu"),
         ({"offload_parameters": True}, "cpu", {"cpu"}, "cpu", "cpu"),
     ],
 )
@@ -128,11 +128,11 @@ def test_offloading_moves_to_the_cpu(options, weights, given, kept, moments):
 
 
 def test_what_cannot_be_sharded():
-    from hilt.algos.config import Optimiser
+    from hilt.algos.config import Optimizer
     from hilt.distributed.shard import Sharded
 
     with pytest.raises(ConfigError, match="sharding needs ranks that have joined"):
-        Sharded(Net(), Optimiser(), Alone(), Sharding(enabled=True))
+        Sharded(Net(), Optimizer(), Alone(), Sharding(enabled=True))
     with contextlib.closing(Here(SHARDS, (), joined=True)) as here:
         with pytest.raises(
             UnknownNameError, match=r"no class of modules in this policy .sharding.units. named 'Peace'; did you mean 'Piece'"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError
 from hilt.distributed.group import Placement, Sharding, rank_folder
 from hilt.distributed.optimizer import DataParallelOptimizer
@@ -175,7 +175,7 @@ class Shards:
             self.trainee.load_state_dict(state)
 
     def _give(self, net, sharding, head=None):
-        settings = Optimiser(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
+        settings = Optimizer(learning_rate=LEARNING_RATE, weight_decay=0.1, gradient_clip=0.5)
         if sharding is None:
             self.trainee = DataParallelOptimizer(net, settings, self.world, head)
         else:
@@ -196,7 +196,7 @@ class Shards:
             for words in ("push it", "lift the red cube", "close the drawer")
         ]
         record = policy.act(seen, generator=torch.Generator().manual_seed(0))[1]
-        self._give(policy, sharding, None if value == "none" else Optimiser(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1))
+        self._give(policy, sharding, None if value == "none" else Optimizer(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1))
         mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
         for step in range(steps):
             found = policy.evaluate(mine)

@@ -33,7 +33,7 @@ def placed_bodies(world: World) -> list[str]:
 
 
 def layout(world: World) -> Array:
-    """Where all of it lies, and how it is turned: metres, and the x axis times 5 cm."""
+    """Where all of it lies, and how it is turned: meters, and the x axis times 5 cm."""
     poses = [world.body_pose(name) for name in placed_bodies(world)]
     return np.concatenate([np.concatenate([p[:3], 0.05 * to_matrix(p[3:])[:2, 0]]) for p in poses])
 
@@ -118,7 +118,7 @@ def test_a_state_that_does_not_exist_is_refused_in_words() -> None:
         task.begin(world, "test", -1)
 
 
-def test_words_alone_tell_the_two_colours_apart() -> None:
+def test_words_alone_tell_the_two_colors_apart() -> None:
     (red, world), (blue, other) = make("pick_red"), make("pick_blue")
     for split, state in EVERY_STATE[::20]:
         red.begin(world, split, state)
@@ -188,7 +188,7 @@ def test_peg_wants_depth() -> None:
     assert not task.success(world), "beside the block"
 
 
-def test_the_peg_fits_with_three_millimetres_on_each_side_and_not_askew() -> None:
+def test_the_peg_fits_with_three_millimeters_on_each_side_and_not_askew() -> None:
     task, world = make("peg")
     task.begin(world, "train", 2)
     world.place("hole", pose((0.5, 0.0), 0.0))

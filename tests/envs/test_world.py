@@ -154,7 +154,7 @@ def test_as_much_time_passes_with_an_integral():
 
 
 def test_worlds_are_rendered_in_turns():
-    worlds = [World(f'<geom type="box" size=".05 .05 .05" pos=".5 0 .05" rgba="{colour} 1"/>') for colour in ("1 0 0", "0 0 1")]
+    worlds = [World(f'<geom type="box" size=".05 .05 .05" pos=".5 0 .05" rgba="{color} 1"/>') for color in ("1 0 0", "0 0 1")]
     alone = [world.render() for world in worlds]
     for _ in range(2):
         for world, picture in zip(worlds, alone, strict=True):

@@ -1,6 +1,6 @@
 """What each wrapper does, on a real environment for its spaces and on a scripted one for its numbers.
 
-A test named after a mistake of upstream's fails with upstream's behaviour; tests/peers/test_serl_wrappers.py runs upstream's own.
+A test named after a mistake of upstream's fails with upstream's behavior; tests/peers/test_serl_wrappers.py runs upstream's own.
 """
 
 from __future__ import annotations

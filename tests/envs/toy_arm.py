@@ -92,8 +92,8 @@ class ToyArm(Backend):
         if values.get("rotational_Ki"):
             raise ConfigError("rotational_Ki: the toy has none.")
 
-    def set_load(self, mass: float, centre: list[float], inertia: list[float], arm: int) -> None:
-        self._note("set_load", mass, centre, inertia)
+    def set_load(self, mass: float, center: list[float], inertia: list[float], arm: int) -> None:
+        self._note("set_load", mass, center, inertia)
 
     def wrench(self, values: Array, arm: int) -> None:
         self.pushing = values

@@ -269,8 +269,8 @@ def test_resizing_keeps_what_a_picture_shows() -> None:
     picture[:, :, :20] = 200
     small = resize(picture, 4, 6)
     assert small.shape == (2, 1, 4, 6, 3) and (small[:, :, 0] > 190).all() and (small[:, :, -1] < 10).all()
-    grey = resize(picture[..., :1], 4, 6)
-    assert grey.shape == (2, 1, 4, 6, 1) and np.array_equal(grey[..., 0], small[..., 0])
+    gray = resize(picture[..., :1], 4, 6)
+    assert gray.shape == (2, 1, 4, 6, 1) and np.array_equal(gray[..., 0], small[..., 0])
     episode = Episode({"observations": {"a": picture, "mask": np.zeros((2, 40, 60), np.uint8)}})
     assert EpisodeChange(image_size=(4, 6)).apply(episode).columns["observations"]["mask"].shape == (2, 40, 60), "not a picture"
 

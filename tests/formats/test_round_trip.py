@@ -20,7 +20,7 @@ from tests.formats.test_convert import LOSSLESS, WRITERS
 
 COLUMNS: dict[str, Any] = {
     "observations/wrist": (np.uint8, (20, 24, 3)),
-    "observations/grey": (np.uint8, (33, 32, 1)),
+    "observations/gray": (np.uint8, (33, 32, 1)),
     "observations/depth": (np.uint16, (24, 24, 1)),
     "observations/state": (np.float32, (3,)),
     "observations/arm/joints": (np.float64, (2, 3)),

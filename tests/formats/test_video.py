@@ -24,7 +24,7 @@ FPS, TOLERANCE = 10, 1e-4
 
 
 def drawn(count: int, height: int = 32, width: int = 48) -> Array:
-    """Soft shading, and a square that moves: neighbouring frames differ."""
+    """Soft shading, and a square that moves: neighboring frames differ."""
     y, x = np.mgrid[:height, :width]
     pictures = np.repeat(np.stack([40 + x, 30 + y, 90 + 0 * x], axis=-1)[None], count, axis=0)
     for i in range(count):

@@ -48,8 +48,8 @@ SHOWN = {
     "agent.encoder.pretrain_predict_weight": "policies/test_agent.py::test_pretraining_foresees_what_is_asked",
     "agent.action_indices": "policies/test_agent.py::test_the_policy_moves_only_some_of_the_numbers",
     "agent.pose_keys": "policies/test_agent.py::test_a_pose_is_seen_as_columns_of_its_rotation",
-    "agent.normalise_proprio": "policies/test_agent.py::test_proprioception_is_normalised_by_the_demonstrations",
-    "agent.proprio_floor": "policies/test_agent.py::test_proprioception_is_normalised_by_the_demonstrations",
+    "agent.normalize_proprio": "policies/test_agent.py::test_proprioception_is_normalized_by_the_demonstrations",
+    "agent.proprio_floor": "policies/test_agent.py::test_proprioception_is_normalized_by_the_demonstrations",
     "agent.hidden": BODY,
     "agent.activation": BODY,
     **{f"agent.{name}": "policies/test_agent.py::test_the_actor_begins_as_told" for name in ("actor_scale", "initial_std", "std_range")},
@@ -84,7 +84,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("setting", [key for key, *_ in describe(Hil)])
 def test_each_setting_is_shown_by_a_test(setting: str):
-    """The test is there, and it, or what it is parametrised with, speaks of the setting."""
+    """The test is there, and it, or what it is parametrized with, speaks of the setting."""
     file, _, name = SHOWN[setting].partition("::")
     text = (TESTS / file).read_text()
     (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]

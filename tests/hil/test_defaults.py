@@ -38,7 +38,7 @@ def test_a_policy_that_sees_numbers_alone_has_no_image_machinery_and_imitates_fi
     assert config.agent.encoder.kind == "none" and config.agent.encoder.pretrain_updates == 1_000 and config.n_step == 3
     assert str(choice).startswith("state only: the policy sees 13 numbers and no images: agent.encoder.kind=none, agent.proprio_width=0")
     bare, choice = choose()
-    assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalise_proprio, "there is nothing to imitate"
+    assert choice.changed == {**STATE, "max_ahead": SIMULATED_AHEAD} and not bare.agent.normalize_proprio, "there is nothing to imitate"
 
 
 def test_what_is_set_stays_and_images_leaves_all_as_it_is():
@@ -83,7 +83,7 @@ def test_only_a_simulation_as_fast_as_it_can_waits_for_the_learner(keeps_rate: b
 @pytest.mark.parametrize("algorithm", ["bc", "hg-dagger"])
 def test_imitation_alone_has_nothing_that_would_do_nothing(algorithm: str):
     config, choice = choose(**SHOWS, algorithm=algorithm)
-    assert config.agent.normalise_proprio and not {"n_step", "cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
+    assert config.agent.normalize_proprio and not {"n_step", "cta_ratio", "agent.rlpd.tau"} & choice.changed.keys()
 
 
 def test_the_choice_is_recorded_and_frozen_with_the_run(tmp_path: Path):

@@ -21,7 +21,7 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
     "checkpoint_path=old": ({"store": "trajectories"}, "store=log"),
     "buffer_period=100": ({"store": "trajectories"}, "store=log"),
-    "agent.proprio_floor.state/q=0.1": ({}, "agent.normalise_proprio=true"),
+    "agent.proprio_floor.state/q=0.1": ({}, "agent.normalize_proprio=true"),
     **{f"{name}=3": ({"algorithm": "bc"}, "algorithm=rlpd") for name in ("n_step", "cta_ratio", "update_to_data", "training_starts")},
     **{
         f"agent.rlpd.{change}": ({"algorithm": "hg-dagger"}, "algorithm=rlpd")
@@ -79,7 +79,7 @@ def test_a_grippers_margin_counts_in_imitation_only():
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_recipe_has_an_idle_setting_whatever_is_switched_off(name: str):
     refuse_idle(recipe(name))
-    for off in ("demonstrations=0", "operator=''", "agent.normalise_proprio=false", "agent.encoder.kind=none", "algorithm=bc"):
+    for off in ("demonstrations=0", "operator=''", "agent.normalize_proprio=false", "agent.encoder.kind=none", "algorithm=bc"):
         refuse_idle(settings(recipe(name), off))
 
 

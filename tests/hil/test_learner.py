@@ -132,11 +132,11 @@ def test_an_alarm_ends_the_run_and_it_goes_on(template: Path, memory_path: Path)
 
 
 def test_what_q_is_to_be_is_told(template: Path, memory_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learner_module, "REALISED", 3)
+    monkeypatch.setattr(learner_module, "REALIZED", 3)
     learner(template, memory_path / "run", log_period=5).run()
     last = records(memory_path / "run", "update")[-1]
     ended = [(one["return_to_go"], one["cut_share"]) for one in records(memory_path / "run", "episode")][-3:]
-    assert last["realised_q"] == pytest.approx(np.mean([came + cut * last["q/online"] for came, cut in ended]))
+    assert last["realized_q"] == pytest.approx(np.mean([came + cut * last["q/online"] for came, cut in ended]))
 
 
 # Resume
@@ -394,7 +394,7 @@ def test_the_encoder_is_pretrained_on_demonstrations_first(template: Path, memor
 
 
 def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_path: Path):
-    changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalise_proprio": True}}
+    changes = {**FROZEN, "agent": {"encoder": FORESEEING, "normalize_proprio": True}}
     one = learner(template, memory_path / "a", **changes)
     batch = one.experience.sample(8, "demonstrations", images=True)
     assert batch["future"].shape == (8, 2, 3) and (batch["future"][:, 0] == batch["future"][:, 1]).all()  # no gripper: the end, twice
@@ -406,8 +406,8 @@ def test_what_the_agent_is_given_of_the_demonstrations(template: Path, memory_pa
     again = learner(template, memory_path / "a", **{**changes, "max_steps": 11})
     assert np.allclose(again.agent.networks["proprio"].mean, mean, atol=1e-5)  # kept in the checkpoint
     again.run()
-    with pytest.raises(ConfigError, match="normalise_proprio takes mean and deviation from demonstrations, and there are none"):
-        Learner(config(agent={"normalise_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
+    with pytest.raises(ConfigError, match="normalize_proprio takes mean and deviation from demonstrations, and there are none"):
+        Learner(config(agent={"normalize_proprio": True}), memory_path / "b", env=spaces(), wire=wire()).run()
 
 
 # Collecting

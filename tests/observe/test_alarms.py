@@ -19,7 +19,7 @@ VLA = RunFacts("vla", gae=True)
 HIL = RunFacts("hil", discount=0.97, target_entropy=-2.0, actions=4)
 STEP = {"ppo_kl": 0.01, "clip_fraction": 0.1, "entropy": 1.2, "explained_variance": 0.4, "skipped_steps": 0.0}
 STEP |= {"groups": 64.0, "groups_all_succeeded": 20.0, "groups_all_failed": 10.0}
-UPDATE = {"q": 0.5, "q/online": 0.5, "q_max": 1.1, "q_min": -0.1, "reward_max": 1.0, "reward_min": 0.0, "realised_q": 0.4, "entropy": -3.0}
+UPDATE = {"q": 0.5, "q/online": 0.5, "q_max": 1.1, "q_min": -0.1, "reward_max": 1.0, "reward_min": 0.0, "realized_q": 0.4, "entropy": -3.0}
 UPDATE |= {"skipped_updates": 0.0, "update": 1000.0, "step": 500.0}
 
 
@@ -96,7 +96,7 @@ def test_bounds_follow_rewards_discount_and_the_range_of_targets():
     deep = [UPDATE | {"q_min": -90.0, "reward_min": -3.0}] * 5
     assert raised(HIL, *deep) == [] and raised(HIL, *[UPDATE | {"q_min": -20.0}] * 5) == ["q_bound"], "no reward was below 0"
     assert raised(RunFacts("hil", discount=0.97, q_range=(0.0, 1.0)), *[UPDATE | {"q_max": 2.0}] * 5) == ["q_bound"]
-    nothing = UPDATE | {"reward_max": 0.0, "realised_q": 0.0}
+    nothing = UPDATE | {"reward_max": 0.0, "realized_q": 0.0}
     assert raised(HIL, *[nothing] * 9) == [], "as long as nobody has seen a reward"
     assert raised(RunFacts("hil", discount=0.97, entropy_in_q=True), *[UPDATE | {"q_max": 99.0}] * 5) == [], "entropy has no bound"
 
@@ -122,7 +122,7 @@ def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
                 standing = Standing(tmp_path)
                 standing.read()
                 shown = dict(standing.rows())["ALARM"]
-                assert "moves 0.3 nats" in shown and "Lower optimiser.learning_rate" in shown
+                assert "moves 0.3 nats" in shown and "Lower optimizer.learning_rate" in shown
                 assert "ALARM ppo_kl" in standing.line({})
     assert [line.partition(":")[0] for line in said] == ["alarm ppo_kl", "alarm ppo_kl is over"]
     standing.read()

@@ -117,7 +117,7 @@ def test_runs_that_differ_by_their_seed_are_one_curve(tmp_path: Path):
     (chart,) = [one for one in all_charts(groups, "step", 1) if one.title == "Loss of the critic"]
     both, alone = chart.lines
     assert set(both.y) == {2.0} and set(both.low) == {1.0} and set(both.high) == {3.0} and (both.x[0], both.x[-1]) == (100, 200)
-    assert set(alone.y) == {5.0} and alone.low is None and both.colour != alone.colour
+    assert set(alone.y) == {5.0} and alone.low is None and both.color != alone.color
     (one,) = grouped([PlottedRun.load(runs[0]), PlottedRun.load(runs[1])])
     assert one.name == "a (2 runs, seeds 1, 2)"
     others = grouped([PlottedRun.load(write_run(tmp_path / name, [(True, 1, 0)])) for name in ("x", "y")])
@@ -204,7 +204,7 @@ def test_pooled_tasks_that_share_their_scenes_are_clusters():
     """400 episodes in 100 scenes whose four tasks end alike say as much as 100."""
     alike = [{"state": state, "success": state < 80} for state in range(100)]
     common = {"split": "eval", "update": 7, "episodes": 100, "success": 0.8, "low": 0.71, "high": 0.87, "outcomes": alike}
-    cards = [{**common, "task": f"tabletop/press_{name}", "scene": "tabletop/press"} for name in ("red", "green", "blue", "grey")]
+    cards = [{**common, "task": f"tabletop/press_{name}", "scene": "tabletop/press"} for name in ("red", "green", "blue", "gray")]
     (one,) = pooled(cards)
     low, high = wilson(80, 100)
     assert one["success"] == 0.8 and (one["low"], one["high"]) == pytest.approx((low, high), abs=2e-3)

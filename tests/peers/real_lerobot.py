@@ -135,7 +135,7 @@ def write(root: Path, videos: bool) -> dict[str, np.ndarray]:
 
 
 def drawn(height: int, width: int, step: int, episode: int) -> np.ndarray:
-    """A chequered picture and a square that moves, so that neighbouring frames differ."""
+    """A checkered picture and a square that moves, so that neighboring frames differ."""
     y, x = np.mgrid[:height, :width] // 16
     picture = np.stack([40 + 30 * x, 30 + 30 * y, 90 + 10 * episode + 0 * x], axis=-1)
     left = 19 * step % (width - 16)

@@ -29,7 +29,7 @@ pytestmark = [
 
 TASK = "gym_hil:gym_hil/PandaPickCubeBase-v0"
 STEP = 0.03
-"""Metres of one step: its actions are metres, and a whole unit would be one."""
+"""Meters of one step: its actions are meters, and a whole unit would be one."""
 
 
 def pick(env: Any) -> Callable[[], Any]:

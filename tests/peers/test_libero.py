@@ -248,7 +248,7 @@ def test_pi0_learns_by_rloo_on_two_ranks_over_nine_tasks_and_goes_on(tmp_path: P
     (tmp_path / "plan.yaml").write_text(PLAN)
     settings = [f"policy={tmp_path / 'pi0'}", "placement.kind=processes", "placement.ranks=2", "algorithm.entropy=0.01", "pool.workers=1"]
     settings += ["task_options.image_size=64", "task_options.reflections=false", "pool.start_s=900", "pool.step_s=600"]
-    config = build(rloo(tmp_path / "plan.yaml"), *settings, "optimiser.learning_rate=0.01")
+    config = build(rloo(tmp_path / "plan.yaml"), *settings, "optimizer.learning_rate=0.01")
     run = tmp_path / "run"
     begin_run(run, "rloo", config)
     assert train(config, run).step == 1

@@ -286,9 +286,9 @@ def test_the_policy_moves_only_some_of_the_numbers() -> None:
         Agent.make(*spaces(), replace(config(), action_indices=[7]))
 
 
-def test_proprioception_is_normalised_by_the_demonstrations() -> None:
+def test_proprioception_is_normalized_by_the_demonstrations() -> None:
     agents = [
-        Agent.make(*spaces(), replace(config(), normalise_proprio=on, proprio_floor={"state/pose": 0.5}), seed=0) for on in (False, True)
+        Agent.make(*spaces(), replace(config(), normalize_proprio=on, proprio_floor={"state/pose": 0.5}), seed=0) for on in (False, True)
     ]
     seen = batch(0, n=50)["observations"]
     seen["state"]["grip"] = 100 + 7 * seen["state"]["grip"]
@@ -304,7 +304,7 @@ def test_proprioception_is_normalised_by_the_demonstrations() -> None:
     actor.load_acting_state(agents[1].acting_state())
     assert np.array_equal(actor.sample_actions(seen, argmax=True), agents[1].sample_actions(seen, argmax=True))
     with pytest.raises(UnknownNameError, match="no proprioception in proprio_floor named 'state/pos'"):
-        Agent.make(*spaces(), replace(config(), normalise_proprio=True, proprio_floor={"state/pos": 1.0})).fit_proprio(seen)
+        Agent.make(*spaces(), replace(config(), normalize_proprio=True, proprio_floor={"state/pos": 1.0})).fit_proprio(seen)
 
 
 def test_a_pose_is_seen_as_columns_of_its_rotation() -> None:
@@ -599,7 +599,7 @@ def test_all_that_the_networks_see_may_be_kept_of_a_frozen_encoder() -> None:
         agents[0].update({**kept, "observations": {"z": np.zeros((8, 4), np.float32)}})
 
 
-def test_features_do_not_depend_on_the_neighbours() -> None:
+def test_features_do_not_depend_on_the_neighbors() -> None:
     agent, r = make(encoder=FROZEN), np.random.default_rng(0)
     images = {f"images/{key}": r.integers(0, 256, (50, 32, 32, 3), np.uint8) for key in ("front", "wrist")}
     whole = agent.trunk_features(images)
@@ -635,8 +635,8 @@ def test_a_loaded_state_goes_on_bit_for_bit(tmp_path: Path, mode: str) -> None:
     assert (other.actor_updates, other.imitations) == (6, 2)
     seen = batch(0)["observations"]
     assert np.array_equal(agent.sample_actions(seen), other.sample_actions(seen))
-    for name, optimiser in agent.optimisers.items():
-        assert all(torch.equal(t, other.optimisers[name].tensors()[key]) for key, t in optimiser.tensors().items())
+    for name, optimizer in agent.optimizers.items():
+        assert all(torch.equal(t, other.optimizers[name].tensors()[key]) for key, t in optimizer.tensors().items())
 
 
 def test_an_actor_needs_only_the_acting_state() -> None:

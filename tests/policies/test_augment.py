@@ -29,9 +29,9 @@ def noise(rows: int = 4, size: int = 32) -> Tensor:
     return torch.randint(0, 256, (rows, size, size, 3), generator=chance(9), dtype=torch.uint8)
 
 
-def flat(*colour: float, rows: int = 300, size: int = 4) -> Tensor:
-    """Pictures of one colour."""
-    return (torch.tensor(colour) * 255).round().to(torch.uint8).expand(rows, size, size, 3)
+def flat(*color: float, rows: int = 300, size: int = 4) -> Tensor:
+    """Pictures of one color."""
+    return (torch.tensor(color) * 255).round().to(torch.uint8).expand(rows, size, size, 3)
 
 
 def within(found: Tensor, low: float, high: float, tolerance: float) -> None:
@@ -73,10 +73,10 @@ def test_a_crop_has_nine_tenths_of_the_area_anywhere_within():
         within(seen[:, 0], 0.0, 1 - SIDE, 1e-5)
 
 
-def test_colours_of_openvla():
+def test_colors_of_openvla():
     byte = 2 / 255
-    grey = augment.openvla(flat(0.5, 0.5, 0.5), chance()).float() / 255
-    within(grey[:, 0, 0, 0] - 128 / 255, -0.2, 0.2, byte)
+    gray = augment.openvla(flat(0.5, 0.5, 0.5), chance()).float() / 255
+    within(gray[:, 0, 0, 0] - 128 / 255, -0.2, 0.2, byte)
     halves = flat(0.4, 0.4, 0.4, size=8).clone()
     halves[:, :, 4:] = 153  # 0.6
     apart = augment.openvla(halves, chance(), crop=False).float() / 255
@@ -87,9 +87,9 @@ def test_colours_of_openvla():
     within(saturation * value / 0.2, 0.8, 1.2, 0.05)  # brightness moves all three, so that it leaves their spread
 
 
-def test_colours_of_openpi():
-    grey = augment.openpi(flat(0.5, 0.5, 0.5), torch.ones(300, dtype=torch.bool), chance()).float() / 255
-    within(grey[:, 0, 0, 0] / (128 / 255), 0.7, 1.3, 0.01)
+def test_colors_of_openpi():
+    gray = augment.openpi(flat(0.5, 0.5, 0.5), torch.ones(300, dtype=torch.bool), chance()).float() / 255
+    within(gray[:, 0, 0, 0] / (128 / 255), 0.7, 1.3, 0.01)
     halves = flat(0.4, 0.4, 0.4, size=8).clone()
     halves[:, :, 4:] = 153
     seen = augment.openpi(halves, torch.ones(300, dtype=torch.bool), chance()).float() / 255
@@ -97,7 +97,7 @@ def test_colours_of_openpi():
     within((seen[:, 0, 7, 0] - seen[:, 0, 0, 0]) / 0.2 / bright, 0.6, 1.4, 0.06)
     red = augment.openpi(flat(0.5, 0.4, 0.3), torch.ones(300, dtype=torch.bool), chance()).float() / 255
     spread = (red[:, 0, 0, 0] - red[:, 0, 0, 2]) / 0.2 / (red[:, 0, 0].mean(-1) / 0.4)
-    contrast = 0.6 + 0.8 * torch.rand(300, 6, generator=chance())[:, 4]  # which widens the colours of one pixel too
+    contrast = 0.6 + 0.8 * torch.rand(300, 6, generator=chance())[:, 4]  # which widens the colors of one pixel too
     within(spread / contrast, 0.5, 1.5, 0.06)
 
 
@@ -121,8 +121,8 @@ def test_a_turn_is_a_turn():
 
 
 def test_hue_saturation_and_value_are_pythons():
-    colours = np.random.default_rng(0).random((50, 3)).astype(np.float32)
-    colours[:3] = [[0, 0, 0], [0.5, 0.5, 0.5], [1, 1, 0]]
-    hsv = torch.stack(augment.to_hsv(torch.from_numpy(colours)), -1)
-    assert np.allclose(hsv.numpy(), [colorsys.rgb_to_hsv(*map(float, each)) for each in colours], atol=1e-5)
-    assert np.allclose(augment.to_rgb(*hsv.unbind(-1)).numpy(), colours, atol=1e-5)
+    colors = np.random.default_rng(0).random((50, 3)).astype(np.float32)
+    colors[:3] = [[0, 0, 0], [0.5, 0.5, 0.5], [1, 1, 0]]
+    hsv = torch.stack(augment.to_hsv(torch.from_numpy(colors)), -1)
+    assert np.allclose(hsv.numpy(), [colorsys.rgb_to_hsv(*map(float, each)) for each in colors], atol=1e-5)
+    assert np.allclose(augment.to_rgb(*hsv.unbind(-1)).numpy(), colors, atol=1e-5)

@@ -154,7 +154,7 @@ def test_times() -> None:
     embedded = flow.embed_times(torch.tensor([0.25]), 6)
     turns = [2 * math.pi * 0.25 / period for period in (4e-3, math.sqrt(4e-3 * 4), 4.0)]
     np.testing.assert_allclose(embedded[0], [*map(math.sin, turns), *map(math.cos, turns)], atol=1e-6)
-    x, v = flow.towards(torch.full((1, 1), 2.0), torch.full((1, 1), 6.0), torch.tensor([0.25]))
+    x, v = flow.toward(torch.full((1, 1), 2.0), torch.full((1, 1), 6.0), torch.tensor([0.25]))
     assert (x.item(), v.item()) == (3.0, 4.0)
 
 

@@ -66,7 +66,7 @@ def test_the_estimate_is_within_15_percent_of_the_peak(changes: dict[str, Any], 
             lora.attach(policy, rank=4)
 
     def run() -> None:
-        policy = build().initialise()
+        policy = build().initialize()
         prepare(policy)
         with torch.set_grad_enabled(training):
             found = policy.evaluate(record)
@@ -76,8 +76,8 @@ def test_the_estimate_is_within_15_percent_of_the_peak(changes: dict[str, Any], 
     record = record_of(build(), rows)
     needs = estimate(build, record, training, prepare=prepare)
     measured = peak(run)
-    assert needs.total - needs.optimiser == pytest.approx(measured, rel=0.15)
-    assert needs.optimiser == 2 * needs.gradients and (needs.gradients > 0) == training
+    assert needs.total - needs.optimizer == pytest.approx(measured, rel=0.15)
+    assert needs.optimizer == 2 * needs.gradients and (needs.gradients > 0) == training
 
 
 def test_half_the_precision_is_half_the_weights():
@@ -88,13 +88,13 @@ def test_half_the_precision_is_half_the_weights():
 
 def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs = Estimate(
-        weights=15 * 10**9, gradients=15 * 10**9, optimiser=60 * 10**9, activations=20 * 10**9, largest=10**9, rows=32, training=True
+        weights=15 * 10**9, gradients=15 * 10**9, optimizer=60 * 10**9, activations=20 * 10**9, largest=10**9, rows=32, training=True
     )
     assert needs.total == 110 * 10**9 and needs.places("cuda:0") == {"cuda:0": needs.total, "cpu": 10**9}
     monkeypatch.setattr(memory, "free_bytes", lambda device: 80 * 10**9)
     with pytest.raises(
         ConfigError,
-        match=r"training with 32 rows needs 110\.0 GB: weights 15\.0 GB, gradients 15\.0 GB, optimiser 60\.0 GB, "
+        match=r"training with 32 rows needs 110\.0 GB: weights 15\.0 GB, gradients 15\.0 GB, optimizer 60\.0 GB, "
         r"activations 20\.0 GB on cuda:0, which has 80\.0 GB free\. "
         r"Try fewer rows at a time than 32, gradient checkpointing, LoRA, dtype=torch\.bfloat16, or a device",
     ):

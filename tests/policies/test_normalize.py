@@ -52,14 +52,14 @@ def test_there_and_back_and_tensors_alike(kind: str, numbers: list[float]):
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: Normalizer(STATS, "q9"), UnknownNameError, "no kind of normalisation named 'q9'"),
+        (lambda: Normalizer(STATS, "q9"), UnknownNameError, "no kind of normalization named 'q9'"),
         (
             lambda: Normalizer({"q01": [0.0]}),
             SchemaError,
-            "normalisation 'q99' needs q01 and q99; these statistics lack q99 and have ['q01']",
+            "normalization 'q99' needs q01 and q99; these statistics lack q99 and have ['q01']",
         ),
         (lambda: Normalizer({**STATS, "mask": [True]}), SchemaError, "have the shapes (2,), (2,) and (1,)"),
-        (lambda: Normalizer(STATS).normalize(np.zeros(3)), SchemaError, "width 3 were given to a normalisation of 2"),
+        (lambda: Normalizer(STATS).normalize(np.zeros(3)), SchemaError, "width 3 were given to a normalization of 2"),
         (lambda: Normalizer(STATS, "mean_std", clip=True), ConfigError, "has no bounds to clip to"),
         (lambda: statistics(np.zeros((0, 2))), SchemaError, "finite rows [N, D], N > 0; (0, 2) was given."),
         (lambda: statistics(np.array([[np.nan]])), SchemaError, "(1, 1) was given, with NaN or infinity."),

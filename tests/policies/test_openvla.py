@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def policy_of(name: str, options: OpenVLAOptions | None = None) -> Any:
-    """One whose weights say something: those of `initialise` are nearly nothing."""
+    """One whose weights say something: those of `initialize` are nearly nothing."""
     policy = tiny(options=options, **KINDS[name])
     state = {key: torch.from_numpy(kind.weight(key, tuple(value.shape), 7)) for key, value in policy.state_dict().items()}
     policy.load_state_dict(state, strict=True)
@@ -138,7 +138,7 @@ def test_evaluate_gives_the_log_prob_of_act(name: str, equal: bool):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_rows_do_not_depend_on_their_neighbours(name: str):
+def test_rows_do_not_depend_on_their_neighbors(name: str):
     """One by one, all together, joined from records of different width, in another order, and without padding."""
     policy = policy_of(name)
     rows, generator = seen(3), torch.Generator().manual_seed(0)
@@ -198,7 +198,7 @@ def test_laplace_numbers():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
-def test_temperature_widens_draws_and_judgement_alike(temperature: float):
+def test_temperature_widens_draws_and_judgment_alike(temperature: float):
     policy = policy_of("laplace")
     _, record = policy.act(seen(40, equal=True), temperature=temperature, generator=torch.Generator().manual_seed(0))
     one = policy.evaluate({**record, "temperature": np.ones(40, np.float32)})

@@ -77,7 +77,7 @@ def test_openvla_sees_a_cropped_jpeg():
     assert not np.array_equal(images.openvla_view(seen), uncropped)
 
 
-def test_floats_are_normalised_per_colour():
+def test_floats_are_normalized_per_color():
     mean, std = images.IMAGENET
     made = images.to_float(np.full((2, 5, 4, 3), 51, np.uint8), mean, std)
     assert made.shape == (2, 3, 5, 4) and made.dtype == torch.float32

@@ -184,12 +184,12 @@ def test_pictures_are_moved_when_imitating() -> None:
 
 
 def spots(rows: int, seed: int) -> tuple[list[dict[str, Any]], np.ndarray]:
-    """A red and a blue spot on grey; what the words name is where to go."""
+    """A red and a blue spot on gray; what the words name is where to go."""
     random, found, goals = np.random.default_rng(seed), [], []
     for row in range(rows):
         picture, places = np.full((32, 32, 3), 100, np.uint8), random.integers(3, 29, (2, 2))
-        for (x, y), colour in zip(places, ((220, 30, 30), (30, 60, 220)), strict=True):
-            picture[y - 2 : y + 3, x - 2 : x + 3] = colour
+        for (x, y), color in zip(places, ((220, 30, 30), (30, 60, 220)), strict=True):
+            picture[y - 2 : y + 3, x - 2 : x + 3] = color
         found.append({"full_image": picture, "instruction": f"go to {'red' if row % 2 else 'blue'}"})
         goals.append(places[0 if row % 2 else 1] / 15.5 - 1)
     return found, np.array(goals, np.float32)[:, None]
@@ -201,10 +201,10 @@ def test_it_learns_from_what_is_shown_and_then_from_reward(kind: str) -> None:
     one = {"cameras": ("full_image",), "state_dim": 0, "chunk": 1, "width": 32, "value": "none"}
     policy = SmallVLA(SmallVLAConfig(**SIZES | HEADS[kind] | {"bins": 13} | one), seed=0)
     parameters, chance = list(policy.parameters()), generator()
-    optimiser = Adam(parameters, 1.5e-3)
+    optimizer = Adam(parameters, 1.5e-3)
 
     def descend(loss: torch.Tensor) -> None:
-        optimiser.step(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
+        optimizer.step(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
     shown, goals = spots(256, 0)
     for step in range(80):
@@ -216,7 +216,7 @@ def test_it_learns_from_what_is_shown_and_then_from_reward(kind: str) -> None:
         return float(np.abs(policy.act(fresh, sample=False)[0] - share * aims).mean())
 
     assert away(1.0) < 0.6 * float(np.abs(aims).mean())
-    before, optimiser.learning_rate = away(0.5), 5e-4
+    before, optimizer.learning_rate = away(0.5), 5e-4
     for step in range(20):
         observations, targets = spots(48, 100 + step)
         actions, record = policy.act(observations, generator=chance)
@@ -250,9 +250,9 @@ def test_adapters_are_trained_with_the_heads_and_saved_as_part_of_the_weights(tm
     np.testing.assert_allclose(record["log_prob"], plain["log_prob"], rtol=0, atol=1e-6)
     assert np.array_equal(policy.evaluate(record).log_prob.detach().numpy(), record["log_prob"])
     assert any(each is policy.action_head.out.weight for each in trained) and not policy.eyes.stem.layers[0].weight.requires_grad
-    optimiser = Adam(trained, 0.05)
+    optimizer = Adam(trained, 0.05)
     for _ in range(2):  # an adapter's second factor is 0 before the first step
-        optimiser.descend(policy.evaluate(record).log_prob.mean() + policy.evaluate(record).value.mean())  # type: ignore[union-attr]
+        optimizer.descend(policy.evaluate(record).log_prob.mean() + policy.evaluate(record).value.mean())  # type: ignore[union-attr]
     policy.save_pretrained(tmp_path / "policy")
     now = policy.evaluate(record).log_prob.detach().numpy()
     assert np.abs(now - record["log_prob"]).max() > 0.01

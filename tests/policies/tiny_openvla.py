@@ -21,7 +21,7 @@ def statistics(size: int = 7) -> dict[str, Any]:
 
 
 def tiny(seed: int = 0, **changes: Any) -> Any:
-    return bare(**changes).initialise(seed)
+    return bare(**changes).initialize(seed)
 
 
 def bare(causal: bool = False, options: OpenVLAOptions | None = None, **changes: Any) -> Any:

@@ -28,8 +28,8 @@ def test_each_is_whole_and_as_its_source_has_it(name: str, tmp_path: Path, monke
     algorithm, collect = config.algorithm, config.collect
     found = {
         "ratio": algorithm.ratio, "discount": algorithm.discount, "lam": algorithm.lam, "clip_high": algorithm.clip_high,
-        "epochs": algorithm.epochs, "rate": config.optimiser.learning_rate, "critic": config.critic.optimiser.learning_rate,
-        "beta": config.optimiser.betas[1], "group": collect.group_size, "heat": collect.temperature, "rank": config.lora.rank,
+        "epochs": algorithm.epochs, "rate": config.optimizer.learning_rate, "critic": config.critic.optimizer.learning_rate,
+        "beta": config.optimizer.betas[1], "group": collect.group_size, "heat": collect.temperature, "rank": config.lora.rank,
         "kept": (collect.accuracy_lower_bound, collect.accuracy_upper_bound),
     }  # fmt: skip
     assert {key: found[key] for key in told} == told

@@ -295,7 +295,7 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
 )
 def test_what_it_comes_to_is_in_order(words: list[str]):
     config = run(*words).config
-    for part in ("collect", "algorithm", "optimiser", "placement", "sharding"):
+    for part in ("collect", "algorithm", "optimizer", "placement", "sharding"):
         getattr(config, part).check()
     config._check_sense()
     config._check_sizes()

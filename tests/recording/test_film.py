@@ -16,7 +16,7 @@ from gymnasium.spaces import Dict
 from hilt.core.tree import Array
 from hilt.envs.task import make
 from hilt.recording import film as film_module
-from hilt.recording.film import BAR, CAPTION, COLOURS, GREEN, RED, film, frames, picture, video_of
+from hilt.recording.film import BAR, CAPTION, COLORS, GREEN, RED, film, frames, picture, video_of
 from hilt.recording.record import Settings, record
 from hilt.replay import Log
 from hilt.teleop.operator import Script
@@ -32,8 +32,8 @@ def decode(path: Path) -> list[Array]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
 
 
-def near(colour: Any, wanted: Any) -> bool:
-    return bool(np.abs(np.asarray(colour, int) - wanted).max() < 25)
+def near(color: Any, wanted: Any) -> bool:
+    return bool(np.abs(np.asarray(color, int) - wanted).max() < 25)
 
 
 def test_each_kept_episode_gets_a_video_from_another_process(tmp_path: Path):
@@ -47,7 +47,7 @@ def test_each_kept_episode_gets_a_video_from_another_process(tmp_path: Path):
             length, (height, width, _) = facts["steps"], shown[0].shape
             assert len(shown) == length + 10 and height == BAR + 240 + CAPTION and width == 360
             for step, frame in enumerate(shown[: length + 1]):
-                assert near(frame[BAR // 2 - 1, width // 2], COLOURS[2]), "a script demonstrates"
+                assert near(frame[BAR // 2 - 1, width // 2], COLORS[2]), "a script demonstrates"
                 assert near(frame[BAR + 120, width // 2], (facts["state"], 10 * step, 10 * step)), f"frame {step}"
             assert near(shown[-1][-3, width - 4], GREEN if facts["success"] else RED)
             assert not near(shown[0][-3, width - 4], GREEN) and not near(shown[0][-3, width - 4], RED)
@@ -58,9 +58,9 @@ def test_each_kept_episode_gets_a_video_from_another_process(tmp_path: Path):
 
 def test_cameras_of_different_sizes_and_odd_ones(tmp_path: Path):
     small, odd = np.full((64, 64, 3), 200, np.uint8), np.full((301, 33, 3), 100, np.uint8)
-    made = picture([small, odd], COLOURS[1], ["words", "more"], ("marked", GREEN))
+    made = picture([small, odd], COLORS[1], ["words", "more"], ("marked", GREEN))
     assert made.shape[0] % 2 == made.shape[1] % 2 == 0 and made.shape[1] >= 256 + 33
-    assert near(made[BAR + 100, 100], (200, 200, 200)) and near(made[BAR + 300, 256 + 10], (100, 100, 100)) and near(made[0, 0], COLOURS[1])
+    assert near(made[BAR + 100, 100], (200, 200, 200)) and near(made[BAR + 300, 256 + 10], (100, 100, 100)) and near(made[0, 0], COLORS[1])
 
 
 def test_what_was_not_filmed_is_filmed_by_the_next_session(tmp_path: Path):

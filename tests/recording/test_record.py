@@ -176,7 +176,7 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
     [
         ({"task": "tests.hil.toy:Other"}, ConfigError, "demonstrations of tests.hil.toy:Toy .* tests.hil.toy:Other .*--out"),
         ({"toy": {"step_limit": 4}}, ConfigError, r"options \{\} and nested observations, and .* \{'step_limit': 4\}"),
-        ({"successes_needed": 5}, ConfigError, "has demonstrations of .* labelled frames"),
+        ({"successes_needed": 5}, ConfigError, "has demonstrations of .* labeled frames"),
         ({"split": "eval"}, UnknownNameError, "no split named 'eval'.* Known: test, train"),
         ({"states": [7, 8]}, ConfigError, "initial state 8 of train: .* has 8 there"),
         ({"keep": "some"}, UnknownNameError, "no rule of what to keep named 'some'"),
@@ -616,7 +616,7 @@ def test_demonstrations_become_hil_serl_files(tmp_path: Path, device: Device | N
     assert same_log(tmp_path, "hil-serl")
 
 
-def test_labelled_frames_become_hil_serl_files(tmp_path: Path):
+def test_labeled_frames_become_hil_serl_files(tmp_path: Path):
     person = Person(None, 1.0, "success", "success", None, 1.0, None, 1.0, "success", *[None] * 3)
     session(tmp_path / "a", person, successes_needed=3)
     convert(tmp_path / "a" / "log", tmp_path / "out", to="hil-serl", exp_name="toy")

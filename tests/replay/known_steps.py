@@ -1,8 +1,8 @@
 """Steps that say themselves what they must contain, so that whatever is read back can be checked without a second copy.
 
 An episode is a seed. Everything in its step number `t` is arithmetic on the two, the pixels included, and both are columns of the
-step. A trajectory ``[T, B, ...]`` is `B` episodes with neighbouring seeds; its steps carry `B` and `T` as well, so that half of one is
-recognised.
+step. A trajectory ``[T, B, ...]`` is `B` episodes with neighboring seeds; its steps carry `B` and `T` as well, so that half of one is
+recognized.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def test_n_step_needs_a_reward(tmp_path: Path):
             log.all().sampler(n_step=2).sample(1)
 
 
-def test_n_step_sees_relabelled_rewards(tmp_path: Path):
+def test_n_step_sees_relabeled_rewards(tmp_path: Path):
     with new_log(tmp_path) as log:
         write(log, numbers(0, 3))
         log.relabel(0, "rewards", [100.0], first=1)

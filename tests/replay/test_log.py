@@ -507,7 +507,7 @@ def test_a_frame_that_equals_in_number_but_not_in_bytes_is_another_one(tmp_path:
 # -- facts while others read ---------------------------------------------------------------------------------------------------------
 
 
-def test_relabelling_while_others_sample(tmp_path: Path):
+def test_relabeling_while_others_sample(tmp_path: Path):
     with new_log(tmp_path) as log:
         for first in range(0, 100, 10):
             write(log, numbers(first, 10))
@@ -585,7 +585,7 @@ def test_what_is_known_about_evicted_trajectories_is_forgotten(tmp_path: Path):
                 log.relabel(episode.trajectory, "rewards", [n + 0.5])
         assert log.facts.lines < count
         assert len(log.facts.deleted) < count
-        assert len(log.facts.relabelled["rewards"]) < count // 10
+        assert len(log.facts.relabeled["rewards"]) < count // 10
         wanted = [n + 0.5 * (n % 5 == 0) for n in range(count - 200, count)]
         assert log.read(log.all().keys())["rewards"].tolist() == wanted
         assert len(log.successes()) == sum(n % 3 == 0 for n in range(count - 200, count))

@@ -193,7 +193,7 @@ def test_damage_in_a_frame_names_the_steps_that_show_it(plain: Path):
 
 
 @pytest.mark.parametrize("row", [0, 7, LENGTH - 1])
-def test_damage_in_a_row_names_its_step_by_extents_or_by_neighbours(plain: Path, row: int):
+def test_damage_in_a_row_names_its_step_by_extents_or_by_neighbors(plain: Path, row: int):
     sealed, last = sorted((plain / "segments").iterdir())[0], sorted((plain / "segments").iterdir())[-1]
     size = (sealed / "rows").stat().st_size // read_json(sealed / "seal.json")["rows"]
     flip(sealed / "rows", row * size + 20)

@@ -574,7 +574,7 @@ def test_importance_weights_undo_the_bias():
         (([1.5], 3, 1), ConfigError, "position 0 is 1.5"),
         (([0.5], 0, 1), ConfigError, r"size \(0\) must be 1 or more"),
         (([0.5], 3, -1), ConfigError, r"beta \(-1\) must be 0 or more"),
-        (([0.5], 3, 1, "batch-max"), UnknownNameError, "no normalisation named 'batch-max'; did you mean 'batch max'"),
+        (([0.5], 3, 1, "batch-max"), UnknownNameError, "no normalization named 'batch-max'; did you mean 'batch max'"),
     ],
 )
 def test_importance_weights_refuse(arguments: Any, error: type[Exception], message: str):

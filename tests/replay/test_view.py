@@ -230,7 +230,7 @@ def test_reading_into_arrays(log: Log):
         log.read(keys, out={"reward": np.zeros(3, np.float32)})
 
 
-def test_relabelled_steps_are_checked(log: Log):
+def test_relabeled_steps_are_checked(log: Log):
     for column, values, said in [
         ("rewards", [[1.0]], r"rewards: expected one value of shape \(\) per step, got an array of shape \(1, 1\)"),
         ("rewards", 1.0, r"rewards: expected one value of shape \(\) per step, got an array of shape \(\)"),
@@ -259,7 +259,7 @@ def test_the_newest_value_counts(log: Log):
         assert rewards(reader.all())[5:8] == [10, 300, 12]
 
 
-def test_relabelled_steps_where_the_schema_forbids_nan(tmp_path: Path):
+def test_relabeled_steps_where_the_schema_forbids_nan(tmp_path: Path):
     spec = Spec({**dict(SCHEMA.columns), "rewards": ArraySpec(np.dtype(np.float32), finite=True)})
     with new_log(tmp_path, Schema.declare(spec)) as log:
         write(log, numbers(0, 2))

@@ -77,16 +77,16 @@ POINT = st.lists(st.floats(-1, 1), min_size=3, max_size=3)
 
 @given(POINT, UNIT, POINT, UNIT, st.floats(1e-4, 1.0), st.floats(1e-4, 4.0))
 @settings(max_examples=rounds(60, 1000), deadline=None)
-def test_slew_never_passes_its_limits_and_comes_nearer(p: Any, q: Any, p2: Any, q2: Any, metres: float, radians: float) -> None:
+def test_slew_never_passes_its_limits_and_comes_nearer(p: Any, q: Any, p2: Any, q2: Any, meters: float, radians: float) -> None:
     start, goal = (np.array([*a, *(np.array(b) / np.linalg.norm(b))]) for a, b in ((p, q), (p2, q2)))
 
     def apart(a: Any, b: Any) -> tuple[float, float]:
         turn = to_rotation_vector(multiply(a[3:], inverse(b[3:])))
         return float(np.linalg.norm(a[:3] - b[:3])), float(np.linalg.norm(turn))
 
-    there = slew(start, goal, metres, radians)
+    there = slew(start, goal, meters, radians)
     assert np.linalg.norm(there[3:]) == pytest.approx(1)
-    for moved, whole, left, most in zip(apart(there, start), apart(goal, start), apart(goal, there), (metres, radians), strict=True):
+    for moved, whole, left, most in zip(apart(there, start), apart(goal, start), apart(goal, there), (meters, radians), strict=True):
         assert moved <= most + 1e-6 and moved == pytest.approx(min(whole, most), abs=1e-5)
         assert left == pytest.approx(max(0.0, whole - most), abs=1e-5)
 

@@ -83,7 +83,7 @@ def test_each_step_becomes_a_trajectory_with_the_type_of_the_next():
     assert [float(one.reward) for one in found] == NUMBERS and found[1].action.tolist() == [1] * 6
 
 
-def test_policy_info_is_made_from_neighbouring_steps():
+def test_policy_info_is_made_from_neighboring_steps():
     found = convert_rlds_to_trajectories(DATA, lambda now, after: {"ahead": after["reward"] - now["reward"]})
     assert [float(one.policy_info["ahead"]) for one in found][:3] == [1, 1, 8]
 

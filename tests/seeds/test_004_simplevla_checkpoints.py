@@ -259,9 +259,9 @@ def test_folders_of_steps_that_are_made_again_are_written_again(tmp_path: Path):
     begin_run(tmp_path / "run", "toy", settings)
     train(settings, tmp_path / "run")
     shutil.rmtree(tmp_path / "run/checkpoints/3")  # as if it had been killed before its first checkpoint
-    train(resume_run(tmp_path / "run", "", ["optimiser.learning_rate=0.02", "max_steps=2"]), tmp_path / "run")
+    train(resume_run(tmp_path / "run", "", ["optimizer.learning_rate=0.02", "max_steps=2"]), tmp_path / "run")
     assert exports.steps_of(tmp_path / "run") == [1, 2]
-    other = build(settings, "optimiser.learning_rate=0.02", "max_steps=2")
+    other = build(settings, "optimizer.learning_rate=0.02", "max_steps=2")
     begin_run(tmp_path / "other", "toy", other)
     train(other, tmp_path / "other")
     assert equal(exports.folder_of(tmp_path / "run", 2), exports.folder_of(tmp_path / "other", 2))

@@ -60,7 +60,7 @@ def test_a_run_with_process_rewards_and_on_from_where_it_stopped_bit_for_bit(tmp
 
 @pytest.mark.parametrize(
     "change",
-    ["prime.granularity=token", "prime.scale=none", "prime.update=before", "prime.reference=policy", "prime.optimiser.learning_rate=0.1"],
+    ["prime.granularity=token", "prime.scale=none", "prime.update=before", "prime.reference=policy", "prime.optimizer.learning_rate=0.1"],
 )
 def test_each_setting_changes_the_run(change: str, tmp_path: Path):
     shared = [*ON, "max_steps=2", "collect.data_batch_size=8"]
@@ -114,7 +114,7 @@ def test_the_keys_of_prime_in_the_documents_command_line():
     prime = made.prime
     assert (prime.coefficient, prime.beta, prime.granularity, prime.scale) == (5, 0.05, "token", "batch")
     assert (prime.update, prime.policy, prime.reference, prime.reference_policy) == ("after", "", "frozen", ""), "the policy's own folder"
-    assert (prime.optimiser.learning_rate, prime.optimiser.gradient_clip, prime.optimiser.weight_decay) == (1e-6, 10, 0)
+    assert (prime.optimizer.learning_rate, prime.optimizer.gradient_clip, prime.optimizer.weight_decay) == (1e-6, 10, 0)
     assert made.rewards.success == 5 and not made.rewards.classifier and made.reference.offload
     gae = ["algorithm.adv_estimator=gae", "data.filter_accuracy=False", "data.accuracy_lower_bound=0", "data.accuracy_upper_bound=1"]
     other = [f"{RM}prime_model.update=before", f"{RM}prime_norm=none", f"{RM}prime_model.ref_type=policy"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from hilt.algos.config import Optimiser, PolicyGradient
+from hilt.algos.config import Optimizer, PolicyGradient
 from hilt.compat.simplevla import (
     CriticWorker,
     DataParallelPPOCritic,
@@ -172,7 +172,7 @@ def test_a_micro_batch_does_not_change_the_gradient():
         optimizer = torch.optim.AdamW(policy.parameters(), lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)
         actor = RobDataParallelPPOActor(config, policy, optimizer)
         metrics = actor.update_policy(data)
-        assert metrics["actor/lr(1e-4)"] == pytest.approx(20), "the optimiser's"
+        assert metrics["actor/lr(1e-4)"] == pytest.approx(20), "the optimizer's"
         made.append((policy, metrics["actor/grad_norm"]))
     assert made[0][1] == pytest.approx(made[1][1], rel=1e-3)
     assert not same_weights(made[0][0], tiny())
@@ -345,7 +345,7 @@ def test_a_model_of_ones_own_rolls_out_and_learns(tmp_path: Path):
     assert len(episodes) == 16 and len({one.success for one in episodes}) == 2
     before = policy.mean.bias.detach().clone()
     rewards = [reward_of(one, Rewards()) for one in episodes]
-    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimiser(learning_rate=0.01))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), DataParallelOptimizer(policy, Optimizer(learning_rate=0.01))).update(episodes, rewards)
     assert figures["gradient_norm"] > 0 and not torch.equal(policy.mean.bias, before)
     up = policy.mean.bias.detach().view(3, 7)[0, 2]
     assert float(up) > 0, "the tenth action, the first of its chunk, succeeds where it goes up"

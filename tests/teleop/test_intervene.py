@@ -303,7 +303,7 @@ class Arm:
                 observation, _, _, _, info = env.step(np.array(policy))
                 rows.append(observation["state"])
                 self.actions.append(info["executed_action"])
-        self.moved = np.diff([row["tcp_pose"][:3] for row in rows], axis=0)  # metres in each step
+        self.moved = np.diff([row["tcp_pose"][:3] for row in rows], axis=0)  # meters in each step
         self.turned = np.diff([row["tcp_pose"][3:] for row in rows], axis=0)
         self.gripper = np.array([row["gripper_pose"][0] for row in rows])
 

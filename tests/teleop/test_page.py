@@ -1,6 +1,6 @@
 """The page in a real browser: real keys, fingers and tabs, and what the device and the arm make of them.
 
-Screenshots are left in the folder that HILT_ARTEFACTS names, else in pytest's own.
+Screenshots are left in the folder that HILT_ARTIFACTS names, else in pytest's own.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ needs_chromium = pytest.mark.skipif(bool(chromium.absent()), reason=chromium.abs
 
 
 @pytest.fixture(scope="module")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = Path(os.environ.get("HILT_ARTEFACTS") or tmp_path_factory.mktemp("artefacts"))
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(os.environ.get("HILT_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -354,7 +354,7 @@ CUT = """return [...document.querySelectorAll('.legend, .legend *, footer, .hand
 
 
 @needs_chromium
-def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any, artefacts: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any, artifacts: Path, monkeypatch: pytest.MonkeyPatch):
     """At 1280 x 657, a laptop's window, it was cut."""
     monkeypatch.setattr(device, "_arms", 2)
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("human", "pick up the red cube", 1, 0, 7, 100, message=LET_GO))
@@ -368,7 +368,7 @@ def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any,
             chromium.wait(page, f"return innerHeight === {height}")
             assert page.execute_script(CUT) == [], (width, height, pad)
         chromium.shape(page, 1280, 657)
-        page.save_screenshot(str(artefacts / f"legend{'-pad' * pad}.png"))
+        page.save_screenshot(str(artifacts / f"legend{'-pad' * pad}.png"))
     page.execute_script("navigator.getGamepads = () => []")
 
 
@@ -418,7 +418,7 @@ def test_how_an_episode_ended_and_what_to_let_go_are_told(page: Any, device: Any
 
 
 @needs_chromium
-def test_a_second_viewer_watches(page: Any, device: Any, artefacts: Path):
+def test_a_second_viewer_watches(page: Any, device: Any, artifacts: Path):
     take_over(page, device)
     first = page.current_window_handle
     page.switch_to.new_window("window")
@@ -427,7 +427,7 @@ def test_a_second_viewer_watches(page: Any, device: Any, artefacts: Path):
     assert banner(page) == "Somebody else drives" and view(page, "viewers") == 2
     for where, enabled in ((".take", False), (".success", False), (".fail", False), (".reset", False), (".stop", True)):
         assert page.find_element("css selector", where).is_enabled() == enabled
-    page.save_screenshot(str(artefacts / "watching.png"))
+    page.save_screenshot(str(artifacts / "watching.png"))
     chromium.key(page, "t", True)
     chromium.key(page, "t", False)
     chromium.key(page, "w", True)
@@ -503,7 +503,7 @@ def renderers_of(driver: int) -> list[int]:
 
 
 @needs_chromium
-def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: Any, artefacts: Path):
+def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: Any, artifacts: Path):
     first = page.current_window_handle
     page.switch_to.new_window("window")
     chromium.open_page(page, device.url)
@@ -516,7 +516,7 @@ def test_a_closed_tab_is_lost_until_somebody_lets_it_go_on(page: Any, device: An
     device.show({"front": PICTURE, "wrist": PICTURE}, Status("nobody"))  # as TakeOver does while contact is lost
     chromium.wait(page, "return document.querySelector('.hilt.lost')?.cockpit.view.lost")
     assert device.read().lost and banner(page) == "Contact lost"
-    page.save_screenshot(str(artefacts / "lost.png"))
+    page.save_screenshot(str(artifacts / "lost.png"))
     click(page, ".resume")
     assert not until(device, lambda reading: not reading.lost).engaged
 
@@ -551,7 +551,7 @@ def test_pictures_go_on_after_a_broken_connection(page: Any, device: Any):
 
 
 @needs_chromium
-def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts: Path):
+def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artifacts: Path):
     class Dual:
         action_space = type("Space", (), {"shape": (14,)})
 
@@ -566,7 +566,7 @@ def test_a_phone_drives_two_arms_with_a_finger(page: Any, device: Any, artefacts
     assert width == [360, 360]  # nothing to the right of the screen
     seen = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight"
     assert page.execute_script(seen, ".stop") and page.execute_script(seen, ".take") and page.execute_script(seen, ".who")
-    page.save_screenshot(str(artefacts / "phone-dual.png"))
+    page.save_screenshot(str(artifacts / "phone-dual.png"))
     chromium.key(page, "Tab", True)
     chromium.key(page, "Tab", False)
     chromium.key(page, "e", True)
@@ -644,7 +644,7 @@ class Driven(threading.Thread):
             env.env.close()  # the device stays
 
     def moved(self, steps: int = 5, seconds: float = 120) -> np.ndarray:
-        """How the arm moves over so many steps from now, in metres."""
+        """How the arm moves over so many steps from now, in meters."""
         first, deadline = len(self.poses), time.monotonic() + seconds
         while len(self.poses) < first + steps:
             assert self.error is None and time.monotonic() < deadline, self.error
@@ -653,7 +653,7 @@ class Driven(threading.Thread):
 
 
 @needs_chromium
-def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, device: Any, tmp_path: Path, artefacts: Path):
+def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, device: Any, tmp_path: Path, artifacts: Path):
     loop = Driven(device, tmp_path / "log")
     loop.start()
     try:
@@ -665,7 +665,7 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
         loop.moved(10)
         assert banner(page) == "The policy is in control"
         assert loop.moved()[1] < -0.005  # the policy's way
-        page.save_screenshot(str(artefacts / "policy.png"))
+        page.save_screenshot(str(artifacts / "policy.png"))
 
         chromium.key(page, "t", True)
         chromium.key(page, "t", False)
@@ -680,9 +680,9 @@ def test_a_person_takes_over_drives_gives_back_and_marks_success(page: Any, devi
                 break
             chromium.key(page, "w", False)
             time.sleep(0.5)
-        page.save_screenshot(str(artefacts / "driving.png"))
+        page.save_screenshot(str(artifacts / "driving.png"))
         chromium.shape(page, 360, 740)
-        page.save_screenshot(str(artefacts / "phone.png"))
+        page.save_screenshot(str(artifacts / "phone.png"))
         chromium.shape(page, 1280, 800)
         with frozen(page):  # with the key held
             loop.moved(5)

@@ -24,7 +24,7 @@ import pyspacemouse
 
 
 def moved(x: int, y: int, z: int) -> bytes:
-    """Report 1 of a SpaceMouse Compact: translation in its own axes (right, towards the person, down), full at 350."""
+    """Report 1 of a SpaceMouse Compact: translation in its own axes (right, toward the person, down), full at 350."""
     return b"\x01" + struct.pack("<3h", x, y, z)
 
 

@@ -35,7 +35,7 @@ def main(seeds: int) -> None:
             with temporary_folder("hilt-prime-") as folder:
                 run = Path(folder) / "run"
                 quiet = ("validation.before=false", "validation.period=0", "solved_steps=5", "checkpoint_period=1000")
-                settings = config(f"max_steps={STEPS}", "optimiser.learning_rate=3e-3", f"tasks=[{UP}]", f"seed={seed}", *quiet, *changes)
+                settings = config(f"max_steps={STEPS}", "optimizer.learning_rate=3e-3", f"tasks=[{UP}]", f"seed={seed}", *quiet, *changes)
                 begin_run(run, "toy", settings)
                 ends.append(train(settings, run).success)
                 episodes = read_metrics(run, ["episode"])

@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no task": (["tasks=[]"], "there is nothing to try: give tasks="),
     "a task twice": (["tasks=[tabletop/pick,tabletop/pick]"], "names tabletop/pick twice"),
     "too large": (["algorithm.batch.trajectories_per_step=64"], r"=64: a training step has 16 episodes \(16 of each of 1 rank.* give 16"),
-    "not whole": (["algorithm.batch.trajectories_per_step=6"], "which are not whole steps of the optimiser; give 4, or 0"),
+    "not whole": (["algorithm.batch.trajectories_per_step=6"], "which are not whole steps of the optimizer; give 4, or 0"),
     "cut groups that pay": (
         ["collect.data_batch_size=10", "algorithm.batch.trajectories_per_step=0", "algorithm.kl.where=reward"],
         "collect.data_batch_size=10 cuts groups of collect.group_size=4, and algorithm.kl.where=reward compares .* give a multiple",
@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a filter that misleads remax": (["algorithm.estimator=remax", "collect.dynamic_sampling=true"], "a greedy episode, is not one of"),
     "an idle critic": (["critic.kind=shared"], "kind=shared would do nothing: it needs algorithm.estimator=gae"),
     "another critic": (["critic.kind=twin"], "no critic named 'twin'"),
-    "an idle optimiser": (["critic.optimiser.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),
+    "an idle optimizer": (["critic.optimizer.weight_decay=0"], "would do nothing: it needs algorithm.estimator=gae"),
     "the entropy of fixed noise": (
         ["algorithm.entropy=0.01", "policy_options.head=flow", "policy_options.flow={kind: cps}", "policy_options.bins=13",
          "policy_options.smoothing=1.0"],
@@ -102,10 +102,10 @@ def test_the_sizes_in_words():
     assert said[0] == "tasks: 2, over 1 rank; in flight at each 6 environments in the rank's own process"
     assert said[1] == "training step: 16 of each of 1 rank with work = 16 episodes = 4 groups of 4"
     assert said[2].startswith(
-        "update: 1 epoch of 16 episodes, 8 in each step of the optimiser = 2 steps; passes of at most 64 chunks at each"
+        "update: 1 epoch of 16 episodes, 8 in each step of the optimizer = 2 steps; passes of at most 64 chunks at each"
     )
     assert said[3] == "learning rate: 0.01, where 0.0003 is usual for a small_vla"
-    assert said[4] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimiser"
+    assert said[4] == "run: 4 training steps = 64 episodes to learn from, 8 steps of the optimizer"
     assert said[5] == "validation: 3 times every eval state of every task"
     many = ["placement.kind=processes", "placement.ranks=3", "pool.workers=2", "algorithm.epochs=3", "collect.oversample_factor=1.5"]
     many += ["algorithm.batch.trajectories_per_step=0", "algorithm.batch.tokens_per_pass=2048", "max_seconds=60", "validation.episodes=5"]
@@ -113,9 +113,9 @@ def test_the_sizes_in_words():
     assert said[0].endswith("over 3 ranks; in flight at each 6 environments in 2 processes")
     assert said[1].startswith("training step: 16 of each of 2 ranks with work = 32 episodes = 8 groups of 4, and what is rolled out beyond")
     assert said[2].startswith(
-        "update: 3 epochs of 32 episodes, 32 in each step of the optimiser = 3 steps; passes of at most 2,048 tokens at"
+        "update: 3 epochs of 32 episodes, 32 in each step of the optimizer = 3 steps; passes of at most 2,048 tokens at"
     )
-    assert said[4].endswith("12 steps of the optimiser, or 60 s") and said[5] == "validation: 3 times 10 episodes"
+    assert said[4].endswith("12 steps of the optimizer, or 60 s") and said[5] == "validation: 3 times 10 episodes"
     stealing = config(*many, "collect.idle_ranks=steal")
     assert stealing.episodes == 48, "the third rank has a share of another one's task"
     never = replace(config().validation, before=False, period=0, after=False)
@@ -124,18 +124,18 @@ def test_the_sizes_in_words():
 
 def test_the_learning_rate_goes_by_what_is_trained(tmp_path: Path):
     plain = Vla(tasks=[UP])
-    assert plain.optimiser.learning_rate is None and plain.settled().optimiser.learning_rate == 3e-4
+    assert plain.optimizer.learning_rate is None and plain.settled().optimizer.learning_rate == 3e-4
     assert "learning rate: 0.0003, as is usual for a small_vla" in plain.arithmetic() and plain.settled().arithmetic() == plain.arithmetic()
     adapters = replace(plain, lora=replace(plain.lora, rank=8), policy=str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     large = replace(adapters, lora=plain.lora)
-    assert adapters.settled().optimiser.learning_rate == 1e-4 and large.settled().optimiser.learning_rate == 5e-6
+    assert adapters.settled().optimizer.learning_rate == 1e-4 and large.settled().optimizer.learning_rate == 5e-6
     (tmp_path / "config.json").write_text('{"model_type": "hilt_small_vla"}')
-    assert large.settled().optimiser.learning_rate == 3e-4
-    assert build(large, "optimiser.learning_rate=0.5").settled().optimiser.learning_rate == 0.5
+    assert large.settled().optimizer.learning_rate == 3e-4
+    assert build(large, "optimizer.learning_rate=0.5").settled().optimizer.learning_rate == 0.5
     judged = [
-        build(plain, *given, "critic.kind=shared").settled().critic.optimiser.learning_rate
-        for given in ([], ["optimiser.learning_rate=5e-6"], ["critic.optimiser.learning_rate=0.02"])
+        build(plain, *given, "critic.kind=shared").settled().critic.optimizer.learning_rate
+        for given in ([], ["optimizer.learning_rate=5e-6"], ["critic.optimizer.learning_rate=0.02"])
     ]
     assert judged == [3e-4, 1e-4, 0.02], "a critic learns no slower than its policy"
 
@@ -146,12 +146,12 @@ def test_plain_settings_learn_from_an_imitated_start():
     policy = SmallVLA(SmallVLAConfig(image_size=16, state_dim=1, chunk=2, action_dim=2, precision="float32"))
     seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go right"}
     draws, shown = torch.Generator().manual_seed(0), np.tile(np.float32([0.3, 0.0]), (16, 2, 1))
-    teacher = DataParallelOptimizer(policy, settings.optimiser)
+    teacher = DataParallelOptimizer(policy, settings.optimizer)
     for _ in range(8):
         teacher.backward(policy.supervised_loss([seen] * 16, shown, np.ones((16, 2), bool), draws)[0])
         teacher.step(1.0)
     updater, successes, size = (
-        Updater(settings.algorithm, DataParallelOptimizer(policy, settings.optimiser)),
+        Updater(settings.algorithm, DataParallelOptimizer(policy, settings.optimizer)),
         [],
         settings.collect.group_size,
     )

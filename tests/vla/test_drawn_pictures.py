@@ -11,7 +11,7 @@ import torch
 from hilt.core.errors import ConfigError
 from hilt.envs.tabletop import suite
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
-from hilt.vla.drawn_pictures import COLOURS, DrawingSettings, drawn, learn
+from hilt.vla.drawn_pictures import COLORS, DrawingSettings, drawn, learn
 
 torch.set_num_threads(1)
 SIZES = {"image_size": 32, "width": 32, "depth": 1, "heads": 2, "keypoints": 2, "precision": "float32"}
@@ -21,14 +21,14 @@ def eyes(**changes: object) -> SmallVLA:
     return SmallVLA(SmallVLAConfig(**{**SIZES, **changes}))  # type: ignore[arg-type]
 
 
-def test_the_colour_that_is_named_is_at_the_place_that_is_told() -> None:
+def test_the_color_that_is_named_is_at_the_place_that_is_told() -> None:
     made = drawn(np.random.default_rng(0), 200, 64)
     assert made.pictures.shape == (200, 64, 64, 3) and made.pictures.dtype == np.uint8
     right = []
     for picture, sentence, (x, y) in zip(*made, strict=True):
-        (named,) = (name for name in COLOURS if name in sentence)
+        (named,) = (name for name in COLORS if name in sentence)
         hue, saturation, value = colorsys.rgb_to_hsv(*(picture[int(y * 64), int(x * 64)] / 255.0))
-        (low, high), *ranges = COLOURS[named]
+        (low, high), *ranges = COLORS[named]
         pale, bright = (few - 0.12 <= number <= most + 0.12 for number, (few, most) in zip((saturation, value), ranges, strict=True))
         turned = (360 * hue - low + 8) % 360 <= high - low + 16 or named in ("white", "black")  # within the range, and noise of the camera
         right.append(turned and bright and (pale or named == "black"))

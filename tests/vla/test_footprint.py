@@ -35,7 +35,7 @@ def test_each_role_has_a_line():
     assert "with 10 chunks in a pass" in next(footprint(config("algorithm.batch.tokens_per_pass=420"))), "prompts of 40 tokens, chunks of 2"
     count = sum(p.numel() for p in first_policy(config(), SIZES).parameters())
     assert megabytes(lines[0], "weights") == pytest.approx(4 * count / 1e6, abs=0.1)
-    assert "optimiser" not in lines[1] and megabytes(lines[2], "weights") >= megabytes(lines[0], "weights")
+    assert "optimizer" not in lines[1] and megabytes(lines[2], "weights") >= megabytes(lines[0], "weights")
 
 
 @pytest.mark.parametrize("head", ["gaussian", "flow"])

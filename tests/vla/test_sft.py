@@ -111,7 +111,7 @@ def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: Callable[..., An
     assert np.allclose(kept(whole), kept(parts), atol=1e-6) and max(one.seen) == 8 and max(three.seen) == 3
 
 
-def test_what_the_optimiser_is_told(start: Callable[..., Any]):
+def test_what_the_optimizer_is_told(start: Callable[..., Any]):
     plain = kept(start("plain", max_steps=2, patience=50)[0])
     assert not np.array_equal(plain, kept(start("decay", max_steps=2, weight_decay=5.0)[0]))
     assert not np.array_equal(plain, kept(start("seed", max_steps=2, seed=1)[0]))
@@ -157,7 +157,7 @@ def test_actions_of_another_robot(start: Callable[..., Any], monkeypatch: pytest
 
 def test_what_does_not_fit_is_refused_before_the_first_step(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4 - 1)  # four float32, their gradients and two moments
-    with pytest.raises(ConfigError, match=r"gradients and optimiser need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"):
+    with pytest.raises(ConfigError, match=r"gradients and optimizer need 0.0 GB on cpu, .*train adapters \(lora.rank=32\)"):
         start()
     monkeypatch.setattr(sft, "free_bytes", lambda device: 3 * 4 * 4)
     assert start("other", max_steps=1)[1].step == 1

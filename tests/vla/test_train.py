@@ -140,7 +140,7 @@ WAYS = {
         "algorithm.recompute_log_prob=true",
     ],
     "gae with a critic of its own": [
-        "algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimiser.schedule=cosine",
+        "algorithm.estimator=gae", "critic.kind=separate", "algorithm.epochs=2", "optimizer.schedule=cosine",
     ],
 }  # fmt: skip
 
@@ -285,25 +285,25 @@ def test_max_seconds_ends_it_after_a_step_and_it_goes_on(tmp_path: Path):
 def test_the_schedule_follows_the_end_that_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It went by max_steps alone: a run that max_seconds ended had never left its highest learning rate."""
     monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: self._elapsed + 10.0 * self.step)
-    run, given = tmp_path / "run", ("optimiser.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    run, given = tmp_path / "run", ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
     assert started(run, *given, "max_steps=1000", "max_seconds=40", "checkpoint_period=1").reason == "max_seconds"
 
     def rates() -> list[float]:
         return [record["learning_rate"] for record in read_metrics(run, ["update"]) if "learning_rate" in record]
 
-    assert rates() == pytest.approx([learning_rate(config(*given).optimiser, p) for p in (0.001, 0.25, 0.5, 0.75)])
+    assert rates() == pytest.approx([learning_rate(config(*given).optimizer, p) for p in (0.001, 0.25, 0.5, 0.75)])
     assert resumed(run, "max_seconds=0", "max_steps=8").step == 8
-    assert rates()[4:] == pytest.approx([learning_rate(config(*given).optimiser, n / 8) for n in (5, 6, 7, 8)])
+    assert rates()[4:] == pytest.approx([learning_rate(config(*given).optimizer, n / 8) for n in (5, 6, 7, 8)])
 
 
 def test_seconds_before_the_first_training_step_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The validation before it, one of 60 of 900 seconds, passed a warm-up over."""
     monkeypatch.setattr(post_train.Controller, "_seconds", lambda self: 60.0 + 10.0 * self.step)
-    run, given = tmp_path / "run", ("optimiser.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
+    run, given = tmp_path / "run", ("optimizer.schedule=cosine", "validation.before=false", "validation.period=0", "validation.after=false")
     assert started(run, *given, "max_steps=1000", "max_seconds=80").step == 2
     assert resumed(run, "max_seconds=100").step == 4
     rates = [record["learning_rate"] for record in read_metrics(run, ["update"]) if "learning_rate" in record]
-    assert rates == pytest.approx([learning_rate(config(*given).optimiser, p) for p in (0.001, 10 / 20, 20 / 40, 30 / 40)])
+    assert rates == pytest.approx([learning_rate(config(*given).optimizer, p) for p in (0.001, 10 / 20, 20 / 40, 30 / 40)])
 
 
 def test_a_run_in_which_every_group_succeeds_ends_as_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -327,14 +327,14 @@ def test_a_step_whose_groups_only_wait_is_no_training_step(tmp_path: Path):
     """It counted in max_steps, and in the schedule of the learning rate."""
     run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1")
     few = ("collect.dynamic_sampling=true", "collect.max_sampling_attempts=1", "algorithm.batch.trajectories_per_step=0")
-    given = (*quiet, *few, "optimiser.learning_rate=1e-6", "optimiser.schedule=cosine", "critic.kind=none")
+    given = (*quiet, *few, "optimizer.learning_rate=1e-6", "optimizer.schedule=cosine", "critic.kind=none")
     done = started(run, *given, "max_steps=2")
     assert done.reason == "max_steps" and done.waited > 0 and done.step == 2 + done.waited
     records = read_metrics(run, ["update"])
-    learned = [record for record in records if record.get("optimiser_steps")]
+    learned = [record for record in records if record.get("optimizer_steps")]
     assert len(records) == done.step and len(learned) == 2 and records[-1]["waited_steps"] == done.waited
     assert {record["used_episodes"] for record in learned} == {16}, "of whole batches"
-    rates = [learning_rate(config(*given).optimiser, progress) for progress in (1 / 2, 1)]
+    rates = [learning_rate(config(*given).optimizer, progress) for progress in (1 / 2, 1)]
     assert [record["learning_rate"] for record in learned] == pytest.approx(rates)
     again = resumed(run, "max_steps=3")
     assert again.step == 3 + again.waited and again.waited >= done.waited
@@ -357,27 +357,27 @@ def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(
 
     monkeypatch.setattr(DataParallelOptimizer, "backward", spoiled)
     quiet = ("validation.before=false", "validation.period=0", "validation.after=false", "checkpoint_period=1", "max_steps=9")
-    with pytest.raises(AlarmError, match=r"the last 6 steps of the optimiser .* from step 0.*--resume optimiser\.learning_rate=0\.001"):
+    with pytest.raises(AlarmError, match=r"the last 6 steps of the optimizer .* from step 0.*--resume optimizer\.learning_rate=0\.001"):
         started(run, *quiet)
     skipped = [(one["skipped_steps"], one["skipped_in_a_row"]) for one in read_metrics(run, ["update"]) if "skipped_steps" in one]
     assert skipped == [(2, 2), (2, 4), (2, 6)] and not checkpoint.numbers(run)
-    done = resumed(run, "optimiser.learning_rate=0.001", "max_steps=2", "collect.group_size=8", "algorithm.epochs=2")
+    done = resumed(run, "optimizer.learning_rate=0.001", "max_steps=2", "collect.group_size=8", "algorithm.epochs=2")
     assert (done.reason, done.step) == ("max_steps", 2)
     change = read_json(run / "run.json")["changed"][0]["settings"]
-    assert change["optimiser.learning_rate"] == {"was": 0.01, "now": 0.001} and change["collect.group_size"] == {"was": 4, "now": 8}
+    assert change["optimizer.learning_rate"] == {"was": 0.01, "now": 0.001} and change["collect.group_size"] == {"was": 4, "now": 8}
     last = [one for one in read_metrics(run, ["update"]) if "skipped_steps" in one][-1]
-    assert last["skipped_steps"] == 0 and last["optimiser_steps"] == 4
+    assert last["skipped_steps"] == 0 and last["optimizer_steps"] == 4
 
 
 def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
     """A learning rate at which the policy jumps: it is raised in a real run."""
     run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "max_steps=20")
     with pytest.raises(AlarmError, match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here"):
-        started(run, *quiet, "optimiser.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
+        started(run, *quiet, "optimizer.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
     (last,) = checkpoint.numbers(run)
     card = read_json(run / "run.json")
     assert card["ended"]["reason"] == "alarm" and card["ended"]["step"] == last and card["alarms"][0]["name"] == "ppo_kl"
-    calm = ("optimiser.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
+    calm = ("optimizer.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
     assert resumed(run, *calm).reason == "max_steps" and "ended" in read_json(run / "run.json")
     with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
         config("stop_on=[explained_variance]").check()

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from hilt.algos.config import CHOICES, Batching, Kl, Optimiser, PolicyGradient, Prime
+from hilt.algos.config import CHOICES, Batching, Kl, Optimizer, PolicyGradient, Prime
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import host_meeting, join
@@ -68,7 +68,7 @@ OPTIONS = {
     "gae": (PLAIN, {"estimator": "gae"}),
     "lam": (PolicyGradient(estimator="gae"), {"lam": 0.6}),
     "discount": (PLAIN, {"discount": 0.8}),
-    "normalise": (PLAIN, {"normalise": "batch"}),
+    "normalize": (PLAIN, {"normalize": "batch"}),
     "clip_low": (PLAIN, {"clip_low": 0.05}),
     "clip_high": (PLAIN, {"clip_high": 0.05}),
     "dual_clip": (PLAIN, {"dual_clip": 1.3}),
@@ -102,7 +102,7 @@ def test_every_epoch_is_another_gradient():
     for seen in actor.seen:
         assert same(seen, expected(settings, params))
         params = {name: value - 0.1 * seen[name] for name, value in params.items()}
-    assert len(actor.seen) == figures["optimiser_steps"] == 3 and not same(actor.seen[0], actor.seen[2], 1e-4)
+    assert len(actor.seen) == figures["optimizer_steps"] == 3 and not same(actor.seen[0], actor.seen[2], 1e-4)
 
 
 def test_fewer_episodes_than_a_whole_update_count_as_among_all():
@@ -119,7 +119,7 @@ def test_fewer_episodes_than_a_whole_update_count_as_among_all():
 def test_an_update_ends_at_its_target_kl():
     for target, steps in ((0.0, 4), (1e6, 4), (1e-9, 1)):
         actor, figures = updated(PolicyGradient(epochs=4, target_kl=target), episodes([3, 1, 2, 2, 3, 1], away=0.0), Toy())
-        assert len(actor.seen) == figures["optimiser_steps"] == steps, target
+        assert len(actor.seen) == figures["optimizer_steps"] == steps, target
         assert figures.get("kl_stopped") == (None if not target else float(steps < 4))
         assert all(p.grad is None for p in actor.module.parameters()), "the gradient of the step that was not made"
     with pytest.raises(ConfigError, match=r"target_kl=0\.1 would do nothing: it needs several steps in an update, epochs=2"):
@@ -146,7 +146,7 @@ def test_steps_that_are_left_out_are_counted():
     toy = Toy()
     actor, before = Plain(toy), numbers(toy)
     figures = Updater(settings, actor).update(found, [np.full_like(rewards[0], np.nan), *rewards[1:]])
-    assert (figures["skipped_steps"], figures["skipped_in_a_row"], figures["optimiser_steps"]) == (3, 3, 3)
+    assert (figures["skipped_steps"], figures["skipped_in_a_row"], figures["optimizer_steps"]) == (3, 3, 3)
     assert not actor.seen and same(numbers(toy), before, 0)
     later = Updater(settings, actor).update(*collected(made))
     assert (later["skipped_steps"], later["skipped_in_a_row"]) == (0, 0) and len(actor.seen) == 3 and np.isfinite(later["gradient_norm"])
@@ -205,7 +205,7 @@ def test_steps_of_so_many_trajectories():
     batch = Batching(trajectories_per_step=2, shuffle=False)
     settings, params = PolicyGradient(batch=batch), numbers(Toy())
     actor, figures = updated(settings)
-    assert figures["optimiser_steps"] == 3
+    assert figures["optimizer_steps"] == 3
     for step, seen in enumerate(actor.seen):
         assert same(seen, expected(settings, params, batch=[2 * step, 2 * step + 1]))
         params = {name: value - 0.1 * seen[name] for name, value in params.items()}
@@ -252,7 +252,7 @@ def test_recomputed_log_probabilities_begin_with_a_ratio_of_one_and_weigh_what_i
     assert figures["importance_weight"] == pytest.approx(np.minimum(free, 1.5).mean(), abs=1e-6)
     assert figures["importance_weight_max"] == pytest.approx(free.max(), abs=1e-5)
     assert figures["importance_capped"] == pytest.approx((free > 1.5).mean()) and 0 < figures["importance_capped"] < 1
-    assert figures["behaviour_kl"] == pytest.approx(-np.mean(list(apart.values())), abs=1e-6)
+    assert figures["behavior_kl"] == pytest.approx(-np.mean(list(apart.values())), abs=1e-6)
 
 
 def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomputed_or_not():
@@ -262,7 +262,7 @@ def test_stale_episodes_have_one_gradient_whether_log_probabilities_are_recomput
     assert same(carried[0].seen[0], again[0].seen[0]) and again[1]["importance_capped"] == 0 and again[1]["importance_weight_max"] > 1.1
     _, figures = updated(PolicyGradient(recompute_log_prob=True), episodes([2, 3, 1], away=0.0))
     assert figures["importance_weight"] == pytest.approx(1, abs=1e-6) and figures["importance_weight_max"] == pytest.approx(1, abs=1e-5)
-    assert figures["importance_capped"] == 0 and figures["behaviour_kl"] == pytest.approx(0, abs=1e-6)
+    assert figures["importance_capped"] == 0 and figures["behavior_kl"] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_critic_of_its_own_learns_first():
@@ -298,7 +298,7 @@ def test_a_value_head_learns_first_without_its_policy(kind: str):
         RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([1]), np.zeros(1), True, 1, False, 0, b"")
         for i in range(4)
     ]
-    trainee = DataParallelOptimizer(policy, Optimiser(learning_rate=1e-4), head=Optimiser(learning_rate=1e-2))
+    trainee = DataParallelOptimizer(policy, Optimizer(learning_rate=1e-4), head=Optimizer(learning_rate=1e-2))
     updater = Updater(PolicyGradient(estimator="gae", value_clip=0.0), trainee, critic_warmup=1)
 
     def update() -> tuple[set[str], dict[str, float]]:
@@ -394,7 +394,7 @@ def test_every_head_learns_from_every_estimator(head: str):
             RolloutEpisode(Start("toy", "train", 0, 0), select(record, [i]), np.int32([2]), np.zeros(1), True, 2, False, 0, b"")
             for i in range(8)
         ]
-        updater = Updater(PolicyGradient(estimator), DataParallelOptimizer(policy, Optimiser(learning_rate=1e-3)))
+        updater = Updater(PolicyGradient(estimator), DataParallelOptimizer(policy, Optimizer(learning_rate=1e-3)))
         figures = updater.update(made, [np.float32([x]) for x in won], baselines={0: 0.5})
         assert figures["ppo_kl"] == pytest.approx(0, abs=1e-5) and figures["clip_fraction"] == 0
         with torch.no_grad():
@@ -482,7 +482,7 @@ def test_the_gradient_of_many_ranks_is_that_of_one(size: int, fork: Any):
                 assert same(results[0][0][0], seen[0]) and same(results[0][2], weights)
                 assert {**results[0][1], "calls": 0} == pytest.approx({**figures, "calls": 0}, abs=1e-6)
             else:
-                assert all(len(result[0]) == result[1]["optimiser_steps"] == len(seen) for result in results)
+                assert all(len(result[0]) == result[1]["optimizer_steps"] == len(seen) for result in results)
 
 
 def test_advantages_may_be_given():

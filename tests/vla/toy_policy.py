@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.policies.base import Evaluation, Policy, Record
 from hilt.vla.episode import RolloutEpisode, Start
@@ -45,7 +45,7 @@ class Plain(DataParallelOptimizer):
     """Moves straight down the gradient, and keeps what it was."""
 
     def __init__(self, module: torch.nn.Module, rate: float = 0.1, ranks: Any = None, lockstep: bool = False):
-        super().__init__(module, Optimiser(learning_rate=rate, gradient_clip=0), ranks)
+        super().__init__(module, Optimizer(learning_rate=rate, gradient_clip=0), ranks)
         self.seen = list[dict[str, np.ndarray]]()
         self.lockstep = lockstep
 

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hilt.algos.config import Batching, Optimiser, PolicyGradient
+from hilt.algos.config import Batching, Optimizer, PolicyGradient
 from hilt.core.config import build
 from hilt.vla.collect import Collecting
 from hilt.vla.config import SimulatorSettings, Validation, Vla
@@ -103,7 +103,7 @@ def config(*changes: Any, **more: Any) -> Vla:
         pool=SimulatorSettings(slots=6),
         collect=Collecting(group_size=4, data_batch_size=16),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=8)),
-        optimiser=Optimiser(learning_rate=1e-2, weight_decay=0.0),
+        optimizer=Optimizer(learning_rate=1e-2, weight_decay=0.0),
         validation=Validation(period=2),
         max_steps=4,
         checkpoint_period=2,

@@ -188,7 +188,7 @@ class Proxy:
 
     async def pass_through(self, way: str, piece: bytes, send: Callable[[bytes], Coroutine[Any, Any, None]]) -> bool:
         """Sends a piece as the network is now. False: it was cut in the middle, and nothing may follow. Whoever sends has to heed that: its
-        task is not cancelled before it waits for something, and what waits in the proxy already can be sent without."""
+        task is not canceled before it waits for something, and what waits in the proxy already can be sent without."""
         while piece:
             while way in self._stalled:
                 self._changed.clear()

@@ -358,7 +358,7 @@ def test_an_actor_whose_disk_forgot_its_newest_steps(pair: Pair, tmp_path: Path,
     assert arrived.order == {(1, 0): list(range(10)), (1, 1): [0, 1, 2]}
 
 
-def test_a_lost_acknowledgement_comes_again(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+def test_a_lost_acknowledgment_comes_again(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     """Without a new connection and without a new step."""
     server = pair.server()
     spool = pair.spool()

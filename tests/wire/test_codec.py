@@ -128,26 +128,26 @@ def test_scalars_stay_scalars():
 
 
 def test_relatives_of_plain_values_arrive_as_those():
-    class Colour(enum.IntEnum):
+    class Color(enum.IntEnum):
         RED = 3
 
     class Name(str, enum.Enum):
         FIRST = "first"
 
-    class Metres(float):
+    class Meters(float):
         pass
 
     given = {
-        "enum": Colour.RED, "name": Name.FIRST, "metres": Metres(1.5), "complex": 1 + 2j, "text": np.str_("ab\0"), "empty": np.str_(""),
+        "enum": Color.RED, "name": Name.FIRST, "meters": Meters(1.5), "complex": 1 + 2j, "text": np.str_("ab\0"), "empty": np.str_(""),
         "bytes": np.bytes_(b"ab\0"), "array": bytearray(b"x"), "view": memoryview(np.arange(3, dtype=np.int16))[::2],
         "ordered": OrderedDict(a=1), "proxy": MappingProxyType({"b": 2}), "tuple": (1, (2,)), Name.FIRST: 0,
     }  # fmt: skip
     got = decode(encode(MappingProxyType(given)))
     assert got == {
-        "enum": 3, "name": "first", "metres": 1.5, "complex": 1 + 2j, "text": "ab\0", "empty": "", "bytes": b"ab\0", "array": b"x",
+        "enum": 3, "name": "first", "meters": 1.5, "complex": 1 + 2j, "text": "ab\0", "empty": "", "bytes": b"ab\0", "array": b"x",
         "view": b"\0\0\2\0", "ordered": {"a": 1}, "proxy": {"b": 2}, "tuple": [1, [2]], "first": 0,
     }  # fmt: skip
-    assert {type(got[key]) for key in ("enum", "name", "metres", "text", "bytes")} == {int, str, float, bytes}
+    assert {type(got[key]) for key in ("enum", "name", "meters", "text", "bytes")} == {int, str, float, bytes}
     assert type(next(key for key in got if key == "first")) is str
 
 

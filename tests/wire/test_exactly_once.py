@@ -113,7 +113,7 @@ class BenchActor:
 
     def wait_empty(self) -> None:
         """Until nothing is kept: everything is power-safe at the learner."""
-        wait_for(lambda: not any(len(spool) for spool in self.spools.values()), "power-safe acknowledgements", DEADLINE_S)
+        wait_for(lambda: not any(len(spool) for spool in self.spools.values()), "power-safe acknowledgments", DEADLINE_S)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_learner_killed_before_it_could_acknowledge(memory_path: Path):
         kill_all(learner.child)
 
 
-def test_acknowledgements_that_are_lost(bench: Bench):
+def test_acknowledgments_that_are_lost(bench: Bench):
     """The steps arrive, the answers do not. The learner says what it has when it is asked again, and nothing is stored again."""
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:

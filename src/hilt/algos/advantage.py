@@ -30,7 +30,7 @@ from hilt.algos.config import GROUPED, PolicyGradient
 from hilt.core.errors import ConfigError
 
 AUTO = {"grpo": "group", "reinforce_plus_plus": "batch", "gae": "batch"}
-"""How advantages are normalised as published; the others': not at all"""
+"""How advantages are normalized as published; the others': not at all"""
 
 Total = Callable[[Tensor], Tensor]
 """Adds a tensor up over all ranks, in place"""
@@ -53,7 +53,7 @@ def advantages(
     `process`: advantages of the terms of each chunk [B, T, N], and their mask, which are added before whitening (`hilt.algos.prime`); the
     result has their shape."""
     estimator, mask = settings.estimator, mask.to(rewards.dtype)
-    how = AUTO.get(estimator, "none") if settings.normalise == "auto" else settings.normalise
+    how = AUTO.get(estimator, "none") if settings.normalize == "auto" else settings.normalize
     task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
     rewards = task - paid
     returns = returns_to_go(rewards, settings.discount)
@@ -99,8 +99,8 @@ def compared(scores: Tensor, group: Tensor, leave_one_out: bool = False) -> Tens
     """Scores [B] less the mean of their group, or of the others in it."""
     _, of, size = _groups(scores, group)
     mean = torch.zeros_like(size).index_add_(0, of, scores) / size
-    centred = (scores - mean[of]) * (size / (size - 1).clamp(min=1) if leave_one_out else torch.ones_like(size))[of]
-    return torch.where(size[of] > 1, centred, scores)
+    centered = (scores - mean[of]) * (size / (size - 1).clamp(min=1) if leave_one_out else torch.ones_like(size))[of]
+    return torch.where(size[of] > 1, centered, scores)
 
 
 def deviation(scores: Tensor, group: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ GROUPED = ("grpo", "dr_grpo", "rloo")
 """Estimators that compare the members of a group"""
 CHOICES = {
     "estimator": (*GROUPED, "reinforce_plus_plus", "remax", "gae"),
-    "normalise": ("auto", "none", "group", "batch"),
+    "normalize": ("auto", "none", "group", "batch"),
     "reduction": ("token_mean", "trajectory_mean", "trajectory_sum"),
     "ratio": ("token", "action", "chunk"),
     "where": ("none", "reward", "loss"),
@@ -134,10 +134,10 @@ class Kl:
 
 @dataclass
 class Batching:
-    """How the trajectories of an update become steps of the optimiser, and passes through the policy."""
+    """How the trajectories of an update become steps of the optimizer, and passes through the policy."""
 
     trajectories_per_step: int = 0
-    """Trajectories of all ranks together in one step of the optimiser; 0: all, one step in each epoch"""
+    """Trajectories of all ranks together in one step of the optimizer; 0: all, one step in each epoch"""
     chunks_per_pass: int = 64
     """Chunks that go through the policy together, at each rank; fewer need less memory, and give the same gradient"""
     tokens_per_pass: int = 0
@@ -165,7 +165,7 @@ class PolicyGradient:
     """What a reward one chunk later is worth"""
     lam: float = 1.0
     """Of gae: 1 trusts returns, 0 trusts the critic"""
-    normalise: str = "auto"
+    normalize: str = "auto"
     """Advantages: "none", over the deviation of their "group", or whitened over the "batch"; "auto": as the estimator is published"""
     clip_low: float = 0.2
     """A ratio below 1 - clip_low gains nothing more"""
@@ -198,15 +198,15 @@ class PolicyGradient:
 
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
-        _known(self, "estimator", "normalise", "reduction", "ratio")
+        _known(self, "estimator", "normalize", "reduction", "ratio")
         share: tuple[float, float] = (0, 1)
         _within(self, "algorithm", discount=share, lam=share, clip_low=share, clip_high=(0, 1e6), dual_clip=(0, 1e6))
         _within(self, "algorithm", entropy=(-1e6, 1e6), epochs=(1, 1e6), horizon=(1, 1e12), value_coefficient=(0, 1e6), value_clip=(0, 1e6))
         _within(self, "algorithm", importance_cap=(1, 1e6), target_kl=(0, 1e6))
         if 0 < self.dual_clip <= 1:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
-        if self.normalise == "group" and self.estimator not in GROUPED:
-            raise ConfigError(f"algorithm.normalise=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}.")
+        if self.normalize == "group" and self.estimator not in GROUPED:
+            raise ConfigError(f"algorithm.normalize=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}.")
         if self.estimator == "remax" and self.discount != 1:
             raise ConfigError(f"algorithm.discount is {self.discount:g}; remax compares whole scores with a greedy episode's: expected 1.")
         gae = ("estimator=gae", self.estimator == "gae")
@@ -226,7 +226,7 @@ class PolicyGradient:
 
 
 @dataclass
-class Optimiser:
+class Optimizer:
     """AdamW, and how fast it goes."""
 
     learning_rate: float | None = None
@@ -248,10 +248,10 @@ class Optimiser:
         _known(self, "schedule")
         share: tuple[float, float] = (0, 1)
         rate = ("learning_rate",) if self.learning_rate is not None else ()
-        _within(self, "optimiser", **dict.fromkeys((*rate, "warmup_ratio", "min_lr_ratio"), share))
-        _within(self, "optimiser", weight_decay=(0, 10), gradient_clip=(0, 1e12))
+        _within(self, "optimizer", **dict.fromkeys((*rate, "warmup_ratio", "min_lr_ratio"), share))
+        _within(self, "optimizer", weight_decay=(0, 10), gradient_clip=(0, 1e12))
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"optimiser.betas is {self.betas}; expected two numbers from 0 to below 1, such as [0.9, 0.999].")
+            raise ConfigError(f"optimizer.betas is {self.betas}; expected two numbers from 0 to below 1, such as [0.9, 0.999].")
         _effective(self, {"min_lr_ratio": ("schedule=cosine", self.schedule == "cosine")})
 
 
@@ -275,24 +275,24 @@ class Prime:
     """What the log-ratio is to: a "frozen" policy, or the "policy" that is trained, as it was before the update"""
     reference_policy: str = ""
     """Of "frozen": its folder; empty: the policy as it was at the start"""
-    optimiser: Optimiser = field(default_factory=lambda: Optimiser(weight_decay=0.0))
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(weight_decay=0.0))
     """Of the reward policy. Its learning rate, where none is given, is the policy's"""
 
     def check(self) -> None:
         _known(self, "granularity", "scale", "update", "reference")
         _within(self, "prime", coefficient=(0, 1e6), beta=(1e-9, 1e6))
         on, learns = ("prime.coefficient above 0", self.coefficient > 0), ("prime.update=after or before", self.update != "none")
-        names = ("beta", "granularity", "scale", "update", "policy", "reference", "reference_policy", "optimiser")
+        names = ("beta", "granularity", "scale", "update", "policy", "reference", "reference_policy", "optimizer")
         _effective(self, dict.fromkeys(names, on), "prime.")
         counts = (f"{learns[0]} or prime.scale=none", learns[1] or self.scale == "none")
         frozen = ("prime.reference=frozen", self.reference == "frozen")
-        _effective(self, {"optimiser": learns, "beta": counts, "reference_policy": frozen}, "prime.")
+        _effective(self, {"optimizer": learns, "beta": counts, "reference_policy": frozen}, "prime.")
         if self.coefficient and self.update == "none" and self.policy == self.reference_policy and self.reference == "frozen":
             raise ConfigError(
                 "prime.update=none and a reward policy that is its own reference: every reward would be 0. Give prime.update=after, or "
                 "prime.policy=FOLDER, one that was trained before."
             )
-        self.optimiser.check()
+        self.optimizer.check()
 
 
 def _known(settings: Any, *names: str) -> None:

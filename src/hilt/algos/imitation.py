@@ -1,10 +1,10 @@
-"""Learning from what others did: behaviour cloning. HG-DAgger is the same on demonstrations and take-overs together.
+"""Learning from what others did: behavior cloning. HG-DAgger is the same on demonstrations and take-overs together.
 
     nll:   -log pi(a | s), pi the Gaussian of the actor, or the tanh of it where the actor is `squashed`
     mse:   (mean(s) - a)^2, the mean over the actions; or (tanh(mean(s)) - a)^2
     grasp: max_g [Q(s, g) + margin * (g != g_shown)] - Q(s, g_shown), so that the shown move of the gripper is best by a margin
 
-Behaviour cloning has the plain Gaussian, as HIL-SERL's has it: the tanh-Gaussian of reinforcement learning would have to put its mean at
+Behavior cloning has the plain Gaussian, as HIL-SERL's has it: the tanh-Gaussian of reinforcement learning would have to put its mean at
 atanh(1 - 1e-6) = 7.25 for an action at full deflection, and such actions would outweigh all others.
 
 Which rows are imitated is the caller's choice.

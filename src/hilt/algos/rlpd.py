@@ -34,7 +34,7 @@ from hilt.core.errors import NotFiniteError, SchemaError
 
 @dataclass
 class Networks:
-    """What is trained, the slow copies, and one optimiser for each name."""
+    """What is trained, the slow copies, and one optimizer for each name."""
 
     actor: Any
     """z -> mean, std ``[B, A]``"""
@@ -43,7 +43,7 @@ class Networks:
     target_critic: Any
     temperature: Any
     """-> a positive number"""
-    optimisers: dict[str, Adam]
+    optimizers: dict[str, Adam]
     """"critic" holds the parameters of the encoder too"""
     grasp_critic: Any = None
     """z -> Q ``[B, outcomes]``"""
@@ -123,7 +123,7 @@ def update(
         target = critic_target(batch, next_q, next_log_prob, temperature, settings, subset)  # [B]
         tape = nets.critic.run(batch.z, batch.actions, shared)
         errors = tape.out.squeeze(-1) - target  # [E, B]
-        trained = nets.optimisers["critic"].parameters
+        trained = nets.optimizers["critic"].parameters
         if batch.groups:
             info |= by_group(nets, batch, tape, errors, trained, settings)
             earned = rewards(batch, settings)
@@ -146,7 +146,7 @@ def update(
     info |= zip(figures, torch.stack([figure.mean() for figure in figures.values()]).tolist(), strict=True)
     check_finite(info, gradients)
     for name, each in gradients.items():
-        nets.optimisers[name].step(each)
+        nets.optimizers[name].step(each)
     for name in which & {"critic", "grasp_critic"}:
         nets.average(name, settings.tau)
     if "critic" in which:
@@ -255,11 +255,11 @@ def actor_loss(
     if dmean is None or dstd is None:
         return None, figures
     dout = nets.actor.gaussian_backward(tape.out[0, :rows], dmean, dstd)
-    return nets.actor.gradients(tape, dout, nets.optimisers["actor"].parameters, rows), figures
+    return nets.actor.gradients(tape, dout, nets.optimizers["actor"].parameters, rows), figures
 
 
 def actor_value(q: Tensor, settings: Rlpd) -> tuple[Tensor, Tensor]:
-    """Returns the value ``[B]`` that the actor maximises, and the gradient of minus its mean with respect to ``q [E, B]``."""
+    """Returns the value ``[B]`` that the actor maximizes, and the gradient of minus its mean with respect to ``q [E, B]``."""
     if settings.actor_q == "mean":
         return q.mean(0), torch.full_like(q, -1 / q.numel())
     value, least = q.min(0)
@@ -291,7 +291,7 @@ def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tens
     q = tape.out[0].gather(1, batch.grasps[:, None]).squeeze(1)
     errors = q - target
     dout = torch.zeros_like(tape.out[0]).scatter_(1, batch.grasps[:, None], (2 / len(errors) * errors)[:, None])
-    found = nets.grasp_critic.gradients(tape, dout[None], nets.optimisers["grasp_critic"].parameters)
+    found = nets.grasp_critic.gradients(tape, dout[None], nets.optimizers["grasp_critic"].parameters)
     return errors.square(), q, found
 
 

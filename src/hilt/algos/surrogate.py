@@ -1,4 +1,4 @@
-"""What an update minimises: a clipped surrogate of the policy's gain, and the error of a critic. All per term; a reduction adds them up.
+"""What an update minimizes: a clipped surrogate of the policy's gain, and the error of a critic. All per term; a reduction adds them up.
 
     ratio      r = exp(log p - log p_old), of each number ("token"), of each action, or of each chunk: log-probabilities of a term add up
     surrogate  L = max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high));  with dual_clip c, where A < 0:  min(L, -A c)

@@ -25,7 +25,7 @@ from hilt.core.files import DISK, read_json, storage_errors, write_json
 from hilt.core.tree import Array, Spec, flatten
 from hilt.observe.drawing import Chart, Line, Pixels, draw
 from hilt.policies.agent.config import EncoderConfig
-from hilt.policies.agent.encoders import Encoder, initialise, random_crop
+from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.recording.film import GREEN, RED, picture
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -252,7 +252,7 @@ def _model(
         encoder.weights, encoder.pretrain_updates = "", 1  # a trunk that was trained, in words that the encoder knows
     made = algo.Classifier(Encoder(shapes, encoder, draws), len(shapes) * config.features, classes, config.hidden, config.dropout)
     for part in (made.dense, made.norm, made.out):
-        initialise(part, draws)
+        initialize(part, draws)
     return made
 
 
@@ -350,7 +350,7 @@ def _mistakes(clips: Sequence[Clip], probability: torch.Tensor, labels: torch.Te
     for place in torch.argsort(own)[:SHOWN].tolist():
         (clip, step), guess = places[place], int(probability[place].argmax())
         right = guess == int(labels[place])
-        words = f"p(class {guess}) = {float(probability[place, guess]):.2f}, labelled {int(labels[place])}"
+        words = f"p(class {guess}) = {float(probability[place, guess]):.2f}, labeled {int(labels[place])}"
         images = [image[step] for image in clip.images.values()]
         tile = picture(images, GREEN if right else RED, [words, f"{clip.where}, step {step}"[-60:]], None)
         tiles.append(np.pad(tile, ((0, 8), (0, 8), (0, 0)), constant_values=255))

@@ -89,10 +89,10 @@ def show(findings: list[DoctorLine]) -> None:
     from rich.text import Text
 
     table = Table("", "", "found", "cure, or cost", box=None, pad_edge=False)
-    colour = {"ok": "green", "portable": "cyan", "warn": "yellow", "missing": "red"}
+    color = {"ok": "green", "portable": "cyan", "warn": "yellow", "missing": "red"}
     for finding in findings:
         # Text, because rich would take the brackets of 'hilt[torch]' for a style
-        table.add_row(Text(finding.status, colour[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure))
+        table.add_row(Text(finding.status, color[finding.status]), Text(finding.name), Text(finding.found), Text(finding.cure))
     Console().print(table)
 
 

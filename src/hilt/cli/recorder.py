@@ -30,7 +30,7 @@ _BLOB, _WORLD = 27, 320
 
 @dataclass(frozen=True)
 class SimulatedEpisode:
-    """One episode: a hand that an action moves over a table, towards a goal."""
+    """One episode: a hand that an action moves over a table, toward a goal."""
 
     number: int
     actions: Array  # [LENGTH, 2]
@@ -45,8 +45,8 @@ class SimulatedEpisode:
         """A camera that looks at the whole table: the hand moves through the picture."""
         picture = self.table.copy()
         y, x = (self.places[t] * (SIZE - _BLOB)).astype(int)
-        shape, colour = _hand()
-        picture[y : y + _BLOB, x : x + _BLOB][shape] = colour
+        shape, color = _hand()
+        picture[y : y + _BLOB, x : x + _BLOB][shape] = color
         return picture
 
     def wrist(self, t: int) -> Array:
@@ -107,7 +107,7 @@ def episode(number: int) -> SimulatedEpisode:
 
 @lru_cache(maxsize=1)
 def _hand() -> tuple[Array, Array]:
-    """The hand's shape and the colours of its points."""
+    """The hand's shape and the colors of its points."""
     y, x = np.mgrid[:_BLOB, :_BLOB] - _BLOB // 2
     radius = np.hypot(y, x)
     shape = radius <= _BLOB // 2

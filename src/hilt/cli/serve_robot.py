@@ -28,7 +28,7 @@ def serve_robot(
     tokens: Annotated[
         list[Path] | None, typer.Option("--token", metavar="FILE", help="A token that lets its holder in; the file's name is the holder's.")
     ] = None,
-    max_speed: Annotated[float, typer.Option("--max-speed", help="Metres per second, of the commanded tool point.")] = 0.6,
+    max_speed: Annotated[float, typer.Option("--max-speed", help="Meters per second, of the commanded tool point.")] = 0.6,
     max_turn: Annotated[float, typer.Option("--max-turn", help="Radians per second.")] = 3.0,
     heartbeat: Annotated[float, typer.Option("--heartbeat", help="Seconds of silence after which the arm holds where it is.")] = 0.3,
     rate: Annotated[float, typer.Option("--rate", help="Ticks of the control loop per second.")] = 100.0,

@@ -106,13 +106,13 @@ class Sharding:
     """The parts lie on the CPU and are copied when they are needed; gradients and moments are then there too"""
     offload_gradients: bool = False
     """Gradients go to the CPU after each backward pass, and are summed there"""
-    offload_optimiser: bool = False
+    offload_optimizer: bool = False
     """Adam's moments lie on the CPU, and come to the device one weight at a time"""
 
     def check(self) -> None:
         if self.precision not in ("float32", "bfloat16"):
             raise UnknownNameError("precision", self.precision, ("float32", "bfloat16"))
-        for name in ("precision", "units", "offload_parameters", "offload_gradients", "offload_optimiser"):
+        for name in ("precision", "units", "offload_parameters", "offload_gradients", "offload_optimizer"):
             if not self.enabled and (value := getattr(self, name)) != getattr(Sharding(), name):
                 raise ConfigError(f"sharding.{name}={value} would do nothing: it needs sharding.enabled=true. Give that, or leave it out.")
         if self.precision != "float32" and not self.units:

@@ -1,6 +1,6 @@
 """A module that is trained, at one rank or at many: gradients of all ranks are added up, clipped, and AdamW moves the weights.
 
-A value head on a policy is a critic, and may have an optimiser of its own: a rate, a clip and a schedule. It begins untrained, and learns
+A value head on a policy is a critic, and may have an optimizer of its own: a rate, a clip and a schedule. It begins untrained, and learns
 too slowly at the rate of a policy that was trained before.
 
 Every rank has the whole module, and makes the same moves: after each step the weights have the same bits everywhere. `shard.py` has the
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hilt.algos.adam import Adam
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.distributed.ranks import Alone, Ranks
 
@@ -36,19 +36,19 @@ class DataParallelOptimizer:
     moments_on: str | None = None
     """Where AdamW's moments lie: beside the weights, or on this device"""
 
-    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks | None = None, head: Optimiser | None = None):
+    def __init__(self, module: nn.Module, settings: Optimizer, ranks: Ranks | None = None, head: Optimizer | None = None):
         """`head`: how a value head is trained; none: like the rest."""
         for each in (settings, *([] if head is None else [head])):
             each.check()
             if each.learning_rate is None:
-                raise ConfigError("optimiser.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6.")
+                raise ConfigError("optimizer.learning_rate is none, which only a run's settings can choose: give a number, such as 5e-6.")
         self.module, self.settings, self.head, self.ranks = module, settings, head, ranks or Alone()
         self.trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not self.trained:
             raise ConfigError(f"{type(module).__name__} has no parameter that is trained: give it adapters, or let it require gradients.")
         self._of_head = [HEAD in name.split(".") for name in self.trained]
         if head is not None and not any(self._of_head):
-            raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimiser was given: leave that out.")
+            raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer was given: leave that out.")
         self.skipped_in_a_row = 0
         """Steps, the last ones, that were left out because the gradient was not finite"""
         self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True, moments_on=self.moments_on)
@@ -60,11 +60,11 @@ class DataParallelOptimizer:
     def step(self, progress: float, head_only: bool = False) -> dict[str, float]:
         """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1.
 
-        `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimiser of its own
+        `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimizer of its own
         begin with ``critic_``. Where the gradient of all ranks together is not finite, its length is told, and the step is left out:
         weights and moments stay as they are, at every rank.
         """
-        parts: list[tuple[str, Optimiser, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]
+        parts: list[tuple[str, Optimizer, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]
         if self.head is not None:
             parts = [("critic_", self.head, (True,)), *([] if head_only else [("", self.settings, (False,))])]
         gradients, figures, moves = self._gradients(), dict[str, float](), []
@@ -140,7 +140,7 @@ class DataParallelOptimizer:
         self._adam.step(gradients)
 
 
-def learning_rate(settings: Optimiser, progress: float) -> float:
+def learning_rate(settings: Optimizer, progress: float) -> float:
     """Rises in a line during the warm-up; then stays, or falls as a half cosine until the end."""
     assert settings.learning_rate is not None
     if progress < settings.warmup_ratio:

@@ -1,6 +1,6 @@
 """A module in pieces: every rank has a part of each weight, of its gradient and of AdamW's moments (FSDP2, ``fully_shard``).
 
-    trainee = Sharded(policy, optimiser, ranks, Sharding(enabled=True, units=["Block"]))
+    trainee = Sharded(policy, optimizer, ranks, Sharding(enabled=True, units=["Block"]))
     with trainee.whole():            # all ranks enter together; inside, each uses the policy by itself, as often as it likes
         policy.act(observations)
     trainee.backward(policy.evaluate(record).log_prob.sum())      # outside: every pass is one of all ranks
@@ -31,7 +31,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.distributed.group import Sharding
 from hilt.distributed.optimizer import DataParallelOptimizer
@@ -46,14 +46,14 @@ class Sharded(DataParallelOptimizer):
 
     lockstep = True
 
-    def __init__(self, module: nn.Module, settings: Optimiser, ranks: Ranks, sharding: Sharding, head: Optimiser | None = None):
+    def __init__(self, module: nn.Module, settings: Optimizer, ranks: Ranks, sharding: Sharding, head: Optimizer | None = None):
         sharding.check()
         if not isinstance(ranks, Joined):
             raise ConfigError("sharding needs ranks that have joined: open the group with joined=True.")
         self.sharding, self.device = sharding, next(module.parameters()).device
         self._units = _shard(module, sharding, self.device, ranks.size)
         self._offloaded: dict[str, Tensor] = {}
-        self.moments_on = "cpu" if sharding.offload_optimiser else None
+        self.moments_on = "cpu" if sharding.offload_optimizer else None
         super().__init__(module, settings, ranks, head)
 
     def backward(self, loss: Tensor) -> None:
@@ -113,7 +113,7 @@ class Sharded(DataParallelOptimizer):
     def _move(self, gradients: Sequence[Tensor | None], rate: float) -> None:
         """With something on the CPU, one weight after the other, so that the device holds the moments of one."""
         self._adam.parameters = self._pieces()  # FSDP may have put them elsewhere
-        if not (self.sharding.offload_gradients or self.sharding.offload_optimiser):
+        if not (self.sharding.offload_gradients or self.sharding.offload_optimizer):
             return super()._move(gradients, rate)
         for i, (gradient, piece) in enumerate(zip(gradients, self._adam.parameters, strict=True)):
             if gradient is not None:

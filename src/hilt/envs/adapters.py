@@ -33,7 +33,7 @@ def from_custom(
 
     `make` gives the environment of one episode from a seed, ready to act in: ``lambda seed: MyEnv(seed)``, or, if it can begin again,
     ``lambda seed: (env.reset(seed), env)[1]``. With `chunk` an action is that many rows, handed over together, and each row counts as a
-    step towards ``step_lim``. `observe` turns what ``get_obs`` gives into nested arrays, where it is not.
+    step toward ``step_lim``. `observe` turns what ``get_obs`` gives into nested arrays, where it is not.
     """
     return as_task(_Custom(make, action_space, chunk, observe or (lambda observation: observation)), states=states)
 

@@ -171,7 +171,7 @@ class HilSerlDataset(ListedDataset):
     def _split(self, number: int, rows: dict[int, Row], last: Row | None, episodes: list[_Found | CorruptError]) -> Row | None:
         """Adds a file's steps to the last episode while it goes on, and then to new ones. `last` is its last step, if it has not ended."""
         kind, episode = self._kinds[number], episodes[-1] if last is not None else None
-        labelled = kind in ("success", "failure")
+        labeled = kind in ("success", "failure")
         for i, row in rows.items():
             if ACTED in row and not np.array_equal(row[ACTED], row.get("actions", ())):
                 self.notes.add(f"{ACTED}: another action than the one stored, not carried over")
@@ -180,7 +180,7 @@ class HilSerlDataset(ListedDataset):
             if last is None or not _goes_on(last, row):
                 if last is not None and kind == "online":
                     self.notes.add("an episode without dones at its end (a time limit): it ends where observations do not go on")
-                episode = _Found({}, {"success": kind == "success"} if labelled else {})
+                episode = _Found({}, {"success": kind == "success"} if labeled else {})
                 episodes.append(episode)
             assert isinstance(episode, _Found)
             first, _ = episode.pieces.get(number, (i, i))
@@ -188,7 +188,7 @@ class HilSerlDataset(ListedDataset):
             ended = any(_ends(row, f"{self._paths[number]}, transition {i}"))
             if not ended and not np.any(row.get("masks", True)):
                 self.notes.add("masks: 0 on a step that is not done, not carried over")
-            if ended and not labelled and "infos/succeed" in row:
+            if ended and not labeled and "infos/succeed" in row:
                 episode.facts["success"] = bool(_array(row["infos/succeed"]).any())
             last = None if ended else row
         return last
@@ -299,7 +299,7 @@ class HilSerlWriter(FolderWriter):
             raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
         self._state["columns"], self.next = layout, number + 1
         recorded = episode.facts.get("recorded_as")  # `hilt record` says it
-        if recorded == "labelled frames" and "labels" in columns and columns["labels"].ndim == 1:
+        if recorded == "labeled frames" and "labels" in columns and columns["labels"].ndim == 1:
             for part in cut(episode, (np.flatnonzero(np.diff(columns["labels"])) + 1).tolist()):
                 good = bool(part.columns["labels"][0])
                 self._put("success" if good else "failure", Episode(part.columns, {**part.facts, "success": good}), whole)

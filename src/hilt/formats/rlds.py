@@ -115,7 +115,7 @@ def convert_rlds_to_trajectories(
         episode 1 │ step 1  step 2  step 3 │   ──►   step 1   step 2   step 3   step 4   step 5
         episode 2 │ step 4  step 5         │         first    mid      last     first    last
 
-    A padding step of type `first` is added, and neighbours make overlapping pairs::
+    A padding step of type `first` is added, and neighbors make overlapping pairs::
 
         step 1   step 2   step 3   step 4   step 5   padding
            └───1───┘└───2───┘└───3───┘└───4───┘└───5───┘

@@ -237,7 +237,7 @@ class Experience:
 def demonstrated(demos: Log, agent: Any) -> dict[str, Any]:
     """The proprioception of all demonstrations, from which an agent takes mean and deviation."""
     if not len(demos):
-        raise ConfigError("normalise_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path.")
+        raise ConfigError("normalize_proprio takes mean and deviation from demonstrations, and there are none: give some with demo_path.")
     seen: dict[str, Any] = demos.read(demos.all().keys(), [f"observations/{path}" for path in agent.proprio])["observations"]
     return seen
 

@@ -32,7 +32,7 @@ STATE: dict[str, Any] = {
 }
 """Of a policy that sees no images: no encoder and no branch for proprioception; every update is one of all networks"""
 SHOWN: dict[str, Any] = {
-    "agent.normalise_proprio": True,
+    "agent.normalize_proprio": True,
     "agent.encoder.pretrain_updates": 1_000,
     "agent.actor_scale": 0.1,
     "agent.initial_std": 0.2,

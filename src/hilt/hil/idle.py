@@ -39,7 +39,7 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     (_under("goal", "states", "period", "hold"), "goal.success", lambda c: c.goal.success),
     (["wire.key_name"], "wire.keys=FOLDER", lambda c: c.wire.keys),
     (["checkpoint_path", "buffer_period", "collect_steps"], "store=log", lambda c: c.store == "log"),
-    (["agent.proprio_floor"], "agent.normalise_proprio=true", lambda c: c.agent.normalise_proprio),
+    (["agent.proprio_floor"], "agent.normalize_proprio=true", lambda c: c.agent.normalize_proprio),
     (
         [
             *("n_step", "cta_ratio", "update_to_data", "training_starts", "collect_steps"),

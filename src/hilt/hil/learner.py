@@ -49,7 +49,7 @@ COLLECTED = "collected.json"
 """When collecting was over: the seconds and the online steps until then, and the trajectories that pretraining is repeated with"""
 MAX_SKIPPED = 20
 """Updates in a row with a loss or a gradient that is not finite, after which a run ends with an error"""
-REALISED = 20
+REALIZED = 20
 """Episodes, the last ones, whose returns Q is compared with"""
 VERSIONS_PER_START = 1_000_000
 """Each start numbers its weights from a million on that none before it had: no number ever means two sets of weights"""
@@ -113,7 +113,7 @@ class Learner:
         self.experience.register(self.server, self._run_id)
         self._resumed = checkpoint is not None
         told = [(record["return_to_go"], record["cut_share"]) for record in known if record.get("return_to_go") is not None]
-        self._realised: deque[tuple[float, float]] = deque(told[-REALISED:], REALISED)
+        self._realized: deque[tuple[float, float]] = deque(told[-REALIZED:], REALIZED)
         known_facts = replace(facts(config), target_entropy=self.agent.target_entropy, actions=self.agent.layout.continuous)
         self._watch, self._alarm = AlarmWatch(run, known_facts, self.metrics, lambda text: logger.info("%s", text), config.stop_on), ""
         self._goal = GoalWatch(config, run) if config.goal.success else None
@@ -150,7 +150,7 @@ class Learner:
             note_end(self.run_folder)  # it has not ended yet, or no longer
             if self._resumed:
                 self.metrics.resumed(self.update, self.experience.total)
-            elif config.agent.normalise_proprio:
+            elif config.agent.normalize_proprio:
                 self.agent.fit_proprio(self.experience.demonstrated())
             if self._resumed or not self._pretraining():
                 self._publish(first=True)  # before anything else: actors wait for it
@@ -281,7 +281,7 @@ class Learner:
         steps = self.experience.collect(trajectories)
         self.say(f"collected {len(trajectories)} successful episodes, of {steps} steps: pretraining is repeated with these")
         self.agent.begin_anew()
-        if self.config.agent.normalise_proprio:
+        if self.config.agent.normalize_proprio:
             self.agent.fit_proprio(self.experience.demonstrated())
         self._pretrain("collected")
         if not self._pretraining():
@@ -447,8 +447,8 @@ class Learner:
             **({"staleness": sum(behind) / len(behind)} if behind else {}),
             **self.experience.counts(),
         }
-        if "q/online" in info and len(self._realised) == REALISED:  # what Q is to be; beyond a time limit, what it says itself
-            values["realised_q"] = sum(came + cut * info["q/online"] for came, cut in self._realised) / REALISED
+        if "q/online" in info and len(self._realized) == REALIZED:  # what Q is to be; beyond a time limit, what it says itself
+            values["realized_q"] = sum(came + cut * info["q/online"] for came, cut in self._realized) / REALIZED
         self._write(values)
 
     def _look(self) -> None:
@@ -460,7 +460,7 @@ class Learner:
         self._ended += [(now, episode) for episode in self.experience.finished()]
         while self._ended and self._may_tell(*self._ended[0]):
             episode = self._ended.pop(0)[1] | {"elapsed_seconds": self._seconds()}
-            self._realised.append((episode["return_to_go"], episode["cut_share"]))
+            self._realized.append((episode["return_to_go"], episode["cut_share"]))
             if self._says.get(episode["actor"]) == "no":
                 episode |= {"success": None, "success_alone": None}
             self.metrics.write("episode", episode, update=self.update, step=self.experience.total)

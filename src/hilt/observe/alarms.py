@@ -38,7 +38,7 @@ NO_SIGNAL = 0.9
 BEYOND = 0.5
 """Of its range, the extremes of Q in a batch may be so far beyond its bounds: healthy critics overshoot by 0.2 while they begin"""
 OVER = 0.5
-"""Q may be above realised returns by this share of them, or of the largest reward"""
+"""Q may be above realized returns by this share of them, or of the largest reward"""
 ERRORS = 3.0
 """Standard errors that a validation may be below the best one"""
 UPDATES_PER_STEP = 20.0
@@ -161,11 +161,11 @@ def _beyond_bounds(h: History, facts: RunFacts) -> str:
 
 
 def _overestimates(h: History, facts: RunFacts) -> str:
-    q, realised = h.mean("q/online", 5), h.mean("realised_q", 5)
-    size = max(abs(h.low.get("reward_min", 0.0)), abs(h.high.get("reward_max", 0.0)), abs(realised))
-    if not size or not q - realised > OVER * size:
+    q, realized = h.mean("q/online", 5), h.mean("realized_q", 5)
+    size = max(abs(h.low.get("reward_min", 0.0)), abs(h.high.get("reward_max", 0.0)), abs(realized))
+    if not size or not q - realized > OVER * size:
         return ""
-    return f"Q is {q:.3g} on the average, and the last episodes realised {realised:.3g} (limit {realised + OVER * size:.3g})"
+    return f"Q is {q:.3g} on the average, and the last episodes realized {realized:.3g} (limit {realized + OVER * size:.3g})"
 
 
 def _got_worse(h: History, facts: RunFacts) -> str:
@@ -201,7 +201,7 @@ def _outruns_data(h: History, facts: RunFacts) -> str:
 def _not_finite(h: History, facts: RunFacts) -> str:
     name = "skipped_updates" if facts.job == "hil" else "skipped_steps"
     now = h.mean(name, 1) - (2 * h.mean(name, 2) - h.mean(name, 1) if facts.job == "hil" else 0.0)  # of the learner it is a running total
-    return f"{now:.0f} steps of the optimiser were left out: a loss or a gradient was not finite" if now > 0 else ""
+    return f"{now:.0f} steps of the optimizer were left out: a loss or a gradient was not finite" if now > 0 else ""
 
 
 class Alarm(NamedTuple):
@@ -219,9 +219,9 @@ class Alarm(NamedTuple):
 
 TABLE = (
     Alarm("ppo_kl", ("vla",), ("ppo_kl",), _moved_far,
-          "Lower optimiser.learning_rate or algorithm.epochs, or give algorithm.target_kl."),
+          "Lower optimizer.learning_rate or algorithm.epochs, or give algorithm.target_kl."),
     Alarm("clip_fraction", ("vla",), ("clip_fraction",), _clips,
-          "Lower optimiser.learning_rate or algorithm.epochs, or give larger steps (algorithm.batch.trajectories_per_step)."),
+          "Lower optimizer.learning_rate or algorithm.epochs, or give larger steps (algorithm.batch.trajectories_per_step)."),
     Alarm("entropy", ("vla", "hil"), ("entropy",), _narrowed,
           "It explores no more: give algorithm.entropy, algorithm.kl or a lower learning rate; with a person agent.rlpd.target_entropy.",
           ("algorithm=rlpd", lambda facts: facts.rlpd)),
@@ -235,7 +235,7 @@ TABLE = (
           "The critics diverge: lower agent.rlpd.learning_rate or tau, give more critics, or agent.rlpd.target_range.",
           ("algorithm=rlpd, a discount below 1, backup_entropy=false",
            lambda facts: facts.rlpd and not facts.entropy_in_q and (facts.discount < 1 or facts.q_range is not None))),
-    Alarm("overestimation", ("hil",), ("realised_q",), _overestimates,
+    Alarm("overestimation", ("hil",), ("realized_q",), _overestimates,
           "The critics believe in what does not happen: lower update_to_data, give more critics with agent.rlpd.subset=2, or actor_q=min.",
           ("algorithm=rlpd, backup_entropy=false", lambda facts: facts.rlpd and not facts.entropy_in_q)),
     Alarm("validation", ("vla", "hil"), ("validation_success",), _got_worse,

@@ -24,7 +24,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 18.0, 58.0, 42.0
 """Of a chart, in pixels: its size, and what lies around the curves"""
 SCALE = 3
 """Pixels are drawn so much larger, and then reduced by two: lines are smooth, and letters sharp"""
-Colour = int | str
+Color = int | str
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Line:
     name: str
     x: Array
     y: Array
-    colour: int = 0
+    color: int = 0
     dash: int = 0
     low: Array | None = None
     high: Array | None = None
@@ -60,11 +60,11 @@ class Chart:
 class Canvas(Protocol):
     """What a chart is drawn on; (0, 0) is its left upper corner."""
 
-    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None: ...
-    def area(self, points: Array, colour: Colour) -> None: ...
-    def dot(self, x: float, y: float, colour: Colour) -> None: ...
+    def line(self, points: Array, color: Color, width: float, dash: Sequence[float] = ()) -> None: ...
+    def area(self, points: Array, color: Color) -> None: ...
+    def dot(self, x: float, y: float, color: Color) -> None: ...
     def text(
-        self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False
+        self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False
     ) -> float: ...
 
 
@@ -85,19 +85,19 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
     for tick in ticks(x_low, x_high, 6):
         on.text(float(place(np.array([tick]), np.array([y_low]))[0, 0]), HEIGHT - BOTTOM + 17, short(tick), 11, "middle", "faint")
     on.text(LEFT + wide / 2, HEIGHT - 8, chart.x_label, 11, "middle", "faint")
-    right = LEFT - 44 + on.text(LEFT - 44, 40, chart.unit, 11, colour="faint") + 14
+    right = LEFT - 44 + on.text(LEFT - 44, 40, chart.unit, 11, color="faint") + 14
     for line in chart.lines:
         if line.low is not None and line.high is not None and not line.dots and len(line.x) > 1:
-            on.area(np.concatenate([place(line.x, line.low), place(line.x, line.high)[::-1]]), line.colour)
+            on.area(np.concatenate([place(line.x, line.low), place(line.x, line.high)[::-1]]), line.color)
     below = 0.0
     for name, line in {line.name: line for line in chart.lines if line.name}.items():
-        colour = line.colour if len({other.colour for other in chart.lines if other.name == name}) == 1 else "faint"
+        color = line.color if len({other.color for other in chart.lines if other.name == name}) == 1 else "faint"
         if right + 23 + 6 * len(name) > WIDTH and not below:  # about as wide as it will be
             right, below = LEFT, 13.0  # beside the numbers of the axis
         if line.dots:
-            on.dot(right + 9, 36 + below, colour)
+            on.dot(right + 9, 36 + below, color)
         else:
-            on.line(np.array([[right, 36 + below], [right + 18, 36 + below]]), colour, 2.2, dash_of(line))
+            on.line(np.array([[right, 36 + below], [right + 18, 36 + below]]), color, 2.2, dash_of(line))
         right += 23 + on.text(right + 23, 40 + below, name, 11) + 12
     for line in chart.lines:
         points = place(line.x, line.y)
@@ -105,10 +105,10 @@ def draw(chart: Chart, on: Canvas) -> tuple[float, float, float, float]:
             for number, (x, y) in enumerate(points):
                 if line.low is not None and line.high is not None:
                     bounds = place(np.repeat(line.x[number], 2), np.array([line.low[number], line.high[number]]))
-                    on.line(bounds, line.colour, 1.4)
-                on.dot(x, y, line.colour)
+                    on.line(bounds, line.color, 1.4)
+                on.dot(x, y, line.color)
         else:
-            on.line(points, line.colour, 1.8, dash_of(line))
+            on.line(points, line.color, 1.8, dash_of(line))
     return x_low, x_high, y_low, y_high
 
 
@@ -151,24 +151,24 @@ def short(value: float) -> str:
 
 
 class Svg:
-    """A chart as text for a page, whose style gives the colours; the curves come along as data, for whoever points at them."""
+    """A chart as text for a page, whose style gives the colors; the curves come along as data, for whoever points at them."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
 
-    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None:
+    def line(self, points: Array, color: Color, width: float, dash: Sequence[float] = ()) -> None:
         dashes = f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
-        self._parts.append(f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(colour)})" stroke-width="{width}"{dashes}/>')
+        self._parts.append(f'<polyline points="{_joined(points)}" style="stroke:var(--{_name(color)})" stroke-width="{width}"{dashes}/>')
 
-    def area(self, points: Array, colour: Colour) -> None:
-        self._parts.append(f'<polygon points="{_joined(points)}" style="fill:var(--{_name(colour)})" opacity=".16"/>')
+    def area(self, points: Array, color: Color) -> None:
+        self._parts.append(f'<polygon points="{_joined(points)}" style="fill:var(--{_name(color)})" opacity=".16"/>')
 
-    def dot(self, x: float, y: float, colour: Colour) -> None:
-        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" style="fill:var(--{_name(colour)})"/>')
+    def dot(self, x: float, y: float, color: Color) -> None:
+        self._parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.4" style="fill:var(--{_name(color)})"/>')
 
-    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False) -> float:
+    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False) -> float:
         weight = ' font-weight="600"' if bold else ""
-        style = f'font-size="{size}" text-anchor="{anchor}"{weight} style="fill:var(--{_name(colour)})"'
+        style = f'font-size="{size}" text-anchor="{anchor}"{weight} style="fill:var(--{_name(color)})"'
         self._parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {style}>{html.escape(text)}</text>')
         return 0.62 * size * len(text)
 
@@ -177,7 +177,7 @@ class Svg:
         lines = [
             {
                 "name": ": ".join(filter(None, (line.whose, line.name))),
-                "colour": _name(line.colour),
+                "color": _name(line.color),
                 "x": _rounded(line.x),
                 "y": _rounded(line.y),
             }
@@ -202,24 +202,24 @@ class Pixels:
         self.corner = (0.0, 0.0)
         """Where (0, 0) is"""
 
-    def line(self, points: Array, colour: Colour, width: float, dash: Sequence[float] = ()) -> None:
+    def line(self, points: Array, color: Color, width: float, dash: Sequence[float] = ()) -> None:
         for part in _dashed(points, dash):
-            self._on.line([tuple(point) for point in self._at(part)], _rgb(colour), round(width * SCALE), joint="curve")
+            self._on.line([tuple(point) for point in self._at(part)], _rgb(color), round(width * SCALE), joint="curve")
 
-    def area(self, points: Array, colour: Colour) -> None:
-        self._on.polygon([tuple(point) for point in self._at(points)], (*_rgb(colour), 40))
+    def area(self, points: Array, color: Color) -> None:
+        self._on.polygon([tuple(point) for point in self._at(points)], (*_rgb(color), 40))
 
-    def dot(self, x: float, y: float, colour: Colour) -> None:
+    def dot(self, x: float, y: float, color: Color) -> None:
         (x, y), radius = self._at(np.array([x, y])), 3.4 * SCALE
-        self._on.ellipse((x - radius, y - radius, x + radius, y + radius), _rgb(colour))
+        self._on.ellipse((x - radius, y - radius, x + radius, y + radius), _rgb(color))
 
-    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", colour: Colour = "ink", bold: bool = False) -> float:
+    def text(self, x: float, y: float, text: str, size: float, anchor: str = "start", color: Color = "ink", bold: bool = False) -> float:
         if size not in self._fonts:
             self._fonts[size] = self._font.load_default(size * SCALE)
         font = self._fonts[size]
         place = tuple(self._at(np.array([x, y])))
         side = {"start": "l", "middle": "m", "end": "r"}[anchor] + "s"
-        self._on.text(place, text, _rgb(colour), font, anchor=side, stroke_width=SCALE / 6 if bold else 0)
+        self._on.text(place, text, _rgb(color), font, anchor=side, stroke_width=SCALE / 6 if bold else 0)
         return float(self._on.textlength(text, font)) / SCALE
 
     def png(self) -> bytes:
@@ -249,12 +249,12 @@ def _dashed(points: Array, dash: Sequence[float]) -> list[Array]:
     return parts
 
 
-def _name(colour: Colour) -> str:
-    return colour if isinstance(colour, str) else f"c{colour % len(PALETTE)}"
+def _name(color: Color) -> str:
+    return color if isinstance(color, str) else f"c{color % len(PALETTE)}"
 
 
-def _rgb(colour: Colour) -> tuple[int, int, int]:
-    code = SHADES[colour] if isinstance(colour, str) else PALETTE[colour % len(PALETTE)]
+def _rgb(color: Color) -> tuple[int, int, int]:
+    code = SHADES[color] if isinstance(color, str) else PALETTE[color % len(PALETTE)]
     return int(code[:2], 16), int(code[2:4], 16), int(code[4:], 16)
 
 

@@ -38,7 +38,7 @@ SAME = ("seed", "wire.", "sinks", "log_period", "checkpoint_")
 DARK = ["6ea0ff", "ff9c5b", "43c79b", "b594f5", "f07a8a", "3dc0d4", "d3a940", "9aa1ad"]
 SOURCES = ("online", "demo", "human")
 """Whose steps they are"""
-COLOURS = {"human": 1, "demo": 2, "nobody took over": 2}
+COLORS = {"human": 1, "demo": 2, "nobody took over": 2}
 """Of curves, when one run is drawn"""
 
 Record = Mapping[str, Any]
@@ -227,8 +227,8 @@ def all_charts(groups: Sequence[RunGroup], axis: str, smooth: int) -> list[Chart
                 made = [one for run in group.runs if (one := curve(run, panel, name, axis, smooth)) is not None]
                 if made:
                     dash = dashes.setdefault(name, len(dashes))
-                    colour, dash, whose = (place, dash, group.name) if len(groups) > 1 else (COLOURS.get(name, number), 0, "")
-                    lines.append(mean_of(made, Line(name, *made[0], colour, dash, whose=whose)))
+                    color, dash, whose = (place, dash, group.name) if len(groups) > 1 else (COLORS.get(name, number), 0, "")
+                    lines.append(mean_of(made, Line(name, *made[0], color, dash, whose=whose)))
             if panel is PANELS[0]:
                 whose = group.name if len(groups) > 1 else ""
                 lines += [dots for run in group.runs for dots in evaluation_dots(run, axis, place if whose else None, whose)]
@@ -259,10 +259,10 @@ def mean_of(curves: Sequence[tuple[Array, Array]], line: Line) -> Line:
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     x = np.linspace(begin, max(begin, end), MAX_POINTS)
     y = np.stack([np.interp(x, *one) for one in curves])
-    return Line(line.name, x, y.mean(0), line.colour, line.dash, y.min(0), y.max(0), whose=line.whose)
+    return Line(line.name, x, y.mean(0), line.color, line.dash, y.min(0), y.max(0), whose=line.whose)
 
 
-def evaluation_dots(run: PlottedRun, axis: str, colour: int | None, whose: str) -> list[Line]:
+def evaluation_dots(run: PlottedRun, axis: str, color: int | None, whose: str) -> list[Line]:
     """Success on the numbered states of each split and task with its interval, where the learner was when it made those weights. Of more
     than `MAX_KINDS` of these, all tasks of a split together."""
     updates, lines, several = run.of("update"), [], len(run.tried) > 1
@@ -275,7 +275,7 @@ def evaluation_dots(run: PlottedRun, axis: str, colour: int | None, whose: str) 
         x = np.interp([one["update"] for one in found], [one["update"] for one in updates], [one[axis] for one in updates])
         y, low, high = (np.array([one[name] for one in found], np.float64) for name in ("success", "low", "high"))
         name = f"{task.rpartition('/')[2]}, {split}" if several else f"on {split} states"
-        lines.append(Line(name, x, y, 3 + number if colour is None else colour, 0, low, high, dots=True, whose=whose))
+        lines.append(Line(name, x, y, 3 + number if color is None else color, 0, low, high, dots=True, whose=whose))
     return lines
 
 
@@ -366,7 +366,7 @@ def picture(groups: Sequence[RunGroup], charts: Sequence[Chart]) -> bytes:
     columns = -(-len(charts) // rows)  # as many in each row as leave the least of the last one empty
     on = Pixels(columns, rows, head)
     on.text(LEFT - 44, 34, _title(groups), 22, bold=True)
-    on.text(LEFT - 44, 56, _subtitle(groups), 13, colour="faint")
+    on.text(LEFT - 44, 56, _subtitle(groups), 13, color="faint")
     right = LEFT - 44
     for number, group in enumerate(groups) if len(groups) > 1 else ():
         on.line(np.array([[right, 76.0], [right + 22, 76.0]]), number, 3)

@@ -23,7 +23,7 @@ from hilt.core.errors import ConfigError, MissingFieldError, Problems, SchemaErr
 
 Observation = Mapping[str, Any]
 """One row: ``full_image`` uint8 [H, W, 3], ``wrist_image`` and others by name, ``state`` float32 [P], ``instruction`` text. A row may
-differ from its neighbours in the size of its images and the length of its instruction. Finished rows are simply not asked about."""
+differ from its neighbors in the size of its images and the length of its instruction. Finished rows are simply not asked about."""
 
 Record = dict[str, np.ndarray]
 """What was done, on the host: images uint8, ``prompt`` and ``prompt_length``, what was drawn, ``temperature``, ``log_prob``, and a

@@ -5,7 +5,7 @@
     choose("bfloat16")          # Choice("bfloat16", "as set")
     slowness("bfloat16")        # "precision: bfloat16 is at least 31 times slower than float32 on this CPU: ..."; "" where it is not
 
-Weights, losses and optimiser states are float32 either way. A CPU's instructions decide where they are conclusive. Where they are not
+Weights, losses and optimizer states are float32 either way. A CPU's instructions decide where they are conclusive. Where they are not
 (AVX-512's or Arm's bfloat16, a system that does not list them, an environment variable that restricts oneDNN), a few convolutions are
 measured. A run decides when it begins and freezes the answer with its settings, so that all of its processes compute alike, on any
 machine and after any resume. Without torch until something is measured, so that a command line that only reads settings is quick.

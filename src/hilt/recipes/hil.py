@@ -49,7 +49,7 @@ def tabletop(task: str, moves: list[int], max_steps: int, speed: float = 0.7, no
             encoder=EncoderConfig(training="frozen", pretrain_updates=1_000, pretrain_predict="state/tcp_pose"),
             action_indices=moves,
             pose_keys=["state/tcp_pose"],
-            normalise_proprio=True,
+            normalize_proprio=True,
             proprio_floor={
                 "state/tcp_pose": 0.05,
                 "state/tcp_vel": 0.05,
@@ -136,7 +136,7 @@ def tabletop_push() -> Hil:
 
 
 def tabletop_insert() -> Hil:
-    """A peg that is in the hand goes into its hole: contact, and millimetres."""
+    """A peg that is in the hand goes into its hole: contact, and millimeters."""
     return seen_twice(tabletop("insert", XYZ_YAW, 65_000, noise=0.1), 6_000)
 
 

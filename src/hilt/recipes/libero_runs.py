@@ -14,7 +14,7 @@ from hilt.vla.config import SimulatorSettings, Validation, Vla
 
 def libero(suite: str) -> Vla:
     """All tasks of a suite, with the settings of SimpleVLA-RL where it has them: groups of 8, only those that neither all succeed nor all
-    fail, four steps of the optimiser of 128 episodes; validated on states that are not trained on."""
+    fail, four steps of the optimizer of 128 episodes; validated on states that are not trained on."""
     return Vla(
         tasks=[f"{suite}/{number}" for number in range(SUITES[suite])],
         # a simulator takes a gigabyte, and seconds to be made: a process keeps two

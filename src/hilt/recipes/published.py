@@ -4,7 +4,7 @@
 RLinf-VLA (arXiv 2510.06710), as the files under ``examples/embodiment/config`` of github.com/RLinf/RLinf have it (read in August 2026);
 each recipe names its file. Sizes are those of all GPUs together there, and of one rank here: divide `collect.data_batch_size` by the ranks.
 
-What is not the same: a step of the optimiser has so many episodes, where theirs has so many chunks; others are drawn in place of groups
+What is not the same: a step of the optimizer has so many episodes, where theirs has so many chunks; others are drawn in place of groups
 that the filter drops, where theirs have smaller batches then; a time limit is an end, and no value is expected after it; advantages of
 OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's; theirs for `oft_ppo` expects a value
 after terminations, too (`bootstrap_type: always`); they train for 1,000 steps (`max_epochs`), and 200 are the cap here; they evaluate
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hilt.algos.config import Batching, Optimiser, PolicyGradient
+from hilt.algos.config import Batching, Optimizer, PolicyGradient
 from hilt.vla.collect import Collecting
 from hilt.vla.config import Critic, SimulatorSettings, Validation, Vla
 from hilt.vla.sft import Lora
@@ -41,8 +41,8 @@ def pi0_ppo() -> Vla:
             **_CLIP_PI0,
             batch=Batching(trajectories_per_step=64, chunks_per_pass=16),
         ),
-        optimiser=Optimiser(learning_rate=5e-6, betas=[0.9, 0.95]),
-        critic=Critic(kind="detached", optimiser=Optimiser(learning_rate=1e-4, betas=[0.9, 0.95])),
+        optimizer=Optimizer(learning_rate=5e-6, betas=[0.9, 0.95]),
+        critic=Critic(kind="detached", optimizer=Optimizer(learning_rate=1e-4, betas=[0.9, 0.95])),
         validation=Validation(period=10),
         max_steps=200,
     )
@@ -86,8 +86,8 @@ def oft_ppo() -> Vla:
             **_CLIP_OFT,
             batch=Batching(trajectories_per_step=64, chunks_per_pass=16),
         ),
-        optimiser=Optimiser(learning_rate=1e-4, gradient_clip=10.0),
-        critic=Critic(kind="shared", optimiser=Optimiser(learning_rate=3e-3, gradient_clip=10.0)),
+        optimizer=Optimizer(learning_rate=1e-4, gradient_clip=10.0),
+        critic=Critic(kind="shared", optimizer=Optimizer(learning_rate=3e-3, gradient_clip=10.0)),
         validation=Validation(period=10),
         max_steps=200,
     )
@@ -100,7 +100,7 @@ def oft_grpo() -> Vla:
     config.lora, config.critic = Lora(), Critic()
     config.collect = _of_groups(1024, temperature=1.6)
     config.algorithm = PolicyGradient(**_CLIP_OFT, batch=Batching(trajectories_per_step=256, chunks_per_pass=16))
-    config.optimiser = Optimiser(learning_rate=2e-5)
+    config.optimizer = Optimizer(learning_rate=2e-5)
     return config
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hilt.algos.config import Batching, Optimiser, PolicyGradient
+from hilt.algos.config import Batching, Optimizer, PolicyGradient
 from hilt.core.config import read_yaml
 from hilt.core.errors import ConfigError, Problems, UnknownNameError, suggest
 from hilt.vla.collect import Collecting
@@ -84,11 +84,11 @@ KEYS: Mapping[str, Callable[[Vla, Any], None]] = {
     "algo.init_state_mode": _to("collect.init_state_mode"),
     "algo.ppo_clip_range": _to("algorithm.clip_low"),
     "algo.ppo_clip_high": _to("algorithm.clip_high"),
-    "algo.lr": _to("optimiser.learning_rate"),
+    "algo.lr": _to("optimizer.learning_rate"),
     "training.num_train_steps": _to("max_steps"),
     "training.seed": _to("seed"),
-    "algo.weight_decay": _to("optimiser.weight_decay"),
-    "algo.grad_norm_clip_model": _to("optimiser.gradient_clip"),
+    "algo.weight_decay": _to("optimizer.weight_decay"),
+    "algo.grad_norm_clip_model": _to("optimizer.gradient_clip"),
     "algo.lora_rank": _to("lora.rank"),
     "algo.log_prob_mode": _ratio,
 }
@@ -146,7 +146,7 @@ def rloo(path: str | Path) -> Vla:
             group_size=2, data_batch_size=4, tasks_per_step=1, init_state_mode="distinct", when_exhausted="partial", report_ranks=True
         ),
         algorithm=PolicyGradient(estimator="rloo", clip_low=0.1, clip_high=0.1, batch=Batching(chunks_per_pass=CHUNKS_PER_PASS)),
-        optimiser=Optimiser(learning_rate=1e-5),
+        optimizer=Optimizer(learning_rate=1e-5),
         validation=Validation(before=False, period=0, after=False),
     )
     for key, value in given.items():

@@ -55,7 +55,7 @@ STEP_LIMIT = 512
 UNITS = ["Block", "LlamaDecoderLayer", "Projector"]
 """What FSDP gathers at a time, as there: blocks of the vision transformers, layers of the language model, the projector"""
 SINKS = ("wandb", "tensorboard")
-OFFLOADS = {"parameters": "param", "gradients": "grad", "optimiser": "optimizer"}
+OFFLOADS = {"parameters": "param", "gradients": "grad", "optimizer": "optimizer"}
 """Ours to theirs"""
 
 
@@ -298,7 +298,7 @@ class Told:
             f"ranks: {self.nodes} machine(s) x {self.gpus or 'no'} GPU(s) = {ranks}",
             f"training step: {prompts} groups (train_batch_size) x {group} (n_samples) = {episodes} episodes, "
             f"{episodes // ranks} at each rank",
-            f"optimiser step: {mini} trajectories (ppo_mini_batch_size), {mini // ranks} at each rank; "
+            f"optimizer step: {mini} trajectories (ppo_mini_batch_size), {mini // ranks} at each rank; "
             f"{math.ceil(episodes / mini)} of them in a training step",
             f"gradient accumulation: {mini} / {micro} (ppo_micro_batch_size) = {mini // micro}; a pass has {passes} at each rank",
             f"log-probabilities: a pass has {no_grad // ranks} trajectories x {length} = {no_grad // ranks * length} chunks at each rank",
@@ -351,7 +351,7 @@ class Told:
         if made["prime.granularity"] == "token" and self["algorithm.adv_estimator"] not in GROUPED:
             made["prime.granularity"] = "chunk"  # what a chunk's numbers earn is added up, and its critic sees chunks
         if made["prime.update"] == "none":
-            made = {name: value for name, value in made.items() if not name.startswith("prime.optimiser.")}
+            made = {name: value for name, value in made.items() if not name.startswith("prime.optimizer.")}
         if made["prime.reference"] == "frozen":
             made["reference.offload"] = self[f"{REF}fsdp_config.param_offload"]
         return made

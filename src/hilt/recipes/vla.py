@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hilt.algos.config import Batching, Optimiser, PolicyGradient
+from hilt.algos.config import Batching, Optimizer, PolicyGradient
 from hilt.vla.collect import Collecting
 from hilt.vla.config import SimulatorSettings, Validation, Vla
 
@@ -16,7 +16,7 @@ def vla_debug() -> Vla:
         pool=SimulatorSettings(slots=4),
         collect=Collecting(group_size=2, data_batch_size=4),
         algorithm=PolicyGradient(batch=Batching(trajectories_per_step=2, chunks_per_pass=8)),
-        optimiser=Optimiser(learning_rate=1e-4),
+        optimizer=Optimizer(learning_rate=1e-4),
         validation=Validation(episodes=2, period=2),
         max_steps=3,
         checkpoint_period=1,

@@ -1,4 +1,4 @@
-"""Videos of recorded episodes: all cameras side by side, a bar in the colour of who acted, the step, the reward and how it ended.
+"""Videos of recorded episodes: all cameras side by side, a bar in the color of who acted, the step, the reward and how it ended.
 
 They are made by a process of their own that reads the log, so the control loop never compresses an image. Run as a program,
 ``python -m hilt.recording.film LOG VIDEOS HZ`` makes a video of each trajectory whose number it reads, and says what it could not make.
@@ -27,7 +27,7 @@ from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.replay import Log
 
-COLOURS = {Source.POLICY: (120, 124, 132), Source.HUMAN: (232, 119, 34), Source.DEMO: (52, 120, 210), Source.RANDOM: (150, 80, 180)}
+COLORS = {Source.POLICY: (120, 124, 132), Source.HUMAN: (232, 119, 34), Source.DEMO: (52, 120, 210), Source.RANDOM: (150, 80, 180)}
 PAPER, INK, GREEN, RED = (24, 26, 30), (235, 235, 230), (60, 170, 90), (200, 60, 50)
 HEIGHT, BAR, CAPTION, GAP = 240, 8, 44, 4
 """In pixels: cameras are shown at least so high; the bar, the two lines of text, and what lies between cameras"""
@@ -121,18 +121,18 @@ def frames(log: Log, trajectory: int, hz: float) -> Iterator[Array]:
         source = Source(int(small["source"][step]))
         marked = "labels" in small and small["labels"][step] > 0
         text = f"step {step + 1} of {len(keys)}   {source.name.lower()}   reward {small['rewards'][step]:.2f}"
-        yield picture([seen[name][0] for name in names], COLOURS[source], [words, text], ("marked", GREEN) if marked else None)
+        yield picture([seen[name][0] for name in names], COLORS[source], [words, text], ("marked", GREEN) if marked else None)
     after = flatten(log.read(keys[-1:], [f"next_{name}" for name in names]))
     end = picture(
         [after[f"next_{name}"][0] for name in names],
-        COLOURS[source],
+        COLORS[source],
         [words, f"after {len(keys)} steps   reward {small['rewards'].sum():.2f} in all"],
         {True: ("SUCCESS", GREEN), False: ("no success", RED), None: None}[facts.get("success")],
     )
     yield from [end] * max(1, round(hz * LAST_SECONDS))
 
 
-def picture(images: list[Array], colour: tuple[int, int, int], lines: list[str], mark: tuple[str, tuple[int, int, int]] | None) -> Array:
+def picture(images: list[Array], color: tuple[int, int, int], lines: list[str], mark: tuple[str, tuple[int, int, int]] | None) -> Array:
     """One frame of the video, of even height and width, as its encoder wants them."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -140,7 +140,7 @@ def picture(images: list[Array], colour: tuple[int, int, int], lines: list[str],
     large = [np.repeat(np.repeat(image, factor, 0), factor, 1) for image in newest for factor in [-(-HEIGHT // image.shape[0])]]
     height, width = max(image.shape[0] for image in large), sum(image.shape[1] + GAP for image in large) - GAP
     out = np.full((BAR + height + CAPTION + height % 2, width + width % 2, 3), PAPER, np.uint8)
-    out[:BAR] = colour
+    out[:BAR] = color
     left = 0
     for image in large:
         out[BAR : BAR + image.shape[0], left : left + image.shape[1]] = image

@@ -25,7 +25,7 @@ from hilt.envs.task import as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras
-from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELLED, LABELS, TIMES, nested_copy, open_recording, with_penalty
+from hilt.recording.recording_folder import DEMONSTRATIONS, GRASP, LABELED, LABELS, TIMES, nested_copy, open_recording, with_penalty
 from hilt.replay import Log
 from hilt.replay.writer import EpisodeWriter
 from hilt.teleop.devices import Device
@@ -40,7 +40,7 @@ NO_CAMERAS = (
     'an arm\'s in its settings, such as cameras: {front: {kind: opencv, source: "0"}}'
 )
 SUCCESS_FRAMES = 20
-"""Labelled frames: so many steps a script goes on after success, for there are to be many of them."""
+"""Labeled frames: so many steps a script goes on after success, for there are to be many of them."""
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ class Recorder:
         """What all episodes of a session have in common, and what is needed to play them again."""
         packages = ("hilt", "gymnasium", "mujoco", "numpy")
         return {
-            "recorded_as": LABELLED if self._labels else DEMONSTRATIONS,
+            "recorded_as": LABELED if self._labels else DEMONSTRATIONS,
             "task": self._settings.task,
             "options": dict(self._settings.options),
             **({"settings": dict(settings)} if (settings := attribute(self._env, "settings", None)) else {}),

@@ -22,7 +22,7 @@ from hilt.core.tree import ArraySpec, flatten, unflatten
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 
-DEMONSTRATIONS, LABELLED = "demonstrations", "labelled frames"
+DEMONSTRATIONS, LABELED = "demonstrations", "labeled frames"
 """What a recording is, also told by the fact `recorded_as` of its episodes"""
 TIMES = ("observed", "sent", "applied")
 GRASP = "grasp_penalty"
@@ -38,7 +38,7 @@ FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_thre
 
 def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Any, labels: bool) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
-    what = LABELLED if labels else DEMONSTRATIONS
+    what = LABELED if labels else DEMONSTRATIONS
     told = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
     told = json.loads(json.dumps(told))
     card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))

@@ -1,6 +1,6 @@
 """Late facts: what became known about trajectories and steps after they were written.
 
-Success marked afterwards, a relabelled reward, a deleted episode, who sent what: each is a line appended to one file
+Success marked afterwards, a relabeled reward, a deleted episode, who sent what: each is a line appended to one file
 beside the log, with its checksum before it. The steps themselves never change; a batch shows the newest fact.
 """
 
@@ -30,9 +30,9 @@ class Facts:
         self._about: dict[int, dict[str, Any]] = {}
         self._origins: dict[tuple[str, str, str], int] = {("", "", ""): 0}
         self.deleted: dict[int, int] = {}  # trajectory -> the offset before which its steps are gone
-        self.relabelled: dict[str, dict[int, Any]] = {}  # column -> key -> value
+        self.relabeled: dict[str, dict[int, Any]] = {}  # column -> key -> value
         self._sorted: dict[str, tuple[Array, Array]] = {}  # the same as sorted keys and values, made when a batch needs them
-        self._relabelling = threading.Lock()  # of these two: batches are made while facts are written
+        self._relabeling = threading.Lock()  # of these two: batches are made while facts are written
         self.unfinished: set[int] = set()  # trajectories of which not all pieces were written yet
         self.used = {"trajectory": -1, "segment": -1, "origin": 0}  # the highest numbers ever given, which are not given again
         self.seen: dict[int, int] = {}  # origin -> the highest of its numbers among the steps that are gone
@@ -124,30 +124,30 @@ class Facts:
 
         Of one that is deleted while its rows still lie in a segment, the deletion is kept. `before` is called before the file changes.
         """
-        dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabelled)
+        dead = self._journal.lines - len(self._origins) - len(live & self._about.keys()) - len(self.relabeled)
         if dead > 1000 and 2 * dead > self._journal.lines and not self.corrupt:
             before()
             facts = [fact for fact in self._journal.read_all() if "origin" in fact or _is_kept(fact, live, on_disk)]
             self._journal.rewrite([{"used": dict(self.used), "seen": self._unnoted({})}, *facts])
             self.deleted = {trajectory: before for trajectory, before in self.deleted.items() if trajectory in on_disk}
             self._about = {trajectory: about for trajectory, about in self._about.items() if trajectory in live}
-            with self._relabelling:
-                kept = {c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live} for c, known in self.relabelled.items()}
-                self.relabelled, self._sorted = {column: known for column, known in kept.items() if known}, {}
+            with self._relabeling:
+                kept = {c: {k: v for k, v in known.items() if k >> OFFSET_BITS in live} for c, known in self.relabeled.items()}
+                self.relabeled, self._sorted = {column: known for column, known in kept.items() if known}, {}
 
     def overlay(self, keys: Array, batch: Mapping[str, Array]) -> None:
-        """Puts relabelled values into a batch."""
+        """Puts relabeled values into a batch."""
         for column in batch:
-            with self._relabelling:
-                known = self.relabelled.get(column)
+            with self._relabeling:
+                known = self.relabeled.get(column)
                 if known is None:
                     continue
                 if column not in self._sorted:
                     order = sorted(known)
                     self._sorted[column] = (np.array(order, np.int64), _values(column, [known[key] for key in order], batch[column]))
-                relabelled, values = self._sorted[column]
-            place = np.minimum(np.searchsorted(relabelled, keys), len(relabelled) - 1)
-            there = relabelled[place] == keys
+                relabeled, values = self._sorted[column]
+            place = np.minimum(np.searchsorted(relabeled, keys), len(relabeled) - 1)
+            there = relabeled[place] == keys
             batch[column][there] = values[place[there]]
 
     def sync(self) -> None:
@@ -158,7 +158,7 @@ class Facts:
 
     def renew_locks(self) -> None:
         """In a forked process."""
-        self._relabelling = threading.Lock()
+        self._relabeling = threading.Lock()
         self._journal.renew_locks()
 
     def _write(self, fact: dict[str, Any]) -> None:
@@ -187,9 +187,9 @@ class Facts:
             self._about.setdefault(int(fact["trajectory"]), {}).update(fact["facts"])
         elif "column" in fact:
             first = key_of(int(fact["trajectory"]), int(fact["first"]))
-            with self._relabelling:
+            with self._relabeling:
                 self._sorted.pop(fact["column"], None)
-                self.relabelled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
+                self.relabeled.setdefault(fact["column"], {}).update({first + i: v for i, v in enumerate(fact["values"])})
         elif "deleted_before" in fact:
             self.deleted[int(fact["trajectory"])] = int(fact["deleted_before"])
             self.unfinished.discard(int(fact["trajectory"]))
@@ -198,13 +198,13 @@ class Facts:
 
 
 def _values(column: str, values: list[Any], like: Array) -> Array:
-    """Relabelled values as an array; the file may be somebody else's."""
+    """Relabeled values as an array; the file may be somebody else's."""
     try:
         made = np.array(values, like.dtype)
     except (ValueError, TypeError, OverflowError) as error:
-        raise CorruptError(f"annotations.jsonl: relabelled values of {column} are not {like.dtype} ({error}).") from None
+        raise CorruptError(f"annotations.jsonl: relabeled values of {column} are not {like.dtype} ({error}).") from None
     if made.shape[1:] != like.shape[1:]:
-        raise CorruptError(f"annotations.jsonl: relabelled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}.")
+        raise CorruptError(f"annotations.jsonl: relabeled values of {column} have shape {made.shape[1:]}, expected {like.shape[1:]}.")
     return made
 
 

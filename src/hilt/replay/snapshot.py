@@ -80,7 +80,7 @@ class Snapshot:
         else:
             place, at = self._locate(keys)
             batch = self._gather_grown(self._entries["table"][place], at, paths, out)
-        if self._facts.relabelled:
+        if self._facts.relabeled:
             self._facts.overlay(keys, batch)
         return batch
 
@@ -94,7 +94,7 @@ class Snapshot:
             rows = self._tables[number].rows(at[chosen])
             for name, target in zip(names, out, strict=True):
                 target[chosen] = rows[name] if name in (rows.dtype.names or ()) else self.schema.columns[name].default
-        if self._facts.relabelled:
+        if self._facts.relabeled:
             self._facts.overlay(keys, dict(zip(names, out, strict=True)))
         return out
 

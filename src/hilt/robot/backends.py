@@ -19,7 +19,7 @@ from hilt.core.trust import registered
 from hilt.envs.rotations import Array, from_rotation_vector, inverse, multiply, normalized, to_rotation_vector
 
 Box = tuple[Array, Array]
-"""Lowest and highest x, y, z in metres."""
+"""Lowest and highest x, y, z in meters."""
 
 PARAMETERS = (
     *(f"{kind}_{what}" for kind in ("translational", "rotational") for what in ("stiffness", "damping", "Ki")),
@@ -30,7 +30,7 @@ PARAMETERS = (
 
 @dataclass(frozen=True)
 class RobotState:
-    """What ``/getstate`` tells of one arm: metres, radians, seconds, newtons, in the frame of the arm's base."""
+    """What ``/getstate`` tells of one arm: meters, radians, seconds, newtons, in the frame of the arm's base."""
 
     pose: Array  # [7] x y z, then the quaternion x y z w
     vel: Array  # [6] of the tool point, linear and angular
@@ -125,8 +125,8 @@ class Backend:
         if values:
             raise RequestError(f"{type(self).__name__} has no impedance parameters to change, and {', '.join(values)} were given.")
 
-    def set_load(self, mass: float, centre: list[float], inertia: list[float], arm: int) -> None:
-        """What hangs at the flange, in kilograms, metres and kg m²."""
+    def set_load(self, mass: float, center: list[float], inertia: list[float], arm: int) -> None:
+        """What hangs at the flange, in kilograms, meters and kg m²."""
         if mass:
             raise RequestError(f"{type(self).__name__} cannot make up for a load; expected mass 0, got {mass}.")
 
@@ -179,12 +179,12 @@ def open_backend(name: str, options: Mapping[str, Any]) -> Backend:
     return kind(**options)
 
 
-def slew(start: Array, goal: Array, most_metres: float, most_radians: float) -> Array:
-    """From one pose towards another, by at most so much."""
+def slew(start: Array, goal: Array, most_meters: float, most_radians: float) -> Array:
+    """From one pose toward another, by at most so much."""
     way = goal[:3] - start[:3]
     turn = to_rotation_vector(multiply(goal[3:], inverse(start[3:])))
     distance, angle = float(np.linalg.norm(way)), float(np.linalg.norm(turn))
-    position = start[:3] + way * min(1.0, most_metres / distance) if distance else goal[:3]
+    position = start[:3] + way * min(1.0, most_meters / distance) if distance else goal[:3]
     rotation = multiply(from_rotation_vector(turn * min(1.0, most_radians / angle)), start[3:]) if angle else goal[3:]
     return np.concatenate([position, normalized(rotation)])
 
@@ -193,10 +193,10 @@ class TabletopBackend(Backend):
     """A task of the simulated bench, in real time."""
 
     simulation = True
-    HOME_SPEED, HOME_TURN = 0.3, 1.0  # metres and radians per second
-    HOME_NEAR, HOME_STILL = 0.003, 0.01  # metres or radians; the same per second
+    HOME_SPEED, HOME_TURN = 0.3, 1.0  # meters and radians per second
+    HOME_NEAR, HOME_STILL = 0.003, 0.01  # meters or radians; the same per second
     SLOW_GRIP = 1.25  # openings per second, as Franka's gripper at 0.1 m/s
-    MAX_FORCE, MAX_TORQUE = 30.0, 5.0  # newtons, newton metres
+    MAX_FORCE, MAX_TORQUE = 30.0, 5.0  # newtons, newton meters
 
     def __init__(self, task: str = "pick"):
         from hilt.envs.tabletop.suite import SUITE
@@ -279,7 +279,7 @@ class TabletopBackend(Backend):
         self._pushes[arm] = np.clip(values, -most, most)
 
     def _push(self, wrench: Array, arm: int) -> None:
-        """MuJoCo pushes at the hand's centre of mass; the wrench is meant at the tool point."""
+        """MuJoCo pushes at the hand's center of mass; the wrench is meant at the tool point."""
         hand = self._world.model.body(f"{self._world.prefixes[arm]}hand").id
         lever = self._world.pose(arm)[:3] - self._world.data.xipos[hand]
         self._world.data.xfrc_applied[hand] = [*wrench[:3], *(wrench[3:] + np.cross(lever, wrench[:3]))]

@@ -176,7 +176,7 @@ class _OpenCV:
 
 
 class _RealSense:
-    """A colour stream by serial number."""
+    """A color stream by serial number."""
 
     def __init__(self, name: str, config: CameraConfig):
         rs = optional_module("pyrealsense2", "a RealSense camera", "realsense")

@@ -54,7 +54,7 @@ class ArmLimits:
     """What the server allows, whoever asks."""
 
     max_speed: float = 0.6
-    "Metres per second at which the commanded tool point moves at most"
+    "Meters per second at which the commanded tool point moves at most"
     max_turn: float = 3.0
     "Radians per second at which it turns at most"
     heartbeat: float = 0.3

@@ -49,7 +49,7 @@ CONNECTION = ("url", "token_file", "request_seconds", "joint_reset_seconds")
 
 @dataclass
 class RobotConfig:
-    """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: metres, and extrinsic xyz Euler angles in radians."""
+    """An arm, its cameras and its task. Poses are ``[x y z rx ry rz]``: meters, and extrinsic xyz Euler angles in radians."""
 
     url: str = "http://127.0.0.1:5000"
     "The robot server"
@@ -62,9 +62,9 @@ class RobotConfig:
     hz: float = 10.0
     "Control steps in a second"
     action_scale: list[float] = field(default_factory=lambda: [0.03, 0.15])
-    "Metres and radians that an action of 1 moves and turns in one step"
+    "Meters and radians that an action of 1 moves and turns in one step"
     lead: list[float] = field(default_factory=lambda: [0.02, 0.1])
-    "Metres and radians, along each axis, that the command may be ahead of the measured pose before the action is added"
+    "Meters and radians, along each axis, that the command may be ahead of the measured pose before the action is added"
     limit_low: list[float] = field(default_factory=lambda: [0.25, -0.35, 0.008, 1.94, -1.2, -1.8])
     "Lowest pose that is ever commanded; the first angle is meant without its sign, because a gripper that points down is at ±pi"
     limit_high: list[float] = field(default_factory=lambda: [0.75, 0.35, 0.5, 3.15, 1.2, 1.8])
@@ -78,9 +78,9 @@ class RobotConfig:
     reset_seconds: float = 1.0
     "How long the way there takes"
     reset_tolerance: float = 0.05
-    "Metres from the reset pose, beyond which an episode does not begin"
+    "Meters from the reset pose, beyond which an episode does not begin"
     random_reset: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    "Metres in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
+    "Meters in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
     joint_reset_period: int = 0
     "Every so many episodes the joints are reset too; 0: never"
     compliance: dict[str, float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class RobotConfig:
     target_pose: list[float] | None = None
     "Success is this pose; None: what the simulation says, and a real arm has no success of its own"
     reward_threshold: list[float] = field(default_factory=lambda: [0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
-    "How far from the target pose, in metres and radians, is still success"
+    "How far from the target pose, in meters and radians, is still success"
     step_limit: int | None = None
     "Steps of an episode; None: the simulation's own once it is reached, else 100"
     instruction: str = ""
@@ -343,10 +343,10 @@ class ArmConnection:
 
     def target(self, action: Array) -> Array:
         """The pose to command for an action, from the last command, the measured pose and the limits."""
-        (metres, radians), now = self.config.lead, self.pose
+        (meters, radians), now = self.config.lead, self.pose
         last = now if self._command is None else self._command
         ahead = np.clip(to_rotation_vector(multiply(last[3:], inverse(now[3:]))), -radians, radians)
-        position = np.clip(last[:3], now[:3] - metres, now[:3] + metres) + action[:3] * self.config.action_scale[0]
+        position = np.clip(last[:3], now[:3] - meters, now[:3] + meters) + action[:3] * self.config.action_scale[0]
         rotation = multiply(from_rotation_vector(ahead), now[3:])
         return self.safe(np.concatenate([position, multiply(from_euler(action[3:6] * self.config.action_scale[1]), rotation)]))
 

@@ -387,9 +387,9 @@ def web_server(app: App) -> Any:
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each answer waits 40 ms
             self.is_proven, self.used = False, self.loop.time()
             everybody = [c for c in self.connections if not c.transport.is_closing()]
-            neighbours = [c for c in everybody if c.client[0] == self.client[0]]
-            if len(neighbours) > MAX_PER_ADDRESS:
-                self.make_room(neighbours)
+            neighbors = [c for c in everybody if c.client[0] == self.client[0]]
+            if len(neighbors) > MAX_PER_ADDRESS:
+                self.make_room(neighbors)
             elif len(everybody) > MAX_CONNECTIONS:
                 self.make_room(everybody)
             self.loop.call_later(FIRST_S, self.look_first)

@@ -20,7 +20,7 @@ from hilt.robot.backends import PARAMETERS, Box, RobotState
 
 SHORTEST_QUATERNION, LONGEST_QUATERNION = 0.01, 1.1
 """HIL-SERL's client goes to its reset pose by linear steps between two quaternions: these are shorter than 1, and mean a direction."""
-ROUNDING = 1e-6  # metres: what float32 makes of a point on the workspace's edge
+ROUNDING = 1e-6  # meters: what float32 makes of a point on the workspace's edge
 MAX_PIXELS = 1024
 
 
@@ -72,7 +72,7 @@ def _pose(body: Any, box: Box) -> dict[str, Any]:
     position = np.array(pose[:3])
     if (position < box[0] - ROUNDING).any() or (position > box[1] + ROUNDING).any():
         low, high = (" ".join(f"{x:g}" for x in side) for side in box)
-        raise Refusal(400, f"arr: the position {pose[:3]} is outside the workspace; expected x y z from ({low}) to ({high}), in metres.")
+        raise Refusal(400, f"arr: the position {pose[:3]} is outside the workspace; expected x y z from ({low}) to ({high}), in meters.")
     return {"pose": [*np.clip(position, *box).tolist(), *(x / length for x in pose[3:])]}
 
 
@@ -97,8 +97,8 @@ def _load(body: Any, box: Box) -> dict[str, Any]:
     mass = _number(_field(_object(body, "mass", "F_x_center_load", "load_inertia"), "mass"), "mass")
     if mass < 0:
         raise Refusal(400, f"mass: expected kilograms, 0 or more, got {mass}.")
-    centre = _numbers(body, "F_x_center_load", 3, "the load's centre")
-    return {"mass": mass, "centre": centre, "inertia": _numbers(body, "load_inertia", 9, "its inertia, column by column")}
+    center = _numbers(body, "F_x_center_load", 3, "the load's center")
+    return {"mass": mass, "center": center, "inertia": _numbers(body, "load_inertia", 9, "its inertia, column by column")}
 
 
 COMMANDS: dict[str, Command] = {

@@ -102,7 +102,7 @@ class Viewer:
     picture: int = 0  # number of the newest picture it was sent
     echo: tuple[float, float] = (0.0, 0.0)  # its clock in its last message, and ours when that came: for the round trip
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    waits: bool = False  # for its acknowledgement, with news untold
+    waits: bool = False  # for its acknowledgment, with news untold
     connection: Any = None
     left: float = 0.0  # when it was last connected
     _offset: float = math.inf
@@ -205,7 +205,7 @@ class Page:
             await self._report()
 
     async def _handle(self, viewer: Viewer, event: str, number: int, episode: int, now: float) -> None:
-        if number <= viewer.done:  # sent again, since the acknowledgement was lost
+        if number <= viewer.done:  # sent again, since the acknowledgment was lost
             return
         viewer.done = number
         if event == "take":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.algos import prime
-from hilt.algos.config import GROUPED, Optimiser, PolicyGradient, Prime
+from hilt.algos.config import GROUPED, Optimizer, PolicyGradient, Prime
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
@@ -68,7 +68,7 @@ class Critic:
     kind: str = "none"
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
     own, begun from the same weights; "none" """
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     """Of the critic, a head or a policy of its own. Its learning rate, where none is given: 1e-4, or the policy's if that is higher"""
     warmup_steps: int = 0
     """Training steps at the beginning in which the critic learns alone; of a policy with a head, that head"""
@@ -133,7 +133,7 @@ class Imitation:
     data: list[str] = field(default_factory=list)
     """Logs or datasets, as `hilt train sft` takes them"""
     batch_size: int = 32
-    """Samples in each optimiser step at each rank"""
+    """Samples in each optimizer step at each rank"""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Vla:
     collect: Collecting = field(default_factory=Collecting)
     rewards: Rewards = field(default_factory=Rewards)
     algorithm: PolicyGradient = field(default_factory=PolicyGradient)
-    optimiser: Optimiser = field(default_factory=Optimiser)
+    optimizer: Optimizer = field(default_factory=Optimizer)
     critic: Critic = field(default_factory=Critic)
     prime: Prime = field(default_factory=Prime)
     reference: Reference = field(default_factory=Reference)
@@ -202,7 +202,7 @@ class Vla:
         left out."""
         problems = Problems()
         problems.check(self._check_ranges)
-        for section in (self.collect, self.algorithm, self.optimiser, self.critic.optimiser, self.prime, self.placement, self.sharding):
+        for section in (self.collect, self.algorithm, self.optimizer, self.critic.optimizer, self.prime, self.placement, self.sharding):
             problems.check(section.check)
         problems.check(prime.check, self.algorithm, self.prime)
         problems.check(self._check_tasks)
@@ -255,7 +255,7 @@ class Vla:
             fits = [n for n in range(1, episodes + 1) if episodes % n == 0]
             raise ConfigError(
                 f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
-                f"whole steps of the optimiser; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
+                f"whole steps of the optimizer; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
             )
         if self.algorithm.estimator in GROUPED and self.collect.group_size < 2:
             raise ConfigError(
@@ -284,7 +284,7 @@ class Vla:
         near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
         problems.check(check_effect, self.collect, {"prefetch": near})
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
-        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimiser", "warmup_steps"), ("algorithm.estimator=gae", gae)))
+        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimizer", "warmup_steps"), ("algorithm.estimator=gae", gae)))
         problems.check(self._check_entropy)
         problems.check(check_stop_on, self.stop_on, self.facts)
         problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
@@ -325,15 +325,15 @@ class Vla:
 
     def settled(self) -> Vla:
         """With learning rates as numbers, chosen by what is trained where none was given."""
-        policy, critic = self.optimiser, self.critic
+        policy, critic = self.optimizer, self.critic
         rate = RATES[self._trains] if policy.learning_rate is None else policy.learning_rate
-        judged = max(rate, CRITIC_RATE) if critic.optimiser.learning_rate is None else critic.optimiser.learning_rate
+        judged = max(rate, CRITIC_RATE) if critic.optimizer.learning_rate is None else critic.optimizer.learning_rate
         if critic.kind != "none":
-            critic = replace(critic, optimiser=replace(critic.optimiser, learning_rate=judged))
+            critic = replace(critic, optimizer=replace(critic.optimizer, learning_rate=judged))
         process = self.prime
-        if process.coefficient and process.update != "none" and process.optimiser.learning_rate is None:
-            process = replace(process, optimiser=replace(process.optimiser, learning_rate=rate))
-        return replace(self, optimiser=replace(policy, learning_rate=rate), critic=critic, prime=process)
+        if process.coefficient and process.update != "none" and process.optimizer.learning_rate is None:
+            process = replace(process, optimizer=replace(process.optimizer, learning_rate=rate))
+        return replace(self, optimizer=replace(policy, learning_rate=rate), critic=critic, prime=process)
 
     @property
     def has_reference(self) -> bool:
@@ -426,9 +426,9 @@ class Vla:
 
     def _rates_in_words(self) -> str:
         usual, settled = RATES[self._trains], self.settled()
-        rate = settled.optimiser.learning_rate
+        rate = settled.optimizer.learning_rate
         compared = f"as is usual for {self._trains}" if rate == usual else f"where {usual:g} is usual for {self._trains}"
-        head = f"; of the critic {settled.critic.optimiser.learning_rate:g}" if self.critic.kind != "none" else ""
+        head = f"; of the critic {settled.critic.optimizer.learning_rate:g}" if self.critic.kind != "none" else ""
         return f"learning rate: {rate:g}, {compared}{head}"
 
     def arithmetic(self) -> list[str]:
@@ -447,11 +447,11 @@ class Vla:
         lines = [
             f"tasks: {len(self.tasks)}, over {_many(collecting, 'rank')}; in flight at each {self.pool.slots} environments in {where}",
             f"training step: {self._factors} = {self.episodes} episodes = {many}{more}",
-            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimiser = {_many(steps, 'step')}; "
+            f"update: {_many(epochs, 'epoch')} of {self.episodes} episodes, {each} in each step of the optimizer = {_many(steps, 'step')}; "
             f"passes of at most {passes} at each of {_many(ranks, 'rank')}",
             self._rates_in_words(),
             f"run: {self.max_steps} training steps = {self.max_steps * self.episodes:,} episodes to learn from, "
-            f"{self.max_steps * steps:,} steps of the optimiser" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
+            f"{self.max_steps * steps:,} steps of the optimizer" + f", or {self.max_seconds:g} s" * bool(self.max_seconds),
         ]
         each = self.validation.episodes
         times = self.validation.before + self.validation.after

@@ -19,7 +19,7 @@ from hilt.formats.episodes import INSTRUCTION
 from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.policies.base import widen
-from hilt.recording.film import COLOURS, GREEN, RED, picture
+from hilt.recording.film import COLORS, GREEN, RED, picture
 from hilt.replay import Log, Schema
 from hilt.replay.settings import segment_bytes_for
 from hilt.vla.episode import RolloutEpisode, Start
@@ -129,7 +129,7 @@ def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)
     with beside(path) as place:
         shown = [
-            picture(list(row), COLOURS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last)
+            picture(list(row), COLORS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last)
             for number, row in enumerate(images)
             for last in [mark if number == len(images) - 1 else None]
         ]

@@ -77,7 +77,7 @@ class Sft:
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
     statistics: str = "checkpoint"
-    """By which numbers are normalised: the checkpoint's own, or those of the "data", where it is of another robot"""
+    """By which numbers are normalized: the checkpoint's own, or those of the "data", where it is of another robot"""
     device: str = "cpu"
     """Where it is trained: cpu, cuda, cuda:1"""
     data: list[str] = field(default_factory=list)
@@ -298,7 +298,7 @@ def train(
         lessons = Demonstrations(paths, run / "data", words(config), config.instruction, config.successes_only, say, report)
         stack.callback(lessons.close)
         metrics = stack.enter_context(Metrics(run, config.sinks))
-        report("making the policy, its statistics and its optimiser")
+        report("making the policy, its statistics and its optimizer")
         return Training(config, run, policy, lessons, metrics, say, watch, report).run(stop)
 
 
@@ -312,7 +312,7 @@ def _stopped_early(run: Path, say: Callable[[str], None]) -> SftSummary:
 
 
 class Training:
-    """One policy, its optimiser, and where they stand."""
+    """One policy, its optimizer, and where they stand."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class Training:
         need, free = sum(3 * p.numel() * p.element_size() for p in self._trained.values()), free_bytes(self.policy.device)
         if need > free:
             raise ConfigError(
-                f"gradients and optimiser need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
+                f"gradients and optimizer need {need / 1e9:.1f} GB on {self.policy.device}, which has {free / 1e9:.1f} GB free: train "
                 "adapters (lora.rank=32), or on another device."
             )
 

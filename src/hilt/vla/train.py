@@ -51,12 +51,12 @@ CHANGEABLE = frozenset(
         *("max_steps", "max_seconds", "checkpoint_period", "checkpoint_keep", "sinks", "device", "pool", "placement"),
         *("validation.period", "validation.after", "validation.videos", "validation.goal", "validation.hold"),
         *("export_period", "export_keep", "copy_to"),
-        *("collect", "algorithm", "optimiser", "critic.optimiser", "critic.warmup_steps", "solved_steps", "stop_on"),
+        *("collect", "algorithm", "optimizer", "critic.optimizer", "critic.warmup_steps", "solved_steps", "stop_on"),
     }
 )
 """What may be another when a run is resumed: a setting, or all of a section"""
 MAX_SKIPPED = 5
-"""Steps of the optimiser in a row whose gradient is not finite, after which a run ends with an error"""
+"""Steps of the optimizer in a row whose gradient is not finite, after which a run ends with an error"""
 WAITING = 20
 """Steps in a row, at least, that may collect without learning before a run ends"""
 NAMES = {"collect": "collecting episodes", "update": "learning from the chunks", "validate": "validating"}
@@ -292,7 +292,7 @@ class Controller:
         self._validated = self._best_step = -1
         self._best = -1.0
         self._solved = [0, 0]  # training steps in a row in which every group succeeded, and their episodes
-        self._sound = True  # whether the last step of the optimiser had a finite gradient
+        self._sound = True  # whether the last step of the optimizer had a finite gradient
         self._tally = [0, 0]  # episodes and successes in training, of this process
         self._successes: list[float] = []
         """Of the validations so far, in their order"""
@@ -416,15 +416,15 @@ class Controller:
         the last one is from before."""
         skipped, in_a_row = (int(values.get(name, 0)) for name in ("skipped_steps", "skipped_in_a_row"))
         if skipped:
-            self._say(f"step {self.step}: {skipped} of {values['optimiser_steps']:.0f} steps of the optimiser left out: no finite gradient")
+            self._say(f"step {self.step}: {skipped} of {values['optimizer_steps']:.0f} steps of the optimizer left out: no finite gradient")
         self._sound = not in_a_row
         if in_a_row >= MAX_SKIPPED:
-            rate, last = float(self._config.settled().optimiser.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
+            rate, last = float(self._config.settled().optimizer.learning_rate or 0), max(checkpoint.numbers(self._run), default=0)
             note_end(self._run, "not_finite", self.step, f"the last {in_a_row} gradients were not finite")
             raise AlarmError(
-                f"the last {in_a_row} steps of the optimiser had a gradient that is not finite, and were left out. Go on "
+                f"the last {in_a_row} steps of the optimizer had a gradient that is not finite, and were left out. Go on "
                 f"from step {last}, where it was finite, with a lower rate: hilt train --run {self._run} --resume "
-                f"optimiser.learning_rate={rate / 10:g}. If that does not help, look at the rewards and at the policy's checkpoint."
+                f"optimizer.learning_rate={rate / 10:g}. If that does not help, look at the rewards and at the policy's checkpoint."
             )
 
     def _mind_failure(self, outcomes: Sequence[bool]) -> None:

@@ -1,6 +1,6 @@
-"""One update of a policy from the episodes that it made: advantages, then epochs of optimiser steps, each of passes that fit in memory.
+"""One update of a policy from the episodes that it made: advantages, then epochs of optimizer steps, each of passes that fit in memory.
 
-    figures = Updater(PolicyGradient(), Trainee(policy, Optimiser(learning_rate=3e-4))).update(episodes, rewards)
+    figures = Updater(PolicyGradient(), Trainee(policy, Optimizer(learning_rate=3e-4))).update(episodes, rewards)
 
 Each rank brings its own episodes, any number of them. The gradient of a step is that of one process with the episodes of all ranks: what
 a term counts is known before its pass, from numbers that were added up over ranks. All ranks make the same calls in the same order.
@@ -126,7 +126,7 @@ class Updater:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """In JSON; the weights and what optimisers remember are with the trainees."""
+        """In JSON; the weights and what optimizers remember are with the trainees."""
         began = self.settings.kl.coefficient
         return {"updates": self.updates, "kl_coefficient": self._controller.coefficient, "kl_coefficient_began": began}
 
@@ -277,7 +277,7 @@ class Updater:
         count, weight, over, kl = self._sum(*sums)
         most = max(self.ranks.gather(float(free[there].max()) if bool(there.any()) else 0.0))
         figures = {"importance_weight": weight / count, "importance_weight_max": most, "importance_capped": over / count}
-        return figures | {"behaviour_kl": kl / count}
+        return figures | {"behavior_kl": kl / count}
 
     def _values(self, rows: Rows, blank: Record | None) -> Tensor:
         absent = any("value" not in e.record for e in rows.episodes)
@@ -355,7 +355,7 @@ class Updater:
         told |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
         skipped = sum(not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm")) for each in seen)
         in_a_row = max(trainee.skipped_in_a_row for trainee in moved)
-        return told | {"optimiser_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
+        return told | {"optimizer_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
 
     def _too_far(self, ppo_kl: float, steps: int) -> bool:
         """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""
@@ -493,7 +493,7 @@ class Rows:
     mask: Tensor
     """bool [R, chunk, action_dim]: the numbers that were carried out"""
     drawn: Tensor
-    """Log-probabilities of the policy that drew them, at that time (the behaviour policy's), like `mask`"""
+    """Log-probabilities of the policy that drew them, at that time (the behavior policy's), like `mask`"""
     old: Tensor
     """Log-probabilities that ratios begin with (the proximal policy's): `drawn`, or those of the policy before this update"""
     rewards: Tensor

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hilt.algos.config import Optimiser
+from hilt.algos.config import Optimizer
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.hub import local
@@ -119,11 +119,11 @@ class Worker:
             judge = first_policy(config, self._sizes, value="shared")
             self._mind_stop()
             attach_adapters(judge, config)  # its value head is trained in full
-            critic = self._trainee(judge, config.critic.optimiser)
+            critic = self._trainee(judge, config.critic.optimizer)
         self.process = self._process_reward(reference)
         attach_adapters(self.policy, config)
-        head = config.critic.optimiser if config.critic.kind in ("shared", "detached") else None
-        self.trainee, self.critic = self._trainee(self.policy, config.optimiser, head), critic
+        head = config.critic.optimizer if config.critic.kind in ("shared", "detached") else None
+        self.trainee, self.critic = self._trainee(self.policy, config.optimizer, head), critic
         extra = Imitating(config, self._run, self.policy, self._suite, self._ranks.rank) if config.imitation.weight else None
         self._extra = extra
         self.updater = Updater(
@@ -144,18 +144,18 @@ class Worker:
             other = first_policy(replace(config, policy=prime.reference_policy), self._sizes)
             reference = ReferencePolicy(other, config.reference.offload)
         fixed = prime.update == "none"  # then no step is made, and no rate was chosen
-        optimiser = replace(prime.optimiser, learning_rate=0.0) if fixed else prime.optimiser
-        return ProcessReward(prime, self._trainee(judge, optimiser), reference if prime.reference == "frozen" else None)
+        optimizer = replace(prime.optimizer, learning_rate=0.0) if fixed else prime.optimizer
+        return ProcessReward(prime, self._trainee(judge, optimizer), reference if prime.reference == "frozen" else None)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0, note: str = "") -> None:
         self.report(phase, done, total, note)
 
-    def _trainee(self, module: Policy, optimiser: Optimiser, head: Optimiser | None = None) -> Any:
+    def _trainee(self, module: Policy, optimizer: Optimizer, head: Optimizer | None = None) -> Any:
         if self._config.sharding.enabled:
             from hilt.distributed.shard import Sharded
 
-            return Sharded(module, optimiser, self._ranks, self._config.sharding, head)
-        return DataParallelOptimizer(module, optimiser, self._ranks, head)
+            return Sharded(module, optimizer, self._ranks, self._config.sharding, head)
+        return DataParallelOptimizer(module, optimizer, self._ranks, head)
 
     # Collecting
 
@@ -464,7 +464,7 @@ def _classifier(folder: str) -> Callable[[Any], float]:
 
 
 class Imitating:
-    """A term of the loss: some samples of the demonstrations, drawn anew for each optimiser step."""
+    """A term of the loss: some samples of the demonstrations, drawn anew for each optimizer step."""
 
     def __init__(self, config: Vla, run: Path, policy: Any, suite: Suite, rank: int):
         from hilt.vla.demonstrations import Demonstrations, batches

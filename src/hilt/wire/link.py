@@ -398,7 +398,7 @@ class Link:
                 cursor.wait_until = 0.0
                 cursor.begin_again()
             if cursor.wait_until or not self._fill_window(name, cursor, now):
-                self._caught_up = False  # what is inserted now waits for an acknowledgement or for its time
+                self._caught_up = False  # what is inserted now waits for an acknowledgment or for its time
 
     def _fill_window(self, name: str, cursor: Cursor, now: float) -> bool:
         """Sends as much as may be on its way; returns whether that was all there is."""
@@ -407,7 +407,7 @@ class Link:
             if parcel is None:
                 return True
             if cursor.on_their_way and parcel.nbytes < WORTH_SENDING:
-                break  # more will have gathered when the next acknowledgement comes
+                break  # more will have gathered when the next acknowledgment comes
             if not self._send_parcel(name, cursor, parcel, now):
                 break
         return False

@@ -233,7 +233,7 @@ class TrainerServer:
             session.hears(message)
             self._counters.hears(session)
             self._send(sender, {"kind": "pong"})
-            if session.depth:  # it still keeps some: perhaps an acknowledgement did not arrive
+            if session.depth:  # it still keeps some: perhaps an acknowledgment did not arrive
                 self._acknowledge_all(sender, session)
         elif kind == "request":
             session.hears({})

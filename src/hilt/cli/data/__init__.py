@@ -1,1 +1,1 @@
-"""The commands `hilt data ...`: logs and datasets inspected, converted, repaired, merged and relabelled."""
+"""The commands `hilt data ...`: logs and datasets inspected, converted, repaired, merged and relabeled."""

@@ -263,8 +263,8 @@ def show_report(report: LogReport) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    colour = {"damage": "red", "quarantined": "yellow", "torn": "yellow", "leftover": "dim"}
-    rows: list[list[object]] = [[Text(f.kind, colour[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MAX_FINDINGS]]
+    color = {"damage": "red", "quarantined": "yellow", "torn": "yellow", "leftover": "dim"}
+    rows: list[list[object]] = [[Text(f.kind, color[f.kind]), f.file, f.what, _steps(f), f.cure] for f in report.findings[:MAX_FINDINGS]]
     if rows:
         Console().print(table("", "file", "what", "steps", "what repair does", rows=rows))
     if len(report.findings) > MAX_FINDINGS:

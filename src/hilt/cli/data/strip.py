@@ -103,12 +103,12 @@ def draw_strip(title: str, rows: Sequence[Row], labels: Sequence[tuple[str, bool
     return canvas
 
 
-def write(canvas: Array, x: int, y: int, text: str, scale: int, colour: tuple[int, int, int]) -> None:
+def write(canvas: Array, x: int, y: int, text: str, scale: int, color: tuple[int, int, int]) -> None:
     """Draws a line of text with its top left at (x, y); letters are shown as capitals, unknown ones as a gap."""
     for letter in text.upper():
         rows = [[int(digit) >> 2 & 1, int(digit) >> 1 & 1, int(digit) & 1] for digit in FONT.get(letter, "00000")]
         points = np.kron(np.array(rows, bool), np.ones((scale, scale), bool))
-        canvas[y : y + 5 * scale, x : x + 3 * scale][points] = colour
+        canvas[y : y + 5 * scale, x : x + 3 * scale][points] = color
         x += 4 * scale
 
 

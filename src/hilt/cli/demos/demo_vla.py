@@ -102,7 +102,7 @@ class DemoPhase:
         """What the training steps of a run cost. A validation has no such figures, and a step whose groups wait has no gradient steps."""
         self.episodes += sum(int(each.get("episodes", 0)) for each in updates)
         self.environment_steps += sum(int(each["steps"]) for each in updates if "episodes" in each)
-        self.gradient_steps += sum(int(each.get("optimiser_steps", 0)) for each in updates)
+        self.gradient_steps += sum(int(each.get("optimizer_steps", 0)) for each in updates)
 
 
 @dataclass
@@ -131,8 +131,8 @@ class VlaStory:
             long = f"until {goal:.0%} of the validation episodes succeed, {self.config.validation.hold} times in a row; {long}"
         self._say(
             "An arm presses the button that words name. Four buttons change places; it sees them through the camera of its hand.",
-            f"1. Perception: {self.drawing.steps} gradient steps on drawn pictures of coloured shapes, with sentences that name",
-            "   a colour. They show no robot and no button.",
+            f"1. Perception: {self.drawing.steps} gradient steps on drawn pictures of colored shapes, with sentences that name",
+            "   a color. They show no robot and no button.",
             f"2. Imitation: a script shows each of {len(self.config.tasks)} tasks {self.demonstrations} time(s).",
             f"3. {self._algorithm}: groups of {self.config.collect.group_size} tries, and for each only whether it succeeded,",
             f"   {long}.",

@@ -111,7 +111,7 @@ class RobHFRollout:
 
     def process_input(self, inputs: Sequence[Mapping[str, Any]], task_descriptions: Sequence[str]) -> dict[str, Tensor]:
         """What the model takes: `input_ids` and `attention_mask` [B, max_prompt_length], padded on the left; `pixel_values`
-        [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalised."""
+        [B, 6 * images, H, W]; and with `use_proprio` `proprio` [B, D], normalized."""
         size = self.module.config.image_size
         cameras = ("full_image", *WRISTS[int(self.config.num_images_in_input)])
         rows = [[np.asarray(row[camera]) for camera in cameras] for row in inputs]

@@ -178,7 +178,7 @@ class RayTrainer:
         self._create_dataloader()
 
     def _create_dataloader(self) -> None:
-        """`train_dataset`, `val_dataset`, their dataloaders, and `total_training_steps` in the settings of the optimisers."""
+        """`train_dataset`, `val_dataset`, their dataloaders, and `total_training_steps` in the settings of the optimizers."""
         data = self.config.data
         name = str(data.task_suite_name)
         if "libero" not in name and "robotwin" not in name:

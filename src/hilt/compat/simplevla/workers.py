@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hilt.algos.config import Optimiser, PolicyGradient
+from hilt.algos.config import Optimizer, PolicyGradient
 from hilt.algos.surrogate import value_loss
 from hilt.compat.simplevla.batch import Batch
 from hilt.compat.simplevla.batches import by_chunk, by_token, episodes_of
@@ -108,7 +108,7 @@ class RobDataParallelPPOActor:
     """The update of a policy from advantages that come with the data, by our `Updater`."""
 
     def __init__(self, config: Any, actor_module: Any, actor_optimizer: torch.optim.Optimizer | None = None):
-        """`config` is ``actor_rollout_ref.actor``. Of a torch optimiser its rate, betas and decay are taken, for our AdamW."""
+        """`config` is ``actor_rollout_ref.actor``. Of a torch optimizer its rate, betas and decay are taken, for our AdamW."""
         if not isinstance(config, Vla):
             model = {"path": str(actor_module.source or "policy"), "action_chunks_len": actor_module.chunk}
             tree = {"actor": tree_of(config), "model": {**model, "action_token_len": actor_module.action_dim}}
@@ -116,7 +116,7 @@ class RobDataParallelPPOActor:
         self.settings, self.actor_module = config, actor_module
         batch = replace(config.algorithm.batch, log_prob_chunks_per_pass=0)
         learning = replace(config.algorithm, recompute_log_prob=False, batch=batch)  # log-probabilities come with the data
-        self._trainee = DataParallelOptimizer(actor_module, _optimiser(config.optimiser, actor_optimizer))
+        self._trainee = DataParallelOptimizer(actor_module, _optimizer(config.optimizer, actor_optimizer))
         self._updater = Updater(learning, self._trainee, seed=config.seed)
 
     def compute_log_prob(self, data: Batch) -> Tensor:
@@ -132,7 +132,7 @@ class RobDataParallelPPOActor:
         return float(np.concatenate([values[mask] for values, mask in zip(found, done, strict=True)]).mean())
 
     def update_policy(self, data: Batch) -> dict[str, float]:
-        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each step of the optimiser; figures by the names there."""
+        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each step of the optimizer; figures by the names there."""
         for name in ("advantages", "old_log_probs"):
             if name not in data.batch:
                 raise MissingFieldError(f"the data has no {name!r}, which an update needs; it has {', '.join(data.batch)}.")
@@ -174,7 +174,7 @@ class DataParallelPPOCritic:
     """The update of a critic by the clipped value loss of `hilt.algos.surrogate`."""
 
     def __init__(self, config: Any, critic_module: Any, critic_optimizer: torch.optim.Optimizer | None = None):
-        """`config` is ``critic``; `critic_module` is a policy with a value head. An optimiser is taken as the actor's is."""
+        """`config` is ``critic``; `critic_module` is a policy with a value head. An optimizer is taken as the actor's is."""
         if not isinstance(config, Vla):
             tree = tree_of(config)
             tree["model"] = {"path": str(critic_module.source or "policy"), **tree.get("model", {})}
@@ -183,7 +183,7 @@ class DataParallelPPOCritic:
         if critic_module.value_head is None:
             raise ConfigError("critic_module has no value head: open it with value_head=True.")
         self.settings, self.critic_module = config, critic_module
-        self._trainee, self._updates = DataParallelOptimizer(critic_module, _optimiser(config.critic.optimiser, critic_optimizer)), 0
+        self._trainee, self._updates = DataParallelOptimizer(critic_module, _optimizer(config.critic.optimizer, critic_optimizer)), 0
 
     def compute_values(self, data: Batch) -> Tensor:
         """float32 [B, T]: for each token the value of its chunk; 0 where nothing was carried out."""
@@ -193,7 +193,7 @@ class DataParallelPPOCritic:
         return by_token(found, data.batch["responses"].flatten(1).shape[1])
 
     def update_critic(self, data: Batch) -> dict[str, float]:
-        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each optimiser step: 0.5 max((v - R)^2, (clipped v - R)^2)."""
+        """`ppo_epochs` over the trajectories, `ppo_mini_batch_size` in each optimizer step: 0.5 max((v - R)^2, (clipped v - R)^2)."""
         algorithm, episodes = self.settings.algorithm, episodes_of(data, self.critic_module)
         columns = [by_chunk(name, data.batch[name], episodes, self.critic_module) for name in ("values", "returns")]
         progress, size = min(1.0, (self._updates + 1) / max(self.settings.max_steps, 1)), algorithm.batch.trajectories_per_step
@@ -258,7 +258,7 @@ def temperature_of(data: Batch, settings: Vla) -> float:
     return float(data.meta_info.get("temperature", settings.collect.temperature))
 
 
-def _optimiser(settings: Optimiser, given: torch.optim.Optimizer | None) -> Optimiser:
+def _optimizer(settings: Optimizer, given: torch.optim.Optimizer | None) -> Optimizer:
     if given is None:
         return settings
     group = given.param_groups[0]

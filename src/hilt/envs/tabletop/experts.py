@@ -38,7 +38,7 @@ def _again(script: Callable[[Hand], Script], hand: Hand) -> Script:
 
 
 class Hand:
-    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades towards the goal."""
+    """One arm, steered smoothly: speed grows by at most ``EAGERNESS`` of the full one in a step, and fades toward the goal."""
 
     EAGERNESS = 0.25
     GAIN = 0.5

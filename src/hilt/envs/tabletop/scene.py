@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 TIMESTEP = 0.004  # seconds
-FINGER_TRAVEL = 0.04  # metres, of each finger
+FINGER_TRAVEL = 0.04  # meters, of each finger
 
 
 def mjcf(objects: str, assets: str, extra: str, prefixes: tuple[str, ...]) -> str:

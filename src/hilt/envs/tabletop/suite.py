@@ -1,6 +1,6 @@
 """The tabletop suite: twenty-three tasks, each a handful of bodies, a way to place them, and what counts as done.
 
-A task is data for ``World``: an MJCF fragment and two functions. Lengths are metres, the table's top is z = 0, the arm's base looks
+A task is data for ``World``: an MJCF fragment and two functions. Lengths are meters, the table's top is z = 0, the arm's base looks
 along +x. What an episode may place is either free (cubes, pegs) or a mocap body (targets, cabinets, bases of buttons), so that all of a
 scene is in ``world.snapshot()``. Success is read from the physics alone.
 
@@ -56,7 +56,7 @@ class TabletopTask:
 # ---- bodies ----------------------------------------------------------------------------------------------------------------------
 
 RED, GREEN, BLUE, YELLOW, PURPLE = ".85 .15 .12 1", ".15 .7 .2 1", ".15 .3 .85 1", ".95 .8 .1 1", ".55 .2 .7 1"
-GREY, WOOD = ".3 .32 .36 1", ".55 .34 .18 1"
+GRAY, WOOD = ".3 .32 .36 1", ".55 .34 .18 1"
 CUBE = 0.025  # half an edge
 # Moving parts of fixtures meet the arm and the table, never the fixture they slide in.
 PART = 'contype="2" conaffinity="1" '
@@ -208,15 +208,15 @@ def place_two_cubes(world: World, rng: np.random.Generator) -> None:
         world.place(name, pose(point, CUBE, rng.uniform(-0.5, 0.5)))
 
 
-for colour, rest in (("red", "blue"), ("blue", "red")):
+for color, rest in (("red", "blue"), ("blue", "red")):
     add(
-        f"pick_{colour}",
-        f"pick up the {colour} cube and leave the other one",
+        f"pick_{color}",
+        f"pick up the {color} cube and leave the other one",
         60,
         cube("red", RED) + cube("blue", BLUE),
         place_two_cubes,
-        lambda world, wanted=colour, other=rest: lifted(world, wanted, other),
-        scene="pick_colour",
+        lambda world, wanted=color, other=rest: lifted(world, wanted, other),
+        scene="pick_color",
     )
 
 
@@ -239,7 +239,7 @@ def stacked(world: World) -> bool:
 
 add("stack", "stack the red cube on the blue cube", 100, cube("red", RED) + cube("blue", BLUE), place_two_cubes, stacked)
 
-PEG, CLEARANCE, HOLE_DEPTH = 0.012, 0.003, 0.05  # half the peg's width, the gap on each side, metres
+PEG, CLEARANCE, HOLE_DEPTH = 0.012, 0.003, 0.05  # half the peg's width, the gap on each side, meters
 
 
 def hole_block() -> str:
@@ -257,8 +257,8 @@ def place_peg(world: World, rng: np.random.Generator) -> None:
 
 def inserted(world: World) -> bool:
     """The peg's lower end is four fifths down the hole."""
-    centre, axis = position(world, "peg"), to_matrix(world.body_pose("peg")[3:])[:, 2]
-    low = centre - 0.055 * axis * np.sign(axis[2])
+    center, axis = position(world, "peg"), to_matrix(world.body_pose("peg")[3:])[:, 2]
+    low = center - 0.055 * axis * np.sign(axis[2])
     return bool(np.linalg.norm(low[:2] - position(world, "hole")[:2]) < PEG and low[2] < 0.2 * HOLE_DEPTH)
 
 
@@ -288,7 +288,7 @@ def cabinet() -> str:
         "0 0 .04",
         'type="slide" axis="-1 0 0" range="0 .15" damping="4" frictionloss="1.5"',
         geom("box", ".006 .085 .03", BLUE, "-.006 0 0", PART + 'mass=".3"'),
-        geom("box", ".07 .08 .004", GREY, ".07 0 -.025", PART + 'mass=".2"'),
+        geom("box", ".07 .08 .004", GRAY, ".07 0 -.025", PART + 'mass=".2"'),
         geom("box", ".025 .008 .022", YELLOW, "-.037 0 .01", PART + 'mass=".05"'),
     )
     return fixed("cabinet", shell, drawer)
@@ -318,7 +318,7 @@ add(
     50,
     fixed(
         "base",
-        geom("box", ".05 .05 .015", GREY, "0 0 .015", PART),
+        geom("box", ".05 .05 .015", GRAY, "0 0 .015", PART),
         moving(
             "button",
             "0 0 .036",
@@ -346,7 +346,7 @@ def pressed(world: World, wanted: str) -> bool:
 BUTTONS = "".join(
     fixed(
         f"{name} base",
-        geom("cylinder", ".04 .012", GREY, "0 0 .012", PART),
+        geom("cylinder", ".04 .012", GRAY, "0 0 .012", PART),
         moving(
             name,
             "0 0 .032",
@@ -356,15 +356,15 @@ BUTTONS = "".join(
     )
     for name, rgba in HUES.items()
 )
-for colour in HUES:
+for color in HUES:
     add(
-        f"press_{colour}",
-        f"press the {colour} button and no other",
+        f"press_{color}",
+        f"press the {color} button and no other",
         40,
         BUTTONS,
         place_buttons,
-        lambda world, wanted=colour: pressed(world, wanted),
-        scene="press_colour",
+        lambda world, wanted=color: pressed(world, wanted),
+        scene="press_color",
         states={"train": 2_000, "eval": 100, "test": 100},  # many to learn on, for reinforcement learning from few demonstrations
     )
 
@@ -380,12 +380,12 @@ add(
     70,
     fixed(
         "base",
-        geom("box", ".04 .05 .02", GREY, "0 0 .02", PART),
+        geom("box", ".04 .05 .02", GRAY, "0 0 .02", PART),
         moving(
             "lever",
             "0 0 .04",
             'axis="0 1 0" range="-.65 .65" damping=".05" frictionloss=".12"',
-            geom("capsule", ".008 .05", GREY, "0 0 .05", PART + 'mass=".05"'),
+            geom("capsule", ".008 .05", GRAY, "0 0 .05", PART + 'mass=".05"'),
             geom("sphere", ".018", RED, "0 0 .11", PART + 'mass=".03"'),
         ),
     ),
@@ -399,7 +399,7 @@ add(
     80,
     fixed(
         "base",
-        geom("cylinder", ".05 .01", GREY, "0 0 .01", PART),
+        geom("cylinder", ".05 .01", GRAY, "0 0 .01", PART),
         moving(
             "dial",
             "0 0 .02",
@@ -434,7 +434,7 @@ add(
     80,
     fixed(
         "rail",
-        geom("box", ".015 .15 .008", GREY, "0 0 .008", PART),
+        geom("box", ".015 .15 .008", GRAY, "0 0 .008", PART),
         moving(
             "knob",
             "0 0 .016",
@@ -529,8 +529,8 @@ add(
 def garage() -> str:
     """Round the baton's right post, open to the left: only the left hand can pull it out."""
     right = -BATON / 2
-    walls = [geom("box", ".005 .035 .045", GREY, f"{side * 0.045} {right} .045") for side in (-1, 1)]
-    walls += [geom("box", ".05 .005 .045", GREY, f"0 {right - 0.04} .045"), geom("box", ".05 .045 .004", GREY, f"0 {right - 0.01} .094")]
+    walls = [geom("box", ".005 .035 .045", GRAY, f"{side * 0.045} {right} .045") for side in (-1, 1)]
+    walls += [geom("box", ".05 .005 .045", GRAY, f"0 {right - 0.04} .045"), geom("box", ".05 .045 .004", GRAY, f"0 {right - 0.01} .094")]
     return fixed("garage", *walls)
 
 

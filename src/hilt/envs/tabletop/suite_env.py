@@ -1,11 +1,11 @@
 """The tabletop suite as gymnasium environments: ``TabletopEnv("pick")``.
 
 Actions are HIL-SERL's, ``[dx dy dz drx dry drz grip]`` in [-1, 1] for each arm: a step in the table's axes of at most
-``ACTION_SCALE[0]`` metres along each, a turn about them of at most ``ACTION_SCALE[1]`` radians, and a gripper that closes at -0.5 and
+``ACTION_SCALE[0]`` meters along each, a turn about them of at most ``ACTION_SCALE[1]`` radians, and a gripper that closes at -0.5 and
 below, opens at 0.5 and above, and else stays as it is. Observations have HIL-SERL's keys.
 
 A step is added to the **last command**, not to the measured pose as upstream does it: an arm that holds a weight then hangs a
-millimetre below its command and stays there, where upstream's sinks a millimetre at every step. So that the command cannot run away
+millimeter below its command and stays there, where upstream's sinks a millimeter at every step. So that the command cannot run away
 from an arm that is blocked, it is first brought back to where the impedance pushes hardest, ``clip`` from the measured pose; one step
 back is then enough to relieve it.
 
@@ -27,10 +27,10 @@ from hilt.envs.tabletop.suite import SUITE, TabletopTask
 from hilt.envs.tabletop.world import DOWN, TIMESTEP, World
 from hilt.envs.task import choose_state
 
-ACTION_SCALE = (0.03, 0.15)  # metres, radians for each control step of 0.1 s
+ACTION_SCALE = (0.03, 0.15)  # meters, radians for each control step of 0.1 s
 BOX_LOW = np.array([0.25, -0.35, 0.008, -1.2, -1.2, -1.8])
 BOX_HIGH = np.array([0.75, 0.35, 0.5, 1.2, 1.2, 1.8])
-"""Where commands stay: x y z in metres, then the rotation vector from the gripper's pointing down, in radians."""
+"""Where commands stay: x y z in meters, then the rotation vector from the gripper's pointing down, in radians."""
 STATE = {"tcp_pose": 7, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
 SETTLE_SECONDS = 0.2
 
@@ -39,7 +39,7 @@ class TabletopEnv(gymnasium.Env[Any, Any]):
     """One task of the suite.
 
     ``image_size`` is in pixels, None for no images; ``cameras`` are those that an observation shows, None for all. ``action_scale`` is
-    metres and radians for each control step, and ``step_limit`` counts those; None takes the suite's, which are made for 10 steps a
+    meters and radians for each control step, and ``step_limit`` counts those; None takes the suite's, which are made for 10 steps a
     second, in proportion to ``control_hz``.
     """
 

@@ -4,7 +4,7 @@ The arm feels as HIL-SERL's impedance controller makes it feel: the tcp hangs on
 spring's stretch is clipped, so that the arm pushes no harder than ``stiffness * clip``. Spring and damper are MuJoCo actuators, so a
 whole control period is one call into MuJoCo.
 
-Lengths are metres, angles radians. A pose is ``[x y z qx qy qz qw]`` of the tcp, the point between the finger pads, in the frame of the
+Lengths are meters, angles radians. A pose is ``[x y z qx qy qz qw]`` of the tcp, the point between the finger pads, in the frame of the
 table: x away from the (single) arm's base, y to its left, z up, and z = 0 is the table's top. The frame is the same for both arms.
 """
 
@@ -47,7 +47,7 @@ KINDS = ("translational", "rotational")
 PARAMETERS: dict[str, float] = {
     "translational_stiffness": 2000.0,  # N/m
     "translational_damping": 89.0,  # N s/m
-    "translational_Ki": 0.0,  # N per metre and millisecond
+    "translational_Ki": 0.0,  # N per meter and millisecond
     "rotational_stiffness": 150.0,  # N m/rad
     "rotational_damping": 7.0,  # N m s/rad
     "rotational_Ki": 0.0,  # N m per radian and millisecond
@@ -185,7 +185,7 @@ class World:
         self.model.actuator_biasprm[a.dampers, 2] = -damping
 
     def clips(self, arm: int = 0) -> tuple[Array, Array]:
-        """How far behind its command the arm still pushes harder, below and above: each ``[6]``, metres and radians."""
+        """How far behind its command the arm still pushes harder, below and above: each ``[6]``, meters and radians."""
         return self._clips[arm]
 
     def place(self, body: str, pose: Any) -> None:
@@ -222,7 +222,7 @@ class World:
         mujoco.mj_jacSite(self.model, data, jacobian[:3], jacobian[3:], a.tcp)
         jacobian, dq = jacobian[:, a.dofs], data.qvel[a.dofs].copy()
         mujoco.mj_rnePostConstraint(self.model, data)
-        wrench = data.cfrc_ext[a.hand_bodies].sum(0)  # torque, force, about the arm's centre of mass
+        wrench = data.cfrc_ext[a.hand_bodies].sum(0)  # torque, force, about the arm's center of mass
         hand, tcp, axes = a.hand_bodies[0], data.site_xpos[a.tcp], data.site_xmat[a.tcp].reshape(3, 3)
         force, torque = wrench[3:], wrench[:3] + np.cross(data.subtree_com[self.model.body_rootid[hand]] - tcp, wrench[3:])
         if (push := data.xfrc_applied[hand]).any():  # a commanded wrench is the robot's doing, not the world's

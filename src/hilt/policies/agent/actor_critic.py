@@ -18,11 +18,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from hilt.policies.agent.encoders import Linear, Projection, initialise
+from hilt.policies.agent.encoders import Linear, Projection, initialize
 from hilt.policies.agent.mlp import LAYER_NORM_EPS, MlpLayer, Network, Tape
 
 PROPRIO_MOST = 5.0
-"""Deviations from the mean beyond which normalised proprioception is cut off"""
+"""Deviations from the mean beyond which normalized proprioception is cut off"""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu}
 
 
@@ -53,7 +53,7 @@ class BranchInputs(nn.Module):
         return z if self.proprio is None else torch.cat([z[:, : self.features], self.proprio(z[:, self.features :])], dim=1)
 
 
-class Normaliser(nn.Module):
+class ProprioNormalizer(nn.Module):
     """Proprioception less a mean and by a deviation, cut off beyond 5."""
 
     mean: Tensor
@@ -136,7 +136,7 @@ class ActorNetwork(BranchedNetwork):
         self.mlp = NormedMlp(self.inputs.width, body.hidden, 2 * actions, body.activation)
         self.network = self.mlp.network
         self.limits = tuple(limits)
-        initialise(self, generator)
+        initialize(self, generator)
         with torch.no_grad():
             for half in self.mlp.out.weight.chunk(2):  # two layers in one: each begins as one of its own would
                 nn.init.xavier_uniform_(half, generator=generator)
@@ -163,7 +163,7 @@ class Critics(BranchedNetwork):
     def __init__(self, body: Body, actions: int, generator: Generator, members: int):
         super().__init__()
         self.inputs = BranchInputs(body)
-        initialise(self, generator)
+        initialize(self, generator)
         self.act = ACTIVATIONS[body.activation]
         sizes = [self.inputs.width + actions, *body.hidden, 1]
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
@@ -196,7 +196,7 @@ class GraspCritic(BranchedNetwork):
         self.inputs = BranchInputs(body)
         self.mlp = NormedMlp(self.inputs.width, body.hidden, outcomes, body.activation)
         self.network = self.mlp.network
-        initialise(self, generator)
+        initialize(self, generator)
 
     def forward(self, z: Tensor) -> Tensor:
         return self.mlp(self.inputs(z))

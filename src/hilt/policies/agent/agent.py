@@ -25,9 +25,9 @@ from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
-from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, Normaliser, NormedMlp, Temperature
+from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspCritic, NormedMlp, ProprioNormalizer, Temperature
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
-from hilt.policies.agent.encoders import Encoder, initialise, random_crop
+from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.replay.tensors import as_tensor, check_device, generator
 
@@ -43,7 +43,7 @@ ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
 """Those that an update may name"""
 FLOOR = 0.02
-"""What normalised proprioception is divided by at least, unless the config says otherwise"""
+"""What normalized proprioception is divided by at least, unless the config says otherwise"""
 
 
 class Agent:
@@ -61,7 +61,7 @@ class Agent:
     ):
         self.squashed = squashed
         """Whether an action is the tanh of the actor's Gaussian, as reinforcement learning has it, or the Gaussian's own number, cut off at
-        -1 and 1, as behaviour cloning has it"""
+        -1 and 1, as behavior cloning has it"""
         self.config, self.shapes, self.images, self.proprio, self.seed = config, dict(shapes), images, proprio, seed
         self.layout = ActionLayout(config.setup_mode, actions, config.action_indices)
         self.device = check_device(config.device)
@@ -76,7 +76,7 @@ class Agent:
         moving = self.layout.continuous
         self.networks: dict[str, nn.Module] = {
             "encoder": self.encoder,
-            "proprio": Normaliser(body.proprio),
+            "proprio": ProprioNormalizer(body.proprio),
             "actor": ActorNetwork(body, moving, made, config.actor_scale, config.initial_std, config.std_range),
             "critic": Critics(body, moving, made, settings.critics),
             "temperature": Temperature(settings.temperature),
@@ -85,7 +85,7 @@ class Agent:
             self.networks["grasp_critic"] = GraspCritic(body, self.layout.outcomes, made)
         if foreseen := config.encoder.pretrain_predict:
             self.networks["forecast"] = NormedMlp(body.features + body.proprio, [128], 2 * self.sizes[foreseen], "relu")
-            initialise(self.networks["forecast"], made)
+            initialize(self.networks["forecast"], made)
         for network in self.networks.values():
             network.to(self.device)
         followed = {"critic", "grasp_critic"} | ({"encoder"} if self.encoder.trained_by_critic() else set())
@@ -95,14 +95,14 @@ class Agent:
         trained = {name: list(net.parameters()) for name, net in self.networks.items() if name in TRAINED}
         imitating = [p for name in ("actor", "forecast") if name in self.networks for p in self.networks[name].parameters()]
         trained["critic"] += self.encoder.trained_by_critic()
-        self.optimisers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
-        self.optimisers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], settings.learning_rate)
+        self.optimizers = {name: Adam(parameters, settings.learning_rate) for name, parameters in trained.items()}
+        self.optimizers["imitation"] = Adam([*self.encoder.trained_by_imitation(), *imitating], settings.learning_rate)
         self._trained = rlpd.Networks(
             actor=self.networks["actor"],
             critic=self.networks["critic"],
             target_critic=self.targets["critic"],
             temperature=self.networks["temperature"],
-            optimisers=self.optimisers,
+            optimizers=self.optimizers,
             grasp_critic=self.networks.get("grasp_critic"),
             target_grasp_critic=self.targets.get("grasp_critic"),
             encoder=self.encoder,
@@ -176,7 +176,7 @@ class Agent:
         """
         if not self.squashed:
             raise ConfigError("update: this agent was made with squashed=False, to imitate. Call imitate(batch), or make one without it.")
-        known = self.optimisers.keys() & set(TRAINED)
+        known = self.optimizers.keys() & set(TRAINED)
         which = frozenset(known if networks_to_update is None else networks_to_update)
         if unknown := which - known:
             raise UnknownNameError("network to update", sorted(unknown)[0], known)
@@ -195,11 +195,11 @@ class Agent:
         return self, info
 
     def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
-        """One step of behaviour cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
+        """One step of behavior cloning on all rows of a batch, or on those that are ``imitated`` where it has such a column: of the actor
         (and the grasp critic), and of the encoder if asked.
 
         With `encoder` the encoder moves even if updates leave it frozen. Where the config has `pretrain_updates` this is pretraining, with
-        its own crop and learning rate; else it is behaviour cloning, at `rlpd.learning_rate` and with `rlpd.random_crop`.
+        its own crop and learning rate; else it is behavior cloning, at `rlpd.learning_rate` and with `rlpd.random_crop`.
         """
         settings, how = self.config.rlpd, self.config.encoder
         pretrains = encoder and how.pretrain_updates > 0
@@ -226,12 +226,12 @@ class Agent:
             losses["grasp_critic"] = average(grasp_margin_loss(q, grasps, settings.grasp_margin))
             accuracy = average((q.argmax(dim=1) == grasps).float()).item()
             info |= {"grasp_loss": losses["grasp_critic"].item(), "grasp_accuracy": accuracy}
-        gradients = {name: torch.autograd.grad(each, self.optimisers[name].parameters) for name, each in losses.items()}
+        gradients = {name: torch.autograd.grad(each, self.optimizers[name].parameters) for name, each in losses.items()}
         rlpd.check_finite(info, gradients)
         if pretrains:
-            self.optimisers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
+            self.optimizers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
         for name, found in gradients.items():
-            self.optimisers[name].step(found)
+            self.optimizers[name].step(found)
         for name in ("encoder", "actor", "grasp_critic"):
             if name in self.targets and (encoder or name != "encoder"):
                 share = settings.actor_average if name == "actor" and not encoder else 1.0
@@ -240,21 +240,21 @@ class Agent:
         return info
 
     def _forecast_loss(self, z: Tensor, future: Tensor) -> Tensor:
-        """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalised one."""
+        """How far off the proprioception is that comes, ``future [B, 2, ...]``, in the unit of the normalized one."""
         path = self.config.encoder.pretrain_predict
         start = sum(self.sizes[other] for other in self.proprio[: self.proprio.index(path)])
         columns = slice(start, start + self.sizes[path])
         if future.shape[1:] != (2, *self.shapes[path].shape):
             raise SchemaError(f"future: expected [B, 2, ...], {path} twice, got {tuple(future.shape)}.")
-        normal = cast(Normaliser, self.networks["proprio"])
+        normal = cast(ProprioNormalizer, self.networks["proprio"])
         wanted = [(self._seen(path, future[:, when]) - normal.mean[columns]) / normal.scale[columns] for when in (0, 1)]
         return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:
-        """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalise_proprio` says so."""
-        if not self.config.normalise_proprio or not self.proprio:
+        """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalize_proprio` says so."""
+        if not self.config.normalize_proprio or not self.proprio:
             return
-        given, normal, floors = flatten(observations), cast(Normaliser, self.networks["proprio"]), self.config.proprio_floor
+        given, normal, floors = flatten(observations), cast(ProprioNormalizer, self.networks["proprio"]), self.config.proprio_floor
         columns = [self._seen(path, self._tensor(_found(given, path), path)).double() for path in self.proprio]
         least = torch.cat([torch.full((self.sizes[path],), floors.get(path, FLOOR)) for path in self.proprio])
         whole = torch.cat(columns, dim=1)
@@ -320,7 +320,7 @@ class Agent:
         """Take over what `state_dict` of an agent of the same making returned."""
         if (squashed := bool(state.get("squashed", True))) != self.squashed:
             kinds = {True: "the tanh-Gaussian of reinforcement learning", False: "the plain Gaussian of imitation"}
-            cure = "Behaviour cloning of an older version of Hilt had the former; train it again." if squashed else "Check algorithm=."
+            cure = "Behavior cloning of an older version of Hilt had the former; train it again." if squashed else "Check algorithm=."
             raise SchemaError(f"this state is of an actor with {kinds[squashed]}, and this agent's has {kinds[self.squashed]}. {cure}")
         ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
         _load(ours, theirs, "this state is")
@@ -337,7 +337,7 @@ class Agent:
         return {
             "networks": {name: net.state_dict() for name, net in self.networks.items()},
             "targets": {name: net.state_dict() for name, net in self.targets.items()},
-            "optimisers": {name: optimiser.tensors() for name, optimiser in self.optimisers.items()},
+            "optimizers": {name: optimizer.tensors() for name, optimizer in self.optimizers.items()},
         }
 
     # What observations and batches look like
@@ -364,7 +364,7 @@ class Agent:
         parts = [leaves[FEATURES]] if FEATURES in leaves else [encoder(leaves, dropout, trunk)] if self.encoder.paths else []
         if self.proprio:
             together = torch.cat([self._seen(path, leaves[path]) for path in self.proprio], dim=1)
-            parts.append(self.networks["proprio"](together) if self.config.normalise_proprio else together)
+            parts.append(self.networks["proprio"](together) if self.config.normalize_proprio else together)
         if parts[0].shape[1] != self.encoder.width and FEATURES in leaves:
             raise SchemaError(f"features: expected [B, {self.encoder.width}] as trunk_features makes them, got {tuple(parts[0].shape)}.")
         return torch.cat(parts, dim=1)

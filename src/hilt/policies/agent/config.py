@@ -64,7 +64,7 @@ class AgentConfig:
     """Which numbers of an action the policy moves, the others being 0; empty: all"""
     pose_keys: list[str] = field(default_factory=list)
     """Proprioceptions that are poses, position and quaternion (x, y, z, w): two columns of the rotation are seen instead of the latter"""
-    normalise_proprio: bool = False
+    normalize_proprio: bool = False
     """Proprioception less the mean of the demonstrations, by their deviation, and within 5 of these"""
     proprio_floor: dict[str, float] = field(default_factory=dict)
     """The least deviation that one such as state/tcp_force is divided by, in its unit; 0.02 where none is given"""

@@ -30,7 +30,7 @@ RESNET_PIXELS = 128
 
 
 class Linear(nn.Linear):
-    """torch's linear layer, without the values that it would draw from the global generator; `initialise` gives it some."""
+    """torch's linear layer, without the values that it would draw from the global generator; `initialize` gives it some."""
 
     def reset_parameters(self) -> None:
         pass
@@ -64,7 +64,7 @@ class Encoder(nn.Module):
         for trunk_, path in zip(trunks * (len(self.paths) if shared else 1), self.paths, strict=True):
             made = trunk_.map_shape(*self.shapes[path][:2])
             self.heads.append((SmallHead if config.kind == "small" else SpatialHead)(made, config.features))
-        initialise(self.heads if config.weights else self, generator)
+        initialize(self.heads if config.weights else self, generator)
         if config.weights:
             tensors = read_resnet10(config.weights)
             for each in trunks:
@@ -131,7 +131,7 @@ class SmallHead(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a short cut; each is normalised over 4 groups of channels."""
+    """Two 3x3 convolutions around a short cut; each is normalized over 4 groups of channels."""
 
     def __init__(self, inputs: int, filters: int, stride: int):
         super().__init__()
@@ -211,7 +211,7 @@ class Projection(nn.Module):
         return torch.tanh(self.norm(self.linear(x)))
 
 
-def initialise(module: nn.Module, generator: Generator) -> None:
+def initialize(module: nn.Module, generator: Generator) -> None:
     """First values as flax gives them: convolutions for ReLU, linear layers Xavier's, norms and biases neutral."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):

@@ -134,7 +134,7 @@ def published(given: Mapping[str, Any]) -> dict[str, Any]:
     for ours, theirs in (("state_normalization", "STATE"), ("action_normalization", "ACTION")):
         if mode := given.get("normalization_mapping", {}).get(theirs):
             if mode not in KINDS:
-                raise UnknownNameError("mode of normalisation", mode, KINDS)
+                raise UnknownNameError("mode of normalization", mode, KINDS)
             found[ours] = KINDS[mode]
     names = IMAGES if len(cameras) <= len(IMAGES) else tuple(name.removeprefix("observation.images.") for name in cameras)
     return found | ({"images": names[: len(cameras)]} if cameras else {})

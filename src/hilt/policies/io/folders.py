@@ -4,7 +4,7 @@
     policy.save_pretrained("another")
 
     config.json, model*.safetensors            upstream's; tensors under upstream's names
-    dataset_statistics.json                    normalisation by dataset; config.json's, where it is not there
+    dataset_statistics.json                    normalization by dataset; config.json's, where it is not there
     action_head--*_checkpoint.pt, proprio_projector--*, vision_backbone--*      parts that OpenVLA-OFT writes apart
     heads.safetensors                          ours: the heads that upstream does not have
     preprocessor_config.json, tokenizer*, ...  copied when a policy is saved
@@ -49,7 +49,7 @@ HEADS_FILE, HEADS = "heads.safetensors", ("scale_head.", "value_head.")
 COPIED = (".json", ".model", ".txt", ".jinja", ".py", ".md")
 WRITTEN = ("config.json", "dataset_statistics.json", "model.safetensors.index.json")
 PLATFORMS = {"libero": (8, "q99"), "bridge": (5, "q99"), "aloha": (25, "minmax"), "robotwin": (25, "minmax")}
-"""Chunk and normalisation of OpenVLA-OFT, by a word in the name of its dataset: constants of upstream's code, which its folders lack"""
+"""Chunk and normalization of OpenVLA-OFT, by a word in the name of its dataset: constants of upstream's code, which its folders lack"""
 OPENED_WITH = {"unnorm_key", "device", "dtype", "tokenizer", "allow_untrained"}
 TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"}
 """Beside the settings of a policy: what its folder is opened with; and among them, what nobody gives by hand"""
@@ -128,7 +128,7 @@ def load_openvla(
     for head in HEADS:  # those that a folder lacks begin here
         lacking = [name for name, parameter in policy.named_parameters() if name.startswith(head) and parameter.is_meta]
         if lacking:
-            policy.initialise(only=head, device=device, dtype=dtype)
+            policy.initialize(only=head, device=device, dtype=dtype)
     policy.reset_buffers(device)
     policy.check_attention()
     if config.head == "tokens" and not allow_untrained and (mass := policy.action_token_mass()) < MIN_MASS:

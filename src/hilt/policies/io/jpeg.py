@@ -1,8 +1,8 @@
 """A JPEG round trip as arithmetic on tensors, byte for byte that of libjpeg as TensorFlow calls it, for a batch at once, on any device.
 
-Packing bits loses nothing, so it is left out. What does lose: the colours as integers, half the resolution of two of them, the cosine
+Packing bits loses nothing, so it is left out. What does lose: the colors as integers, half the resolution of two of them, the cosine
 transform in 13-bit integers (libjpeg's ISLOW), the division by the tables; and on the way back its fast transform with 8-bit constants
-(IFAST, TensorFlow's choice), and the colours' resolution doubled by a triangle filter.
+(IFAST, TensorFlow's choice), and the colors' resolution doubled by a triangle filter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def round_trip(images: torch.Tensor, quality: int = 95) -> torch.Tensor:
 
 
 def _through(plane: torch.Tensor, table: np.ndarray) -> torch.Tensor:
-    """One colour, in blocks of 8 by 8, to whole numbers of the table's steps and back; padded to whole blocks."""
+    """One color, in blocks of 8 by 8, to whole numbers of the table's steps and back; padded to whole blocks."""
     plane = _padded(plane, -plane.shape[2] % 8, -plane.shape[1] % 8)
     count, height, width = plane.shape
     blocks = (plane - 128).reshape(count, height // 8, 8, width // 8, 8).transpose(2, 3)
@@ -77,7 +77,7 @@ def _doubled(plane: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(plane: torch.Tensor, dim: int, by: int) -> torch.Tensor:
-    """The neighbour before or after each number; at the border the number itself."""
+    """The neighbor before or after each number; at the border the number itself."""
     size = plane.shape[dim]
     return plane.index_select(dim, (torch.arange(size, device=plane.device) + by).clamp(0, size - 1))
 

@@ -1,6 +1,6 @@
 """LoRA through `peft`: attach adapters, train them only, save them, and merge them tensor by tensor without a second model in memory.
 
-    trained = attach(policy, rank=32, alpha=16)     # parameters for the optimiser: adapters, and the heads in full
+    trained = attach(policy, rank=32, alpha=16)     # parameters for the optimizer: adapters, and the heads in full
     save_adapter(policy, "adapter")                 # as peft writes it: upstream's loaders open it
     state, value = merged(policy)                   # what `weights.write_tensors` takes: each merged weight is made when it is written
     merge(policy)                                   # in place: the adapters become part of the weights

@@ -24,7 +24,7 @@ from hilt.policies.base import Policy, Record
 from hilt.policies.io.tensor_files import check_device
 
 ADAM_BYTES = 8
-"""Of an optimiser's state for each number that is trained: two float32"""
+"""Of an optimizer's state for each number that is trained: two float32"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Estimate:
 
     weights: int
     gradients: int
-    optimiser: int
+    optimizer: int
     activations: int
     """What is alive besides at that moment"""
     largest: int
@@ -43,7 +43,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations
+        return self.weights + self.gradients + self.optimizer + self.activations
 
     def places(self, device: torch.device | str) -> dict[str, int]:
         """Bytes on each device that has a part in it."""
@@ -51,7 +51,7 @@ class Estimate:
         return {name: self.total} | ({} if name.startswith("cpu") else {"cpu": self.largest})
 
     def __str__(self) -> str:
-        parts = {"weights": self.weights, "gradients": self.gradients, "optimiser": self.optimiser, "activations": self.activations}
+        parts = {"weights": self.weights, "gradients": self.gradients, "optimizer": self.optimizer, "activations": self.activations}
         return f"{readable_size(self.total)}: " + ", ".join(f"{name} {readable_size(part)}" for name, part in parts.items() if part)
 
     def check(self, device: torch.device | str, free: int | None = None) -> None:
@@ -75,10 +75,10 @@ def estimate(
     training: bool = False,
     dtype: torch.dtype | None = None,
     prepare: Callable[[Policy], Any] | None = None,
-    optimiser_bytes: int = ADAM_BYTES,
+    optimizer_bytes: int = ADAM_BYTES,
 ) -> Estimate:
     """What `build`'s policy, with weights of `dtype`, needs to evaluate a record like this; with `training`, for gradients and an
-    optimiser too. `build` and `prepare` (``lambda policy: lora.attach(policy)``, for one) are called with nothing but the meta device:
+    optimizer too. `build` and `prepare` (``lambda policy: lora.attach(policy)``, for one) are called with nothing but the meta device:
     the policy must be as it will be trained, so that gradients are counted for the right parameters.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -98,7 +98,7 @@ def estimate(
     return Estimate(
         weights=sum(held),
         gradients=gradients,
-        optimiser=optimiser_bytes * sum(gradient.numel() for gradient in trained),
+        optimizer=optimizer_bytes * sum(gradient.numel() for gradient in trained),
         activations=max(0, alive.most - gradients),
         largest=max(held, default=0),
         rows=len(next(iter(record.values()))),

@@ -1,6 +1,6 @@
 """How pictures come to a policy, without TensorFlow, PIL or torchvision: the numbers of TensorFlow's and PIL's own functions.
 
-    openvla_view(images)         what OpenVLA was trained on: a JPEG round trip, Lanczos3 to 224 pixels, a centre crop of 0.9 of the area
+    openvla_view(images)         what OpenVLA was trained on: a JPEG round trip, Lanczos3 to 224 pixels, a center crop of 0.9 of the area
     resize_with_pad(images, 224) what pi0 was trained on
 
 Every function takes uint8 [..., H, W, 3], an array or a tensor on any device, and gives the same back; `to_float` is the last step, on
@@ -135,7 +135,7 @@ def _mix(rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor, share: tor
 
 
 def _between(side: np.float32, size: int, wanted: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each wanted pixel its two neighbours and how far it is from the first, in float32 and in TensorFlow's order."""
+    """For each wanted pixel its two neighbors and how far it is from the first, in float32 and in TensorFlow's order."""
     one = np.float32(1)
     first = (one - side) / np.float32(2)
     step = (first + side - first) * np.float32(size - 1) / np.float32(max(wanted - 1, 1))

@@ -50,8 +50,8 @@ def openpi(images: Tensor, wrist: Tensor, generator: Generator | None) -> Tensor
     x = x * _range(chance[:, 3], 0.7, 1.3)
     mean = x.mean((1, 2, 3), keepdim=True)
     x = (x - mean) * _range(chance[:, 4], 0.6, 1.4) + mean
-    grey = x.mean(3, keepdim=True)
-    x = grey + (x - grey) * _range(chance[:, 5], 0.5, 1.5)
+    gray = x.mean(3, keepdim=True)
+    x = gray + (x - gray) * _range(chance[:, 5], 0.5, 1.5)
     return (x.clamp(0, 1) * 255).round().to(torch.uint8)
 
 

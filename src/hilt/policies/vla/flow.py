@@ -222,7 +222,7 @@ def training_times(rows: int, generator: torch.Generator) -> Tensor:
     return torch.rand(rows, generator=generator) ** (1 / 1.5) * 0.999 + 0.001
 
 
-def towards(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+def toward(actions: Tensor, noise: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """``x_t`` and the velocity that the field is taught there; the loss is the mean square."""
     t = _like(times, actions)
     return t * noise + (1 - t) * actions, noise - actions

@@ -90,7 +90,7 @@ class FlowPolicyConfig(ABC):
     gradient_checkpointing: bool = False
     """Layers are computed twice, and memory is saved"""
     augment: bool = False
-    """In imitation pictures are cropped, turned and in other colours, at random, as openpi does; never when it acts"""
+    """In imitation pictures are cropped, turned and in other colors, at random, as openpi does; never when it acts"""
 
     def __post_init__(self) -> None:
         kinds = ("", *KINDS)
@@ -154,7 +154,7 @@ class FlowPolicy(Policy):
     """Of the names in files that we write"""
 
     def __init__(self, config: FlowPolicyConfig, tokenizer: Any = None, statistics: Mapping[str, Any] | None = None, seed: int = 0):
-        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action"; without, these are not normalised.
+        """`tokenizer.encode(text)` gives the ids of a prompt. `statistics`: of "state" and "action"; without, these are not normalized.
 
         Weights are drawn from `seed`; those of a folder replace them.
         """
@@ -181,7 +181,7 @@ class FlowPolicy(Policy):
                 self.noise_head = mlp((expert_width, 128, 64, self.config.max_action_dim), nn.Tanh).to(device)
 
     def use_statistics(self, statistics: Mapping[str, Any], name: str = "") -> None:
-        """Normalises by these from now on, and saves them: of "action" and "state" (or "proprio"), as `normalize.statistics` makes them.
+        """Normalizes by these from now on, and saves them: of "action" and "state" (or "proprio"), as `normalize.statistics` makes them.
 
         They may have an `epsilon`, if it is not 1e-8. The name of the dataset plays no role: these policies have one.
         """
@@ -215,7 +215,7 @@ class FlowPolicy(Policy):
 
     @abstractmethod
     def prompt(self, instruction: str, state: np.ndarray) -> str:
-        """The text that is read, given the normalised state."""
+        """The text that is read, given the normalized state."""
 
     # --- the protocol ---
 
@@ -271,7 +271,7 @@ class FlowPolicy(Policy):
     def flow_loss(self, prefix: Prefix, actions: Tensor, noise: Tensor, times: Tensor) -> Tensor:
         """The square error of the velocity, for each number: [B, horizon, max_action_dim]."""
         times = times.to(self.device)
-        noisy, velocity = flows.towards(actions, noise, times)
+        noisy, velocity = flows.toward(actions, noise, times)
         return (self.action_out_proj(self.suffix(prefix, noisy, times)) - velocity).square()
 
     # --- inputs and outputs ---

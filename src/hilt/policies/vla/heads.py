@@ -142,7 +142,7 @@ class FlowHead(nn.Module):
     def loss(self, features: Tensor, target: Tensor, generator: Generator | None) -> tuple[Tensor, dict[str, Tensor]]:
         noise = torch.randn(target.shape, generator=_given(generator)).to(target)
         times = flow.training_times(len(target), _given(generator)).to(target)
-        x, velocity = flow.towards(target, noise, times)
+        x, velocity = flow.toward(target, noise, times)
         return (self._field(features)(x, times).velocity - velocity).square(), {}
 
     def _field(self, features: Tensor) -> flow.Field:

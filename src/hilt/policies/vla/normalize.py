@@ -23,7 +23,7 @@ KINDS = {"q99": ("q01", "q99"), "minmax": ("min", "max"), "mean_std": ("mean", "
 
 
 class Normalizer:
-    """One kind of normalisation along the last dimension.
+    """One kind of normalization along the last dimension.
 
         q99, minmax   normal = 2 (x - low) / (high - low + epsilon) - 1      x = (normal + 1) / 2 (high - low + epsilon) + low
         mean_std      normal = (x - mean) / (std + epsilon)                  x = normal (std + epsilon) + mean
@@ -33,12 +33,12 @@ class Normalizer:
 
     def __init__(self, stats: Mapping[str, Any], kind: str = "q99", epsilon: float = 1e-8, clip: bool = False):
         if kind not in KINDS:
-            raise UnknownNameError("kind of normalisation", kind, KINDS)
+            raise UnknownNameError("kind of normalization", kind, KINDS)
         if clip and kind == "mean_std":
-            raise ConfigError("a normalisation by mean and standard deviation has no bounds to clip to; give clip=False.")
+            raise ConfigError("a normalization by mean and standard deviation has no bounds to clip to; give clip=False.")
         if missing := [name for name in KINDS[kind] if not len(stats.get(name, ()))]:
             raise SchemaError(
-                f"normalisation {kind!r} needs {' and '.join(KINDS[kind])}; these statistics lack {missing[0]} and have {sorted(stats)}."
+                f"normalization {kind!r} needs {' and '.join(KINDS[kind])}; these statistics lack {missing[0]} and have {sorted(stats)}."
             )
         first, second = (np.asarray(stats[name], np.float64) for name in KINDS[kind])
         self.mask = np.asarray(stats.get("mask", np.ones(first.shape, bool)), bool)
@@ -62,7 +62,7 @@ class Normalizer:
     def _with(self, numbers: Any) -> tuple[Any, Any, Any, Any]:
         if numbers.shape[-1] != self.size:
             raise SchemaError(
-                f"numbers of width {numbers.shape[-1]} were given to a normalisation of {self.size}; the statistics are of another robot."
+                f"numbers of width {numbers.shape[-1]} were given to a normalization of {self.size}; the statistics are of another robot."
             )
         if isinstance(numbers, torch.Tensor):  # in the tensor's own precision: what goes through a GPU is float32
             own = [torch.from_numpy(each).to(numbers.device) for each in (self._offset, self._scale, self.mask)]

@@ -92,7 +92,7 @@ def _aloha(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _robotwin_1(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The first version has its joints as one array, and its grippers in metres."""
+    """The first version has its joints as one array, and its grippers in meters."""
     joints = np.array(_at(raw, "joint_action"), np.float32)
     joints[..., [6, 13]] /= 0.045
     return _aloha({**raw, "joint_action": {"vector": joints}})

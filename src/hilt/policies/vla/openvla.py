@@ -226,5 +226,5 @@ def _at(hidden: Tensor, end: Tensor) -> Tensor:
 
 def laplace(uniform: Tensor) -> Tensor:
     """Numbers of the Laplace distribution with middle 0 and scale 1, from uniform ones in [0, 1)."""
-    centred = uniform - 0.5
-    return -centred.sign() * torch.log1p(-2 * centred.abs().clamp(max=0.5 - 2**-25))
+    centered = uniform - 0.5
+    return -centered.sign() * torch.log1p(-2 * centered.abs().clamp(max=0.5 - 2**-25))

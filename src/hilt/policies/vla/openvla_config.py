@@ -151,7 +151,7 @@ class OpenVLAOptions:
     max_prompt_length: int = 0
     """Tokens that a prompt may have; a longer one is refused. 0: any number"""
     augment: bool = True
-    """Whether imitation sees images cropped at random (with center_crop) and in other colours, as published; never when it acts"""
+    """Whether imitation sees images cropped at random (with center_crop) and in other colors, as published; never when it acts"""
 
     def __post_init__(self) -> None:
         for name, known in (("compute", PRECISIONS), ("support", ("actions", "vocabulary"))):

@@ -50,13 +50,13 @@ class ModelInputs:
     """A batch on the device."""
 
     pixels: Tensor
-    """[B, images, 3 for each vision transformer, H, W], normalised"""
+    """[B, images, 3 for each vision transformer, H, W], normalized"""
     prompt: Tensor
     """int64 [B, L]"""
     length: Tensor
     """int64 [B]: tokens of each prompt"""
     proprio: Tensor | None
-    """float32 [B, proprio_dim], normalised"""
+    """float32 [B, proprio_dim], normalized"""
     lengths: np.ndarray | None
     """`length` on the host, or None if every row fills its prompt, so that no mask is needed"""
 
@@ -65,13 +65,13 @@ class Dealt(NamedTuple):
     """An answer."""
 
     drawn: Tensor
-    """[B, chunk, action_dim]: token ids, or normalised actions"""
+    """[B, chunk, action_dim]: token ids, or normalized actions"""
     evaluation: Evaluation | None
     """None of an answer that is no draw: the L1 head's"""
 
 
 class OpenVLAPolicy(Policy):
-    """A new one has no weights: `from_pretrained` loads them, `initialise` makes random ones."""
+    """A new one has no weights: `from_pretrained` loads them, `initialize` makes random ones."""
 
     causal: bool
 
@@ -129,7 +129,7 @@ class OpenVLAPolicy(Policy):
 
         save_openvla(self, folder)
 
-    def initialise(self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = "") -> Any:
+    def initialize(self, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, only: str = "") -> Any:
         """Random weights: of everything, or of the parameters whose name begins with `only`, such as a head that a folder lacks."""
         draws = torch.Generator(device).manual_seed(seed)
         for name, old in list(self.named_parameters()):
@@ -174,7 +174,7 @@ class OpenVLAPolicy(Policy):
     # --- statistics, and upstream's names ---
 
     def use_statistics(self, statistics: Mapping[str, Any], name: str) -> None:
-        """Normalises by these from now on, under this name: ``action`` and ``proprio``, as `normalize.statistics` makes them."""
+        """Normalizes by these from now on, under this name: ``action`` and ``proprio``, as `normalize.statistics` makes them."""
         self.norm_stats[name] = dict(statistics)
         self._scale_by(name)
 
@@ -211,7 +211,7 @@ class OpenVLAPolicy(Policy):
         generator: torch.Generator | None = None,
     ) -> tuple[np.ndarray, Tensor]:
         """Actions float64 [B, chunk, action_dim] and their token ids [B, chunk * action_dim], as SimpleVLA-RL asks for them: prompts padded
-        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalised, or left out of the sequence.
+        on the left, or anywhere; pixels [B, 6 * images, H, W]; proprioception normalized, or left out of the sequence.
 
         `action_head`: a continuous head of OpenVLA-OFT (``predict_action``, or a module of ours) answers instead of the policy's own; the
         second result is then the hidden states that it read, [B, chunk * action_dim, width]. With `noisy_action_projector` it is one of
@@ -236,7 +236,7 @@ class OpenVLAPolicy(Policy):
         return scale.unnormalize(self._plain(dealt.drawn)), dealt.drawn.flatten(1)
 
     def _by_head(self, inputs: ModelInputs, head: Any, projector: Any, sample: bool, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Normalised actions of a continuous head that was given, and the hidden states that it read."""
+        """Normalized actions of a continuous head that was given, and the hidden states that it read."""
         raise ConfigError(
             "action_head and noisy_action_projector read the slots of OpenVLA-OFT; OpenVLA answers in tokens. Leave them out."
         )

@@ -6,7 +6,7 @@
 
 The words say where to look: they are read into queries, each query finds a place in each picture (a softmax over the places of a
 convolution's map), and what is seen there, and where, becomes a token. Places are numbers too, so how far two things are from each other
-is one subtraction away. This is a strong bias towards tasks about things in places; ``vision="patches"`` has none of it. A few
+is one subtraction away. This is a strong bias toward tasks about things in places; ``vision="patches"`` has none of it. A few
 transformer layers join tokens, words and state. Their first token is what the head (policies/vla/heads.py) sees.
 
 Nothing is padded but the words, and these are read once for all rows that have the same ones.
@@ -160,7 +160,7 @@ class SmallVLA(Policy):
             self.norm = nn.LayerNorm(width)
             self.action_head = _head(config)
             self.value_head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)) if config.value != "none" else None
-        _initialise(self, torch.Generator().manual_seed(seed))
+        _initialize(self, torch.Generator().manual_seed(seed))
         for name, size, first in (("state_mean", config.state_dim, 0.0), ("state_std", config.state_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
         for name, size, first in (("action_low", config.action_dim, -1.0), ("action_high", config.action_dim, 1.0)):
@@ -420,7 +420,7 @@ def _head(config: SmallVLAConfig) -> Any:
     return GaussianHead(*sizes, config.std) if config.head == "gaussian" else FlowHead(*sizes, config.flow)
 
 
-def _initialise(module: nn.Module, generator: Generator) -> None:
+def _initialize(module: nn.Module, generator: Generator) -> None:
     """Weights by their fan-in, biases 0; what ends a branch begins small, so that a new layer changes little."""
     for name, part in module.named_modules():
         if isinstance(part, nn.LayerNorm):

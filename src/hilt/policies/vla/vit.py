@@ -75,7 +75,7 @@ KNOWN = {
 
 
 class Vit(nn.Module):
-    """Images [B, 3, H, W], normalised, to patch features [B, patches, embed_dim]."""
+    """Images [B, 3, H, W], normalized, to patch features [B, patches, embed_dim]."""
 
     def __init__(self, config: VitConfig, image_size: int):
         super().__init__()

@@ -1,1 +1,1 @@
-"""Tools that look at a whole log: verify, repair, salvage, merge, split and summarise."""
+"""Tools that look at a whole log: verify, repair, salvage, merge, split and summarize."""

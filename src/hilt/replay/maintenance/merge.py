@@ -3,7 +3,7 @@
     merge(["monday/log", "tuesday/log"], "week/log")
     split("week/log", ["train", "held_out"], ratios=[0.9, 0.1], seed=0)
 
-Trajectories are copied as they are: steps with their sequence numbers, senders, facts and relabelled values. Only their
+Trajectories are copied as they are: steps with their sequence numbers, senders, facts and relabeled values. Only their
 numbers change. Every checksum is checked on the way, so damage is never copied. A log is written beside its name and
 renamed when it is complete: one that was interrupted does not look like one.
 """
@@ -190,7 +190,7 @@ class Copier:
         self._segments = {segment.number: segment for segment in source.segments}
         self._rows: dict[int, Array] = {}
         self._origins = source.facts.origins()
-        self._relabelled = _by_trajectory(source.facts.relabelled)
+        self._relabeled = _by_trajectory(source.facts.relabeled)
 
     def copy(self, trajectory: int) -> int:
         """Returns how many steps it had."""
@@ -222,7 +222,7 @@ class Copier:
                 for written in target.index.places_of(number):
                     target.index.entries["open"][written] = False
         target.give_lane(lane)
-        for column, first, values in self._relabelled.get(trajectory, []):
+        for column, first, values in self._relabeled.get(trajectory, []):
             target.relabel(number, column, values, first)
         return steps
 
@@ -309,10 +309,10 @@ def _damaged(segment: Segment, file: str, what: str) -> CorruptError:
     return CorruptError(f"{segment.folder / file}: {what} does not have its checksum; run: hilt data repair {segment.folder.parent.parent}")
 
 
-def _by_trajectory(relabelled: Mapping[str, Mapping[int, Any]]) -> dict[int, list[tuple[str, int, Array]]]:
-    """Relabelled values as (column, first offset, values) per trajectory."""
+def _by_trajectory(relabeled: Mapping[str, Mapping[int, Any]]) -> dict[int, list[tuple[str, int, Array]]]:
+    """Relabeled values as (column, first offset, values) per trajectory."""
     out: dict[int, list[tuple[str, int, Array]]] = {}
-    for column, values in relabelled.items():
+    for column, values in relabeled.items():
         keys = np.sort(np.fromiter(values, np.int64, len(values)))
         for run in np.split(keys, np.flatnonzero(np.diff(keys) != 1) + 1):
             if len(run):

@@ -226,7 +226,7 @@ class Salvage(Segment):
     # Checking
 
     def _locate(self, rows: Array, scan: Scan) -> tuple[Array, Array]:
-        """Per row, its trajectory and offset: as the row says, and for a damaged one as the extents or its neighbours say; else -1."""
+        """Per row, its trajectory and offset: as the row says, and for a damaged one as the extents or its neighbors say; else -1."""
         total = max(len(rows), scan.rows)
         trajectory, offset = np.full(total, -1, np.int64), np.full(total, -1, np.int64)
         trajectory[: len(rows)], offset[: len(rows)] = rows["#trajectory"], rows["#offset"]
@@ -346,7 +346,7 @@ def wrong_with(error: CorruptError) -> str:
 
 
 def _vote(rows: Array, damage: Damage) -> tuple[int, Any]:
-    """Trajectory and offsets of damaged rows, as most of the neighbours and of the rows themselves say."""
+    """Trajectory and offsets of damaged rows, as most of the neighbors and of the rows themselves say."""
     first, count = damage.first, damage.rows
     votes: Counter[tuple[int, int]] = Counter()
     if first + count < len(rows) and rows["#offset"][first + count] >= count:

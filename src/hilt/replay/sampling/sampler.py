@@ -40,7 +40,7 @@ class Batch(dict[str, Any]):
     probabilities: Array
     """With which probability each was drawn, ``[n]``."""
     weights: Array
-    """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritised."""
+    """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritized."""
     counts: dict[str, int]
     """Of a `Mix`: how many elements each source gave."""
 

@@ -381,7 +381,7 @@ class MaxHeap(MinHeap):
 
 
 def importance_weights(probabilities: ArrayLike, size: int, beta: float, normalize: Literal["batch max", "none"] = "batch max") -> Floats:
-    """Weights that undo the bias of prioritised sampling (Schaul et al., 2016)::
+    """Weights that undo the bias of prioritized sampling (Schaul et al., 2016)::
 
         w_i = (size * probability_i) ** -beta          "none"
         w_i / max_j w_j, over the batch                "batch max": no weight above 1, so learning rates keep their meaning
@@ -401,7 +401,7 @@ def importance_weights(probabilities: ArrayLike, size: int, beta: float, normali
     if not 0 <= beta < math.inf:
         raise ConfigError(f"beta ({beta}) must be 0 or more and finite; 1 corrects the bias in full")
     if normalize not in ("batch max", "none"):
-        raise UnknownNameError("normalisation", normalize, ("batch max", "none"))
+        raise UnknownNameError("normalization", normalize, ("batch max", "none"))
     if normalize == "batch max" and p.size:
         return np.asarray((p / p.min()) ** -beta)  # the least probable has the largest weight
     return np.asarray((size * p) ** -beta)

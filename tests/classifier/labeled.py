@@ -36,7 +36,7 @@ def clumsy(env: Any) -> Callable[[], Any]:
 
 
 def drawn(labels: Array, rng: np.random.Generator, size: int = SIZE) -> dict[str, Array]:
-    """Noise, with a square whose place and colour are its class."""
+    """Noise, with a square whose place and color are its class."""
     images = {camera: rng.integers(0, 90, (len(labels), size, size, 3), dtype=np.uint8) for camera in ("images/front", "images/wrist")}
     for image, label in zip(images["images/front"], labels, strict=True):
         image[4 : 4 + size // 3, 2 + 8 * label : 12 + 8 * label, label % 3] = 255
@@ -82,7 +82,7 @@ def write_log(path: Path, given: list[Clip], stack: bool = False, labels: bool =
         }
         wide = _map(lambda column: np.asarray(column)[:, None], columns)
         log = log or Log.create(path, Schema.of(wide, leading=2))
-        facts = {"recorded_as": "labelled frames", "task": "drawn", "split": "train", "state": int(clip.state.split()[-1])}
+        facts = {"recorded_as": "labeled frames", "task": "drawn", "split": "train", "state": int(clip.state.split()[-1])}
         log.add(wide, facts=facts if labels else {"task": "drawn"})
     assert log is not None
     log.close()
