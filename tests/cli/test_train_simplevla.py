@@ -61,7 +61,7 @@ class StandIn(gymnasium.Env[Any, Any]):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The checkpoint, with a stand-in for LIBERO."""
-    monkeypatch.setitem(task._FACTORIES, "libero_goal", StandIn)
+    monkeypatch.setitem(task.TASKS, "libero_goal", StandIn)
     with np.load(GOLDEN) as file:
         policy = made(json.loads(str(file["config"])), json.loads(str(file["keys"])), int(file["seed"]))
     policy.tokenizer = ByteTokenizer()

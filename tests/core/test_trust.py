@@ -251,14 +251,14 @@ def test_what_only_lies_in_the_current_folder_is_not_installed(monkeypatch: pyte
     (package / "entry_points.txt").write_text("[hilt.tasks]\nlab = somebodys:told\n")
     try:
         for path, found in ((str(Path.cwd()), {}), ("", {}), (str(Path.cwd().parent), {})):
-            trust.registered.cache_clear()
+            trust.installed.cache_clear()
             monkeypatch.syspath_prepend(path)
             assert dict(trust.registered("hilt.tasks")) == found
         monkeypatch.chdir("..")  # as seen from elsewhere, it is a place like any other
-        trust.registered.cache_clear()
+        trust.installed.cache_clear()
         assert dict(trust.registered("hilt.tasks")) == {"lab": "somebodys:told"}
     finally:
-        trust.registered.cache_clear()
+        trust.installed.cache_clear()
 
 
 def test_the_current_folder_is_looked_in_only_when_something_there_is_named(monkeypatch: pytest.MonkeyPatch):

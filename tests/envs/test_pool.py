@@ -282,8 +282,8 @@ def test_what_cannot_work_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyP
     ]:
         with pytest.raises(ConfigError, match=message):
             Pool(**{"workers": 0, "slots": 2, **given})
-    monkeypatch.setitem(tasks._FACTORIES, "mine", lambda rest: Counting())
-    monkeypatch.setitem(tasks._FACTORIES, "theirs", Counting)
+    monkeypatch.setitem(tasks.TASKS, "mine", lambda rest: Counting())
+    monkeypatch.setitem(tasks.TASKS, "theirs", Counting)
     assert tasks.factory_names()["theirs"] == COUNTING and tasks.factory_names()["mine"] is None
     with Pool(1, 2) as pool:
         with pytest.raises(ConfigError, match="slot 2: this pool has the slots 0 to 1"):

@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.names import load
+from hilt.core.names import ExtensionPoint, load
 from hilt.envs import adapters, rewards, wrappers
 from hilt.envs.tabletop.suite import SUITE
 from hilt.envs.task import as_task, check_task, make, register, success_of
@@ -349,7 +349,7 @@ def test_make_knows_gymnasium_factories_and_prefixes(monkeypatch: pytest.MonkeyP
     assert make("Pendulum-v1", step_limit=300).step_limit == 300, "longer than gymnasium's own, too"
     assert make(f"{__name__}:Good").instruction == "push it to one"
     assert make(f"{__name__}:broken", instruction="changed", step_limit=2).step_limit == 2
-    monkeypatch.setattr("hilt.envs.task._FACTORIES", {})
+    monkeypatch.setattr("hilt.envs.task.TASKS", ExtensionPoint("task", "hilt.tasks", {}))
     register("shelf", lambda rest, **options: broken(instruction=f"{rest} of {options}"))
     assert make("shelf/third/left", size=3).instruction == "third/left of {'size': 3}"
     register("shelf", f"{__name__}:from_name")

@@ -66,7 +66,7 @@ def test_every_example_is_tried_and_listed():
 @pytest.fixture
 def policy(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny checkpoint of the kind, and a stand-in for LIBERO."""
-    monkeypatch.setitem(task._FACTORIES, "libero_spatial", lambda number, step_limit=220: StandIn(number, step_limit, 10))
+    monkeypatch.setitem(task.TASKS, "libero_spatial", lambda number, step_limit=220: StandIn(number, step_limit, 10))
     if request.param.startswith("oft"):
         with np.load(GOLDEN) as file:
             made = openvla(json.loads(str(file["config"])), json.loads(str(file["keys"])), int(file["seed"]))

@@ -416,7 +416,7 @@ class LiberoStandIn(StandIn):
 
 @pytest.fixture
 def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+    monkeypatch.setitem(task.TASKS, "libero_goal", LiberoStandIn)
 
 
 @pytest.mark.usefixtures("simulator")

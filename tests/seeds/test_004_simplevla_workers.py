@@ -65,7 +65,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+    monkeypatch.setitem(task.TASKS, "libero_goal", LiberoStandIn)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.delenv("ROBOT_PLATFORM", raising=False)
 
@@ -87,7 +87,7 @@ def prompts(**meta: Any) -> Batch:
 def lessons(checkpoint: Path) -> Iterator[tuple[RobActorRolloutRefWorker, Batch]]:
     """A worker with adapters, and what it has rolled out."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(task._FACTORIES, "libero_goal", LiberoStandIn)
+        patch.setitem(task.TASKS, "libero_goal", LiberoStandIn)
         patch.setattr("torch.cuda.is_available", lambda: False)
         patch.delenv("ROBOT_PLATFORM", raising=False)
         worker = RobActorRolloutRefWorker(config_of(checkpoint, lora_rank=2), role="actor_rollout_ref")

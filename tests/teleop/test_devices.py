@@ -14,7 +14,7 @@ from tests.teleop.played import Noting, Played
 
 
 def test_an_unknown_device_lists_the_known():
-    with pytest.raises(UnknownNameError, match=r"no device named 'joypad'.* Known: browser, gamepad, keyboard, script, spacemouse"):
+    with pytest.raises(UnknownNameError, match=r"no device named 'joypad'.*: browser, gamepad, keyboard, .*, script, spacemouse"):
         open_device("joypad")
 
 

@@ -1,4 +1,12 @@
-"""Code that is named as ``package.module:attribute``: tasks, devices and backends of one's own. `hilt.core.trust` says what may run."""
+"""Names in settings: what they stand for is found by a built-in name, by an entry point, or as ``package.module:attribute``.
+
+    SINKS = ExtensionPoint("sink", "hilt.sinks", {"tensorboard": "hilt.observe.sinks:TensorBoard"})
+    SINKS.load("tensorboard")             # built in, and imported now
+    SINKS.load("mlflow")                  # an entry point of the group hilt.sinks, of any installed package
+    SINKS.load("my_package.sinks:Mine")   # if that code may be run: see `hilt.core.trust`
+
+docs/extending.md has an example of each extension point, and `hilt.core.trust.GROUPS` lists them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +15,59 @@ import inspect
 import os
 import sys
 import typing
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from hilt.core import trust
-from hilt.core.errors import ConfigError, UnsafeError, suggest
+from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError, suggest
+
+PAGE = "docs/extending.md"
+T = TypeVar("T")
+
+
+class ExtensionPoint(dict[str, Any]):
+    """What can be named of one kind: the built-in names, and those that a program adds, as a dictionary. A value is the thing itself, or
+    ``module:attribute`` (or a module), which is imported when it is asked for. The names that installed packages register come besides."""
+
+    def __init__(self, noun: str, group: str, built_in: Mapping[str, Any]):
+        """`noun`: what one of them is called in errors; `group`: of the entry points, one of `hilt.core.trust.GROUPS`."""
+        if group not in trust.GROUPS:
+            raise ConfigError(f"the group {group!r} of entry points: expected one of {', '.join(trust.GROUPS)}.")
+        super().__init__(built_in)
+        self.noun, self.group = noun, group
+
+    def known(self) -> dict[str, Any]:
+        """All names but ``module:Class``, the built-in ones first."""
+        return {**self, **{name: value for name, value in trust.registered(self.group).items() if name not in self}}
+
+    def check(self, name: str) -> None:
+        """Raises for what is neither a known name nor code that may be run. Imports nothing."""
+        if name in self or name in trust.registered(self.group):
+            return
+        if not trust.NAME.fullmatch(name):
+            raise UnknownNameError(self.noun, name, [*self.known(), "package.module:Class"])
+        trust.permit(name)
+
+    def load(self, name: str, *types: type) -> Any:
+        """The thing of this name. `types`: see `load`."""
+        self.check(name)
+        try:
+            if name not in (known := self.known()):
+                return load(name, *types)
+            return load_own(known[name]) if isinstance(known[name], str) else known[name]
+        except (ImportError, ValueError) as error:
+            if isinstance(error, HiltError) and not isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"the {self.noun} {name!r} cannot be imported: {error}") from error
+
+    def load_class(self, name: str, base: type[T]) -> type[T]:
+        """The class of this name, which must be a subclass of `base`."""
+        found = self.load(name, base)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ConfigError(
+                f"the {self.noun} {name!r}: expected a subclass of {base.__module__}.{base.__name__}, got {found!r}; see {PAGE}."
+            )
+        return found
 
 
 def load(name: str, *kinds: type) -> Any:
@@ -31,9 +88,12 @@ def load(name: str, *kinds: type) -> Any:
 
 
 def load_own(name: str) -> Any:
-    """The same without asking for trust, for names in Hilt's own code and names that an installed package has registered."""
-    module, _, attribute = name.partition(":")
+    """The same without asking for trust, for names in Hilt's own code and names that an installed package has registered. A name without
+    an attribute is a module."""
+    module, colon, attribute = name.partition(":")
     found = import_named(module)
+    if not colon:
+        return found
     if not hasattr(found, attribute):
         raise ConfigError(f"{module} has no {attribute!r}{suggest(attribute, vars(found))} Give a function or class of it.")
     return getattr(found, attribute)

@@ -36,7 +36,8 @@ EXPERIMENTS = "experiments.mappings:CONFIG_MAPPING"
 FOLDER_SETTING = "root"
 """The setting that names a folder of code: RoboTwin's"""
 GROUPS = ("hilt.tasks", "hilt.devices", "hilt.backends")
-"""Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``"""
+"""Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``. Each is one
+extension point (`hilt.core.names`)"""
 VARIABLE = "HILT_NAMES"
 """In its environment a process finds what its parent trusts"""
 
@@ -120,15 +121,21 @@ def origin(name: str) -> str:
     return _word.from_files.get(name, "a file")
 
 
-@functools.cache
 def registered(group: str) -> Mapping[str, str]:
-    """Name to ``module:attribute``: what installed packages have registered as entry points of one of `GROUPS`. What lies in the current
-    folder and says that it is a package is not installed."""
+    """Name to ``module:attribute``: what installed packages have registered as entry points of one of `GROUPS`."""
+    return installed().get(group, {})
+
+
+@functools.cache
+def installed() -> Mapping[str, Mapping[str, str]]:
+    """The entry points of all groups. What lies in the current folder and says that it is a package is not installed."""
     from importlib.metadata import distributions  # late: takes a while to import
 
     places = [place for place in sys.path if place and os.path.realpath(place) != os.path.realpath(os.curdir)]
-    points = [point for package in distributions(path=places) for point in package.entry_points if point.group == group]
-    return {point.name: point.value.replace(" ", "") for point in points}
+    found: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    for point in (point for package in distributions(path=places) for point in package.entry_points if point.group in GROUPS):
+        found[point.group].setdefault(point.name, point.value.replace(" ", ""))  # what is found first is what an import finds
+    return found
 
 
 def _is_suspect(name: str) -> bool:

@@ -29,9 +29,9 @@ import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
-from hilt.core.names import import_named, load, load_own
+from hilt.core.names import ExtensionPoint, import_named, load
 from hilt.core.platform import choose_renderer
-from hilt.core.trust import NAME, permit, registered
+from hilt.core.trust import NAME, permit
 
 STATES = {"train": 50, "eval": 50, "test": 100}
 """The numbered initial states of an environment that has none of its own"""
@@ -40,14 +40,18 @@ Success = Callable[[float, bool, bool, Mapping[str, Any]], bool]
 """Whether a step succeeded, from its reward, terminated, truncated and info"""
 
 _SEEDS_PER_SPLIT = 1_000_000
-_FACTORIES: dict[str, Callable[..., Any] | str] = {
-    "tabletop": "hilt.envs.tabletop.suite_env:TabletopEnv",
-    "robot": "hilt.robot.env:robot_task",
-    **{suite: f"hilt.envs.libero:{suite}" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")},
-    "robotwin": "hilt.envs.robotwin:robotwin",
-    "robotwin2": "hilt.envs.robotwin:robotwin2",
-}
-
+TASKS = ExtensionPoint(
+    "task",
+    "hilt.tasks",
+    {
+        "tabletop": "hilt.envs.tabletop.suite_env:TabletopEnv",
+        "robot": "hilt.robot.env:robot_task",
+        **{suite: f"hilt.envs.libero:{suite}" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")},
+        "robotwin": "hilt.envs.robotwin:robotwin",
+        "robotwin2": "hilt.envs.robotwin:robotwin2",
+    },
+)
+"""The prefix of a task's name to a function of the rest of it, which makes the environment"""
 
 TASK_SUCCESS = "task_success"
 """In ``info`` beside ``succeed``, where a classifier or a person decides that one: what the task itself says, None where it does not"""
@@ -76,10 +80,9 @@ def make(name: str, **options: Any) -> Any:
     For gymnasium's and yours, the options of `as_task` may be given too. What a file names is run only if it may: see `hilt.core.trust`.
     """
     prefix, _, rest = name.partition("/")
-    factory = _FACTORIES.get(prefix) or registered("hilt.tasks").get(prefix)
-    if factory and rest:
-        return as_task((load_own(factory) if isinstance(factory, str) else factory)(rest, **options))
-    if factory:
+    if (is_known := prefix in TASKS.known()) and rest:
+        return as_task(TASKS.load(prefix)(rest, **options))
+    if is_known:
         raise UnknownNameError("task", name, [known for known in _known_names() if known.startswith(f"{prefix}/")])
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         choose_renderer()  # on Linux, MuJoCo's own choice needs a screen, and aborts the process where there is none
@@ -102,7 +105,7 @@ def ready(names: Sequence[str], **options: Any) -> None:
     tasks may have a function of this name for it: other people's tell it when they are made."""
     modules: dict[str, list[str]] = {}
     for name in names:
-        factory = _FACTORIES.get(name.partition("/")[0])
+        factory = TASKS.get(name.partition("/")[0])
         if factory is None and NAME.fullmatch(name):
             permit(name)
         if isinstance(factory, str) and factory.startswith("hilt."):
@@ -116,13 +119,13 @@ def register(prefix: str, factory: Callable[..., Any] | str) -> None:
     """Make ``prefix/REST`` a name: ``factory(REST, **options)`` gives the environment; ``"module:attribute"`` is imported on first use."""
     if not prefix or "/" in prefix or ":" in prefix:
         raise ConfigError(f"register({prefix!r}): expected a word without '/' and ':', which begins the names of your tasks.")
-    _FACTORIES[prefix] = factory
+    TASKS[prefix] = factory
 
 
 def factory_names() -> dict[str, str | None]:
     """What was registered, as ``module:attribute`` for another process; None for what has no name there, such as a lambda."""
     names: dict[str, str | None] = {}
-    for prefix, factory in _FACTORIES.items():
+    for prefix, factory in TASKS.items():
         if not isinstance(factory, str):
             module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
             known = module != "__main__" and getattr(sys.modules.get(module), name, None) is factory
@@ -264,7 +267,7 @@ def check_task(env: Any, act: Callable[[Any], Any] | None = None, tolerance: flo
 
 def _known_names() -> list[str]:
     newest = {name.rpartition("-v")[0]: name for name in sorted(gymnasium.registry) if not name.startswith("GymV")}
-    ours = [f"{prefix}/..." for prefix in _FACTORIES if prefix not in ("tabletop", "robot")]
+    ours = [f"{prefix}/..." for prefix in TASKS.known() if prefix not in ("tabletop", "robot")]
     ours += ["robot/127.0.0.1:5000", "robot/my_arm.yaml"]
     try:
         ours += [f"tabletop/{task}" for task in importlib.import_module("hilt.envs.tabletop.suite").SUITE]

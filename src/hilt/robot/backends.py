@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError
-from hilt.core.names import load, load_own
-from hilt.core.trust import registered
+from hilt.core.names import ExtensionPoint
 from hilt.envs.rotations import Array, from_rotation_vector, inverse, multiply, normalized, to_rotation_vector
 
 Box = tuple[Array, Array]
@@ -154,17 +153,12 @@ class Backend:
         raise NotImplementedError
 
 
+BACKENDS = ExtensionPoint("backend", "hilt.backends", {"tabletop": "hilt.robot.backends:TabletopBackend"})
+
+
 def backend_class(name: str) -> type[Backend]:
-    """``tabletop``, or ``package.module:Class`` for one of your own."""
-    if name == "tabletop":
-        return TabletopBackend
-    known = registered("hilt.backends")
-    if name not in known and ":" not in name:
-        raise UnknownNameError("backend", name, ["tabletop", *known, "package.module:Class"])
-    found = load_own(known[name]) if name in known else load(name)
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise ConfigError(f"backend {name!r}: expected a subclass of hilt.robot.backends.Backend, got {found!r}.")
-    return found
+    """``tabletop``, a name that an installed package has registered, or ``package.module:Class`` for one of your own."""
+    return BACKENDS.load_class(name, Backend)
 
 
 def open_backend(name: str, options: Mapping[str, Any]) -> Backend:

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError, require_module
-from hilt.core.names import load, load_own
+from hilt.core.errors import ConfigError, HiltError, UnsafeError, require_module
+from hilt.core.names import ExtensionPoint, load
 from hilt.core.trajectory import Source
-from hilt.core.trust import registered
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 
@@ -149,14 +148,18 @@ def motion_of_keys(held: Iterable[str]) -> tuple[np.ndarray, int]:
     return np.array(motion), int("open" in meant) - int("close" in meant)
 
 
-DEVICES: dict[str, str | Callable[..., Device]] = {
-    "browser": "hilt.teleop.browser:Browser",
-    "keyboard": "hilt.teleop.keyboard:Keyboard",
-    "gamepad": "hilt.teleop.gamepad:Gamepad",
-    "spacemouse": "hilt.teleop.spacemouse:SpaceMouse",
-    "script": "hilt.teleop.operator:Script",
-}
-"""Name to factory, or to "module:name" of one that is imported on use. Add your own: ``DEVICES["mine"] = Mine``."""
+DEVICES = ExtensionPoint(
+    "device",
+    "hilt.devices",
+    {
+        "browser": "hilt.teleop.browser:Browser",
+        "keyboard": "hilt.teleop.keyboard:Keyboard",
+        "gamepad": "hilt.teleop.gamepad:Gamepad",
+        "spacemouse": "hilt.teleop.spacemouse:SpaceMouse",
+        "script": "hilt.teleop.operator:Script",
+    },
+)
+"""Name to class or function that makes a device. A program adds its own: ``DEVICES["mine"] = Mine``."""
 
 
 PACKAGES = {"browser": ("nicegui", "The page"), "gamepad": ("pygame", "A gamepad"), "spacemouse": ("pyspacemouse", "A SpaceMouse")}
@@ -165,24 +168,19 @@ PACKAGES = {"browser": ("nicegui", "The page"), "gamepad": ("pygame", "A gamepad
 
 def check_device(name: str, action_of: Any = None, **options: Any) -> None:
     """Refuses what `open_device` would, as far as that is known without opening anything. Nothing of a user's is imported."""
-    known = {**registered("hilt.devices"), **DEVICES}
-    if name not in known and ":" not in name:
-        raise UnknownNameError("device", name, known)
+    DEVICES.check(name)
     if name in PACKAGES:
         require_module(*PACKAGES[name], "teleop")
     if name in DEVICES:
         try:
-            inspect.signature(function(DEVICES[name], "the device", ours=True)).bind(**options)
+            inspect.signature(DEVICES.load(name)).bind(**options)
         except TypeError as error:
             raise ConfigError(f"the device {name} cannot be made with the options {options}: {error}. Correct them.") from error
 
 
 def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     """The device of that name, or of a class of yours as "module:Class", ready to be read. `action_of`: see `Device`."""
-    known = {**registered("hilt.devices"), **DEVICES}
-    if name not in known and ":" not in name:
-        raise UnknownNameError("device", name, known)
-    factory = function(known[name], "the device", ours=True) if name in known else function(name, "the device", Device)
+    factory = function(DEVICES.load(name, Device), "the device")
     try:
         device: Device = factory(**options)
     except (TypeError, ValueError) as error:
@@ -195,13 +193,12 @@ def open_device(name: str, action_of: Any = None, **options: Any) -> Device:
     return device
 
 
-def function(given: Any, what: str, *kinds: type, ours: bool = False) -> Callable[..., Any]:
-    """A function or class: itself, or "module:name" of it, which is what a command line can give. `kinds`: see `hilt.core.names.load`;
-    `ours`: it is in a table of ours."""
+def function(given: Any, what: str, *kinds: type) -> Callable[..., Any]:
+    """A function or class: itself, or "module:name" of it, which is what a command line can give. `kinds`: see `hilt.core.names.load`."""
     found = given
     if isinstance(given, str):
         try:
-            found = load_own(given) if ours else load(given, *kinds)
+            found = load(given, *kinds)
         except UnsafeError:
             raise
         except (ImportError, ValueError) as error:
