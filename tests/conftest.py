@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hilt.core.signals import ENDING
 from tests import effort, forked, schedule
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # other tests run beside this one: two threads of torch on busy cores are slower than one
@@ -30,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a job that a shell starts in the background; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--long"):
         os.environ[effort.LONG] = "1"
     settings.load_profile("long" if effort.is_long() else "short")
@@ -87,6 +91,19 @@ def _same_number_of_threads() -> Iterator[None]:
         os.environ.update({} if asked is None else {"OMP_NUM_THREADS": asked})
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_signal_handlers() -> Iterator[None]:
+    """A test that leaves a handler behind, or a signal blocked, fails itself: another test would wait for Ctrl-C in vain."""
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    changed = [number.name for number in ENDING if signal.getsignal(number) != handlers[number]]
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    left = signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    assert not changed and left == blocked, f"this test left other handlers of {changed}, and blocked {left - blocked}"
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -115,6 +115,7 @@ def test_an_encoder_that_fails_costs_one_video(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(film_module, "film", fails)
     monkeypatch.setattr(os, "nice", lambda more: 0)
+    monkeypatch.setattr(film_module, "leave_to_parent", lambda: None)  # this is not a process of its own
     monkeypatch.setattr(sys, "stdin", ["0", "1"])
     film_module.main(str(tmp_path / "a" / "log"), str(tmp_path / "v"), "10")
     assert made == [1] and capsys.readouterr().out == "no video of trajectory 0: no such codec\n"
