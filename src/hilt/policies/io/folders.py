@@ -140,7 +140,7 @@ def load_openvla(
 
 
 def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
-    """A complete folder that `load_openvla` and upstream's loaders open. Adapters are merged on the way, tensor by tensor."""
+    """A complete folder that `load_openvla` and upstream's loaders open. Adapters are merged on the way, shard by shard."""
     from hilt.policies.vla.openvla_config import OURS
 
     config, source = policy.config, policy.source

@@ -1,4 +1,4 @@
-"""LoRA through `peft`: attach adapters, train them only, save them, and merge them tensor by tensor without a second model in memory.
+"""LoRA through `peft`: attach adapters, train them only, save them, and merge them as they are written, without a second model in memory.
 
     trained = attach(policy, rank=32, alpha=16)     # parameters for the optimizer: adapters, and the heads in full
     save_adapter(policy, "adapter")                 # as peft writes it: upstream's loaders open it

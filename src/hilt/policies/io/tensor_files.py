@@ -4,9 +4,9 @@
     load_into(module, tensors, device="cuda:0", dtype=torch.bfloat16)    # a module on the meta device gets its memory here
     write_tensors("folder", module.state_dict())
 
-The format is read here and not through a memory map: mapped pages are host memory too, and a shard of 5 GB beside a copy of 15 GB is
-too much. A tensor is read into its own place on the CPU, or through a buffer of its size to another device. What we write carries a
-checksum for each tensor in the header's metadata, where other readers do not mind it.
+The library `safetensors` reads and writes the files. It maps a file into memory, and mapped pages count as memory of the process, so a
+file is mapped for one tensor at a time: what is resident beside the weights is never more than the largest tensor. What we write
+carries a checksum for each tensor in the header's metadata, where other readers do not mind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import zlib
@@ -22,8 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hilt.core.errors import (
@@ -43,28 +46,27 @@ from hilt.core.unpickle import PickleError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SHARD_BYTES = 5_000_000_000
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+SHARD_BYTES = 1_000_000_000
+"""A shard is written from memory as a whole, so tensors that are on another device, or made while they are written, need this much."""
 MAX_LISTED = 5
-MAX_HEADER = 100_000_000
-"""Bytes; a longer header is a damaged file"""
 
 
 class Entry(NamedTuple):
     """Where a tensor lies."""
 
     file: Path
+    name: str
+    """Its name in the file"""
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
-    """Its first byte in the file"""
-    size: int
-    """In bytes"""
+    place: int
+    """How many tensors lie before it in the file"""
     crc32: str
     """In hexadecimal; empty in files that others wrote"""
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -109,25 +111,16 @@ class Tensors(Mapping[str, Tensor]):
             raise SchemaError(f"{entry.file}: the tensor {name} has the shape {list(entry.shape)}, and {list(out.shape)} was asked for.")
         if out.is_meta:  # nothing is there to be filled: memory is estimated
             return
-        direct = out.device.type == "cpu" and out.dtype == entry.dtype and out.is_contiguous()
-        buffer = out.detach() if direct else torch.empty(entry.shape, dtype=entry.dtype)
-        view = _bytes_of(buffer)
-        with _storage_errors(entry.file), entry.file.open("rb", buffering=0) as file:
-            file.seek(entry.start)
-            done = 0
-            while done < entry.size and (got := file.readinto(view[done:])):
-                done += got
-        if done < entry.size:
-            raise CorruptError(f"{entry.file}: it ends within the tensor {name}. Copy the file again.")
-        if entry.crc32 and f"{zlib.crc32(view):08x}" != entry.crc32:
-            raise CorruptError(f"{entry.file}: the bytes of the tensor {name} do not have their checksum. Copy the file again.")
-        if not direct:
+        with _opened(entry.file) as file:
+            found = file.get_tensor(entry.name)
+            if entry.crc32 and f"{zlib.crc32(_bytes_of(found)):08x}" != entry.crc32:
+                raise CorruptError(f"{entry.file}: the bytes of the tensor {name} do not have their checksum. Copy the file again.")
             with torch.no_grad():
-                out.copy_(buffer)
+                out.copy_(found)
 
     @property
     def nbytes(self) -> int:
-        return sum(entry.size for entry in self.entries.values())
+        return sum(entry.nbytes for entry in self.entries.values())
 
 
 def load_into(
@@ -167,7 +160,7 @@ def load_into(
             )
     filled: dict[int, Tensor] = {}
     found = ((tensors.entries[theirs], name) for name, theirs in wanted.items() if theirs in tensors.entries)
-    for entry, name in sorted(found, key=lambda pair: (pair[0].file, pair[0].start)):
+    for entry, name in sorted(found, key=lambda pair: (pair[0].file, pair[0].place)):
         holder, key = owners[name]
         old = getattr(holder, key)
         if old.is_meta:
@@ -224,8 +217,8 @@ def write_tensors(
 ) -> list[Path]:
     """Writes safetensors shards of at most `shard_bytes` (a larger tensor has one of its own) and their index into a folder.
 
-    `value` gives the tensor to write for a name, of the type and shape that `state` has for it: one at a time is made and let go, so a
-    merged model never exists as a whole. Each file is written beside its place, synced and renamed; the index comes last.
+    `value` gives the tensor to write for a name, of the type and shape that `state` has for it: those of one shard are made and let go
+    again, so a merged model never exists as a whole. Each file is written beside its place, synced and renamed; the index comes last.
     """
     folder, value = Path(folder), value or state.__getitem__
     shards: list[list[str]] = [[]]
@@ -308,56 +301,54 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str], Tensor]) -> None:
-    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
-    start, header = 0, {}
+    made: dict[str, Tensor] = {}
+    metadata, storages = {"format": "pt"}, set[int]()
     for name, tensor in state.items():
-        if tensor.dtype not in kinds:
-            raise SchemaError(f"the tensor {name} is of {tensor.dtype}, which safetensors files have not. Convert it first.")
-        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, start + tensor.nbytes]}
-        start += tensor.nbytes
-    sums = dict.fromkeys((f"crc32:{name}" for name in state), "0" * 8)
-
-    def head() -> bytes:
-        text = json.dumps({"__metadata__": {"format": "pt", **sums}, **header}).encode()
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text
-
-    with replacing(path) as beside, beside.open("wb") as file:
-        file.write(head())
-        for name, tensor in state.items():
-            given = value(name).detach()
-            if given.shape != tensor.shape or given.dtype != tensor.dtype:
-                raise SchemaError(
-                    f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}."
-                )
-            view = _bytes_of(given.cpu().contiguous())
-            sums[f"crc32:{name}"] = f"{zlib.crc32(view):08x}"
-            file.write(view)
-        file.seek(0)
-        file.write(head())
+        given = value(name).detach()
+        if given.shape != tensor.shape or given.dtype != tensor.dtype:
+            raise SchemaError(f"the tensor {name} was to be {tensor.dtype} {list(tensor.shape)}: it is {given.dtype} {list(given.shape)}.")
+        given = given.cpu().contiguous()
+        if given.untyped_storage().data_ptr() in storages:
+            given = given.clone()  # tied weights have two names, and the library writes no memory twice
+        storages.add(given.untyped_storage().data_ptr())
+        made[name], metadata[f"crc32:{name}"] = given, f"{zlib.crc32(_bytes_of(given)):08x}"
+    with replacing(path) as beside:
+        beside.touch()
+        mode = beside.stat().st_mode
+        try:
+            save_file(made, beside, metadata)
+        except KeyError as error:
+            raise SchemaError(f"{path}: tensors of {error.args[0]} have no place in a safetensors file. Convert them first.") from None
+        except SafetensorError as error:
+            raise _system_error(error) from error
+        beside.chmod(mode)  # the library makes files that nobody else may read
 
 
 def _read_header(path: Path) -> dict[str, Entry]:
-    with _storage_errors(path), path.open("rb") as file:
-        total = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= min(MAX_HEADER, total) else b""
-    base = 8 + length
-    try:
-        header = json.loads(text)
-        sums = header.pop("__metadata__", None) or {}
-        entries = {}
-        for name, about in header.items():
-            start, end = about["data_offsets"]
-            dtype, shape = DTYPES[about["dtype"]], tuple(int(n) for n in about["shape"])
-            if min(shape, default=0) < 0 or not 0 <= start <= end or end - start != dtype.itemsize * int(np.prod(shape, dtype=object)):
-                raise ValueError(f"the tensor {name} has {end - start} bytes for the shape {list(shape)}")
-            entries[name] = Entry(path, dtype, shape, base + start, end - start, sums.get(f"crc32:{name}", ""))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"{path}: not a whole safetensors file ({str(error)[:120]}). Copy it again from where it came.") from error
-    if cut := next((name for name, entry in entries.items() if entry.start + entry.size > total), None):
-        raise CorruptError(f"{path}: it has {total:,} bytes and ends before the tensor {cut} does. Copy it again from where it came.")
-    return entries
+    with _opened(path) as file:
+        sums = file.metadata() or {}
+        found = [(name, file.get_tensor(name)) for name in file.offset_keys()]  # mapped, and not read
+    return {
+        name: Entry(path, name, tensor.dtype, tuple(tensor.shape), place, sums.get(f"crc32:{name}", ""))
+        for place, (name, tensor) in enumerate(found)
+    }
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file as the library opens it, which checks its header and its size."""
+    with _storage_errors(path):
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield file
+        except SafetensorError as error:
+            raise CorruptError(f"{path}: not a whole safetensors file ({str(error)[:120]}). Copy it again from where it came.") from error
+
+
+def _system_error(error: SafetensorError) -> Exception:
+    """The error of the system that the library reports as text while it writes."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else StorageError(str(error))
 
 
 def _places(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
