@@ -43,6 +43,16 @@ def test_mypy_is_strict_where_promised(tmp_path: Path):
         assert f"hilt/{part}/loose.py:1: error: Function is missing a type annotation" in done.stdout
 
 
+def test_a_constant_of_a_module_is_assigned_once():
+    """Two that were given one name by a renaming: the first value was lost, and the learner looked around fifty times as often."""
+    twice = []
+    for path in sorted((ROOT / "src" / "hilt").rglob("*.py")):
+        assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
+        names = [name.id for node in assigned for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        twice += [f"{path.name}: {name}" for name in sorted(set(names)) if name.isupper() and names.count(name) > 1]
+    assert not twice
+
+
 @pytest.mark.parametrize("module", ["hilt", "hilt.core", "hilt.replay", "hilt.cli"])
 def test_import_brings_no_torch(module: str):
     assert run("-c", f"import sys, {module}; print('torch' in sys.modules)").strip() == "False"

@@ -172,7 +172,7 @@ def test_learning_ends_at_the_goal_with_the_policy_that_reached_it(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("hilt.hil.learner.GoalWatch", Scripted)
-    monkeypatch.setattr("hilt.hil.learner.POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hilt.hil.learner.REPORT_INTERVAL_S", 0.0)
     Scripted.shares = [0.95, 0.5, 0.9, 1.0]
     run = memory_path / "run"
     goal = {"success": 0.9, "states": 20, "period": 10, "hold": 2}
@@ -210,6 +210,6 @@ def test_a_run_whose_evaluation_fails_ends_with_that_error(
             return None
 
     monkeypatch.setattr("hilt.hil.learner.GoalWatch", Failing)
-    monkeypatch.setattr("hilt.hil.learner.POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr("hilt.hil.learner.REPORT_INTERVAL_S", 0.0)
     with pytest.raises(SchemaError, match="the evaluation failed"):
         learner(template, memory_path / "run", max_steps=10**6, goal={"success": 0.9, "period": 5}).run()

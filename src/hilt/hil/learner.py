@@ -39,7 +39,7 @@ from hilt.wire import TrainerConfig, TrainerServer
 
 CHECKPOINT_S = 300.0
 """Between two checkpoints, when no number of updates is given for it"""
-TELL_S, POLL_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
+TELL_S, REPORT_INTERVAL_S, POLL_INTERVAL_S = 5.0, 0.5, 0.01
 """How often it says what it waits for; how often it looks for what is to be reported; how long it sleeps while it waits"""
 GOODBYE_S, ACTIVE_S = 10.0, 5.0
 """After its end it serves so long at most, until every actor that was heard so lately knows of it and has left"""
@@ -453,7 +453,7 @@ class Learner:
 
     def _look(self) -> None:
         """Now and then: takes in what came, reports episodes that ended and what actors told."""
-        if (now := time.monotonic()) - self._looked < POLL_INTERVAL_S:
+        if (now := time.monotonic()) - self._looked < REPORT_INTERVAL_S:
             return
         self._looked = now
         self.experience.take()
