@@ -1,1 +1,25 @@
-"""Training on many ranks: who they are, how they reduce and shard, and where they run (here, in processes, on a Ray cluster)."""
+"""Training on many ranks: how they are started, how they reduce and shard, and where they run.
+
+A `Group` of workers is opened from a `Placement`: in this process, in processes of this machine, or on a Ray cluster.
+"""
+
+from typing import TYPE_CHECKING
+
+from hilt.core.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from hilt.distributed.group import Group, Placement, Sharding, open_group
+    from hilt.distributed.optimizer import DataParallelOptimizer
+    from hilt.distributed.ranks import Ranks
+    from hilt.distributed.shard import Sharded
+
+__all__ = [
+    "DataParallelOptimizer",
+    "Group",
+    "Placement",
+    "Ranks",
+    "Sharded",
+    "Sharding",
+    "open_group",
+]
+__getattr__ = lazy_exports(__name__, __file__)

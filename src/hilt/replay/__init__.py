@@ -55,10 +55,4 @@ __all__ = [
     "EmbodiedTrajectoryBuilder",
     "convert_trajectories_to_batch",
 ]
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        **dict.fromkeys(("ReplayBufferDataStore", "MemoryEfficientReplayBufferDataStore"), "hilt.compat.serl"),
-        **dict.fromkeys(__all__[__all__.index("TrajectoryReplayBuffer") :], "hilt.compat.rlinf"),
-    },
-)
+__getattr__ = lazy_exports(__name__, __file__)

@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING
 from hilt.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from hilt.compat.rlinf.buffer import TrajectoryReplayBuffer as TrajectoryReplayBuffer
-    from hilt.compat.rlinf.rollout_result import ChunkStepResult as ChunkStepResult
-    from hilt.compat.rlinf.rollout_result import EmbodiedRolloutResult as EmbodiedRolloutResult
-    from hilt.compat.rlinf.rollout_result import EmbodiedTrajectoryBuilder as EmbodiedTrajectoryBuilder
-    from hilt.compat.rlinf.rollout_result import convert_trajectories_to_batch as convert_trajectories_to_batch
-    from hilt.compat.rlinf.trajectory_cache import TrajectoryCache as TrajectoryCache
-    from hilt.formats.rlinf_trajectory import Trajectory as Trajectory
-    from hilt.replay.transfer.channel import Channel as Channel
+    from hilt.compat.rlinf.buffer import TrajectoryReplayBuffer
+    from hilt.compat.rlinf.rollout_result import (
+        ChunkStepResult,
+        EmbodiedRolloutResult,
+        EmbodiedTrajectoryBuilder,
+        convert_trajectories_to_batch,
+    )
+    from hilt.compat.rlinf.trajectory_cache import TrajectoryCache
+    from hilt.formats.rlinf_trajectory import Trajectory
+    from hilt.replay.transfer.channel import Channel
 
-MODULES = {
-    "TrajectoryReplayBuffer": "hilt.compat.rlinf.buffer",
-    "ChunkStepResult": "hilt.compat.rlinf.rollout_result",
-    "EmbodiedRolloutResult": "hilt.compat.rlinf.rollout_result",
-    "EmbodiedTrajectoryBuilder": "hilt.compat.rlinf.rollout_result",
-    "convert_trajectories_to_batch": "hilt.compat.rlinf.rollout_result",
-    "TrajectoryCache": "hilt.compat.rlinf.trajectory_cache",
-    "Trajectory": "hilt.formats.rlinf_trajectory",
-    "Channel": "hilt.replay.transfer.channel",
-}
-__getattr__ = lazy_exports(__name__, MODULES)
+__all__ = [
+    "TrajectoryReplayBuffer",
+    "ChunkStepResult",
+    "EmbodiedRolloutResult",
+    "EmbodiedTrajectoryBuilder",
+    "convert_trajectories_to_batch",
+    "TrajectoryCache",
+    "Trajectory",
+    "Channel",
+]
+__getattr__ = lazy_exports(__name__, __file__)
