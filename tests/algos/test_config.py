@@ -23,7 +23,7 @@ def test_the_usual_ones_are_fine():
         (PolicyGradient("remax", discount=0.9), "algorithm.discount is 0.9; remax compares whole scores"),
         (PolicyGradient(dual_clip=0.5), "algorithm.dual_clip is 0.5; expected above 1, such as 3, or 0 for none"),
         (PolicyGradient("gae", normalize="group"), "gae has no groups; take batch, or one of grpo, dr_grpo, rloo"),
-        (PolicyGradient(lam=0.9), "lam=0.9 would do nothing: it needs estimator=gae. Give that, or leave it out"),
+        (PolicyGradient(lam=0.9), "lam=0.9 would do nothing: it needs estimator=gae, or another with a critic. Give that, or leave it out"),
         (PolicyGradient(value_clip=0.1), "value_clip=0.1 would do nothing: it needs estimator=gae"),
         (PolicyGradient(importance_cap=5.0), "importance_cap=5.0 would do nothing: it needs recompute_log_prob=true"),
         (PolicyGradient(recompute_log_prob=True, importance_cap=0.5), "algorithm.importance_cap is 0.5; expected a number from 1"),

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from hilt.algos.config import CHOICES, Batching, Kl, Optimizer, PolicyGradient, Prime
+from hilt.algos.config import Batching, Kl, Optimizer, PolicyGradient, Prime
+from hilt.algos.tables import ESTIMATORS
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import host_meeting, join
@@ -94,6 +95,16 @@ def test_each_option_changes_the_gradient_and_equals_the_reference(name: str):
     before, after = (updated(each, made)[0].seen[0] for each in (without, settings))
     assert not same(before, after, 1e-4)
     assert same(after, expected(settings, numbers(Toy()), made))
+
+
+def test_a_loss_and_an_estimator_of_ones_own_are_used():
+    module = "tests.algos.test_tables"
+    own = PolicyGradient(loss=f"{module}:Unclipped")
+    actor, figures = updated(own)
+    assert same(actor.seen[0], updated(PolicyGradient(clip_low=1.0, clip_high=1e6))[0].seen[0])
+    assert "large_ratios" in figures and "clip_fraction" not in figures
+    compared = PolicyGradient(estimator=f"{module}:BestOf")
+    assert not same(updated(compared)[0].seen[0], updated(PLAIN)[0].seen[0], 1e-4)
 
 
 def test_every_epoch_is_another_gradient():
@@ -384,7 +395,7 @@ def test_gae_without_a_value():
 @pytest.mark.parametrize("head", ["tokens", "gaussian", "flow"])
 def test_every_head_learns_from_every_estimator(head: str):
     """What was rewarded becomes likelier; the first ratio is 1, for the policy has not changed since it acted."""
-    for estimator in CHOICES["estimator"]:
+    for estimator in ESTIMATORS:
         sizes = {"image_size": 16, "state_dim": 1, "chunk": 2, "action_dim": 2, "width": 16, "heads": 2, "depth": 1, "keypoints": 2}
         policy = SmallVLA(SmallVLAConfig(**sizes, head=head, value="detached"))  # type: ignore[arg-type]
         seen = {"full_image": np.zeros((16, 16, 3), np.uint8), "state": np.zeros(1, np.float32), "instruction": "go"}

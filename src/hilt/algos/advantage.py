@@ -26,11 +26,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hilt.algos.config import GROUPED, PolicyGradient
-from hilt.core.errors import ConfigError
-
-AUTO = {"grpo": "group", "reinforce_plus_plus": "batch", "gae": "batch"}
-"""How advantages are normalized as published; the others': not at all"""
+from hilt.algos.config import PolicyGradient
+from hilt.algos.tables import Estimator, ScoredEpisodes, estimator
+from hilt.core.errors import ConfigError, SchemaError
 
 Total = Callable[[Tensor], Tensor]
 """Adds a tensor up over all ranks, in place"""
@@ -52,32 +50,91 @@ def advantages(
     is what each chunk pays. `beside`: the scores [M] and groups [M] of members that belong to other batches and are compared with, too.
     `process`: advantages of the terms of each chunk [B, T, N], and their mask, which are added before whitening (`hilt.algos.prime`); the
     result has their shape."""
-    estimator, mask = settings.estimator, mask.to(rewards.dtype)
-    how = AUTO.get(estimator, "none") if settings.normalize == "auto" else settings.normalize
+    chosen, mask = estimator(settings.estimator), mask.to(rewards.dtype)
+    how = chosen.normalization if settings.normalize == "auto" else settings.normalize
     task, paid = rewards * mask, (torch.zeros_like(rewards) if penalty is None else penalty) * mask
     rewards = task - paid
-    returns = returns_to_go(rewards, settings.discount)
-    if estimator == "gae":
-        if values is None:
-            raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
-        found, returns = gae(rewards, values * mask, settings.discount, settings.lam)
-    elif estimator == "remax":
-        if baseline is None:
-            raise ConfigError("estimator=remax needs the score of a greedy episode for each start: let the run collect them.")
-        found = returns - baseline[:, None]
-    elif estimator in GROUPED:
-        score, cost = (returns_to_go(each, settings.discount)[:, :1].sum(1) for each in (task, paid))
-        scores, groups = (score, group) if beside is None else (torch.cat([score, beside[0]]), torch.cat([group, beside[1]]))
-        scale = deviation(scores, groups)[: len(score)] if how == "group" else 1.0
-        worth = compared(scores, groups, leave_one_out=estimator == "rloo")[: len(score)]
-        found = (worth / scale - compared(cost, group, leave_one_out=estimator == "rloo"))[:, None].expand_as(rewards)
-    else:
-        found = returns
+    seen = None if values is None else values * mask
+    to_go = returns_to_go(rewards, settings.discount)
+    episodes = ScoredEpisodes(rewards, task, paid, to_go, mask, group, how, seen, baseline, beside)
+    found = chosen.estimate(episodes, settings)
+    if found.shape != rewards.shape:
+        raise SchemaError(
+            f"algorithm.estimator={settings.estimator}: expected advantages of the shape {list(rewards.shape)}, one for each chunk of each "
+            f"episode, got {list(found.shape)}."
+        )
+    returns = chosen.value_targets(episodes, settings, found)
     if process is not None:
         found, whole = found[..., None] + process[0], process[1].to(rewards.dtype)
     else:
         whole = mask
     return (whiten(found, whole, total) if how == "batch" else found) * whole, returns * mask
+
+
+class Grpo(Estimator):
+    """Scores compared with those of the group, over their deviation."""
+
+    grouped = True
+    normalization = "group"
+
+    def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
+        group, beside = episodes.group, episodes.beside
+        score, cost = (returns_to_go(each, settings.discount)[:, :1].sum(1) for each in (episodes.task, episodes.paid))
+        scores, groups = (score, group) if beside is None else (torch.cat([score, beside[0]]), torch.cat([group, beside[1]]))
+        scale = deviation(scores, groups)[: len(score)] if episodes.normalization == "group" else 1.0
+        worth = compared(scores, groups, leave_one_out=self.leave_one_out)[: len(score)]
+        return (worth / scale - compared(cost, group, leave_one_out=self.leave_one_out))[:, None].expand_as(episodes.rewards)
+
+
+class DrGrpo(Grpo):
+    """The same, not divided."""
+
+    normalization = "none"
+
+
+class Rloo(DrGrpo):
+    """Scores compared with those of the others of the group."""
+
+    leave_one_out = True
+
+
+class ReinforcePlusPlus(Estimator):
+    """Returns, whitened over the batch."""
+
+    normalization = "batch"
+    filtered = "their mean is the baseline"
+
+    def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
+        return episodes.returns
+
+
+class Remax(Estimator):
+    """Returns less the score of a greedy episode."""
+
+    needs_greedy = True
+    filtered = "the baseline, a greedy episode, is not one of those"
+
+    def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
+        if episodes.baseline is None:
+            raise ConfigError("estimator=remax needs the score of a greedy episode for each start: let the run collect them.")
+        return episodes.returns - episodes.baseline[:, None]
+
+
+class Gae(Estimator):
+    """Generalized advantages of a critic."""
+
+    needs_critic = True
+    normalization = "batch"
+    filtered = "the critic would learn what the kept ones earn, not what a state is worth"
+
+    def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
+        if episodes.values is None:
+            raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
+        return gae(episodes.rewards, episodes.values, settings.discount, settings.lam)[0]
+
+    def value_targets(self, episodes: ScoredEpisodes, settings: PolicyGradient, advantages: Tensor) -> Tensor:
+        assert episodes.values is not None
+        return advantages + episodes.values
 
 
 def gae(rewards: Tensor, values: Tensor, discount: float, lam: float) -> tuple[Tensor, Tensor]:

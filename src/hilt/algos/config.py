@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
+from hilt.algos.tables import estimator, policy_loss
 from hilt.core.errors import ConfigError, UnknownNameError
 
 IMITATION_LOSSES = ("nll", "mse")
 GROUPED = ("grpo", "dr_grpo", "rloo")
-"""Estimators that compare the members of a group"""
+"""The built-in estimators that compare the members of a group"""
+CLIPPING = ("clip_low", "clip_high", "dual_clip")
 CHOICES = {
-    "estimator": (*GROUPED, "reinforce_plus_plus", "remax", "gae"),
     "normalize": ("auto", "none", "group", "batch"),
     "reduction": ("token_mean", "trajectory_mean", "trajectory_sum"),
     "ratio": ("token", "action", "chunk"),
@@ -160,7 +161,8 @@ class PolicyGradient:
     """How a policy learns from its own rollouts: advantages of chunks, and a clipped surrogate of numbers, actions or chunks."""
 
     estimator: str = "grpo"
-    """Of advantages: grpo, dr_grpo, rloo (compare the members of a group), reinforce_plus_plus, remax (a greedy rollout), gae (a critic)"""
+    """Of advantages: grpo, dr_grpo, rloo (compare the members of a group), reinforce_plus_plus, remax (a greedy rollout), gae (a critic);
+    or another by name or module:Class"""
     discount: float = 1.0
     """What a reward one chunk later is worth"""
     lam: float = 1.0
@@ -185,6 +187,8 @@ class PolicyGradient:
     """Of "trajectory_sum": terms that a trajectory's sum is divided by"""
     ratio: str = "token"
     """What one ratio is of: a "token" (one number of an action), an "action", or a "chunk" """
+    loss: str = "clipped"
+    """What is minimized: clipped, PPO's surrogate of the ratio; or another one by name or module:Class"""
     value_coefficient: float = 0.5
     """Of gae: weight of the critic's loss where the policy has its value head"""
     value_clip: float = 0.5
@@ -198,26 +202,29 @@ class PolicyGradient:
 
     def check(self) -> None:
         """Raises for what cannot work, and for what would change nothing."""
-        _known(self, "estimator", "normalize", "reduction", "ratio")
+        _known(self, "normalize", "reduction", "ratio")
+        chosen, loss = estimator(self.estimator), policy_loss(self.loss)
         share: tuple[float, float] = (0, 1)
         _within(self, "algorithm", discount=share, lam=share, clip_low=share, clip_high=(0, 1e6), dual_clip=(0, 1e6))
         _within(self, "algorithm", entropy=(-1e6, 1e6), epochs=(1, 1e6), horizon=(1, 1e12), value_coefficient=(0, 1e6), value_clip=(0, 1e6))
         _within(self, "algorithm", importance_cap=(1, 1e6), target_kl=(0, 1e6))
         if 0 < self.dual_clip <= 1:
             raise ConfigError(f"algorithm.dual_clip is {self.dual_clip:g}; expected above 1, such as 3, or 0 for none.")
-        if self.normalize == "group" and self.estimator not in GROUPED:
+        if self.normalize == "group" and not chosen.grouped:
             raise ConfigError(f"algorithm.normalize=group: {self.estimator} has no groups; take batch, or one of {', '.join(GROUPED)}.")
-        if self.estimator == "remax" and self.discount != 1:
-            raise ConfigError(f"algorithm.discount is {self.discount:g}; remax compares whole scores with a greedy episode's: expected 1.")
-        gae = ("estimator=gae", self.estimator == "gae")
-        needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), gae)
+        if chosen.needs_greedy and self.discount != 1:
+            why = f"{self.estimator} compares whole scores with a greedy episode's"
+            raise ConfigError(f"algorithm.discount is {self.discount:g}; {why}: expected 1.")
+        critic = ("estimator=gae, or another with a critic", chosen.needs_critic)
+        needs = dict.fromkeys(("lam", "value_coefficient", "value_clip"), critic)
+        needs |= {name: (f"a loss that reads it; loss={self.loss} does not", name in loss.uses) for name in CLIPPING}
         needs["importance_cap"] = ("recompute_log_prob=true", self.recompute_log_prob)
         needs |= {"horizon": ("reduction=trajectory_sum", self.reduction == "trajectory_sum")}
         several = self.epochs > 1 or self.batch.trajectories_per_step > 0
         _effective(self, {**needs, "target_kl": ("several steps in an update, epochs=2 or batch.trajectories_per_step=N", several)})
         self.kl.check()
         self.batch.check()
-        first = self.kl.where != "none" or self.recompute_log_prob or self.estimator == "gae"
+        first = self.kl.where != "none" or self.recompute_log_prob or chosen.needs_critic
         if self.batch.log_prob_chunks_per_pass and not first:
             raise ConfigError(
                 f"batch.log_prob_chunks_per_pass={self.batch.log_prob_chunks_per_pass} would do nothing: it needs kl.where, "

@@ -33,6 +33,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hilt.algos.advantage import compared, returns_to_go
 from hilt.algos.config import GROUPED, PolicyGradient, Prime
+from hilt.algos.tables import estimator
 from hilt.core.errors import ConfigError
 
 
@@ -49,12 +50,13 @@ def check(algorithm: PolicyGradient, settings: Prime) -> None:
     """Refuses a process reward that does not go with how the policy is updated."""
     if not settings.coefficient:
         return
-    if algorithm.estimator == "remax":
+    chosen = estimator(algorithm.estimator)
+    if chosen.needs_greedy:
         raise ConfigError(
-            "prime.coefficient with algorithm.estimator=remax: a greedy episode, its baseline, gets no process reward. Take rloo, grpo, "
-            "dr_grpo, gae or reinforce_plus_plus."
+            f"prime.coefficient with algorithm.estimator={algorithm.estimator}: a greedy episode, its baseline, gets no process reward. "
+            "Take rloo, grpo, dr_grpo, gae or reinforce_plus_plus."
         )
-    if settings.granularity == "token" and (algorithm.estimator not in GROUPED or algorithm.ratio != "token"):
+    if settings.granularity == "token" and (not chosen.grouped or algorithm.ratio != "token"):
         raise ConfigError(
             f"prime.granularity=token with algorithm.estimator={algorithm.estimator} and algorithm.ratio={algorithm.ratio}: advantages of "
             f"single numbers need one of {', '.join(GROUPED)}, and ratio=token. Give prime.granularity=chunk."

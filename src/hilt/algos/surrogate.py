@@ -14,15 +14,33 @@ Terms become a loss in one of three ways:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hilt.algos.config import PolicyGradient
+from hilt.algos.tables import PolicyLoss
+
 MAX_LOG_RATIO = 20.0
 """The logarithm of a ratio is kept within this either way, so that no number overflows"""
 _ADDED = {"token": 0, "action": 1, "chunk": 2}
 """Trailing dimensions of [R, chunk, action_dim] that are one term"""
+
+
+class ClippedSurrogate(PolicyLoss):
+    """PPO's surrogate, with bounds of their own below and above, and a dual clip."""
+
+    uses = frozenset({"clip_low", "clip_high", "dual_clip"})
+
+    def figures(self, settings: PolicyGradient) -> list[str]:
+        return ["clip_fraction"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
+
+    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
+        found = surrogate(log_ratio, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
+        shown = {"clip_fraction": found.clipped, "dual_clip_fraction": found.dual_clipped}
+        return found.loss, {name: shown[name] for name in self.figures(settings)}
 
 
 class Surrogate(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 from hilt.algos import prime
 from hilt.algos.config import GROUPED, Optimizer, PolicyGradient, Prime
+from hilt.algos.tables import Estimator, estimator
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
@@ -30,12 +31,6 @@ from hilt.vla.sft import Lora, words
 
 BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
 """Filters of collect that drop groups by how their episodes ended"""
-BASELINES = {
-    "gae": "the critic would learn what the kept ones earn, not what a state is worth",
-    "reinforce_plus_plus": "their mean is the baseline",
-    "remax": "the baseline, a greedy episode, is not one of those",
-}
-"""Of the estimators that do not compare within a group: what goes wrong when groups are chosen by their outcome"""
 RATES = {"a small_vla": 3e-4, "adapters": 1e-4, "all weights of a large policy": 5e-6}
 """Learning rates where none is given. Of adapters: RLinf's for OpenVLA and OFT with LoRA; of all weights: SimpleVLA-RL's, and pi_RL's"""
 CRITIC_RATE = 1e-4
@@ -257,12 +252,12 @@ class Vla:
                 f"algorithm.batch.trajectories_per_step={each}: a training step has {episodes} episodes ({self._factors}), which are not "
                 f"whole steps of the optimizer; give {min(fits, key=lambda n: abs(n - each))}, or 0 for all in one."
             )
-        if self.algorithm.estimator in GROUPED and self.collect.group_size < 2:
+        if self._estimator.grouped and self.collect.group_size < 2:
             raise ConfigError(
                 f"collect.group_size={self.collect.group_size}: {self.algorithm.estimator} compares the members of a group; give 2 or more."
             )
         cut = self.collect.data_batch_size % self.collect.group_size
-        if cut and self.algorithm.estimator in GROUPED and self.algorithm.kl.where == "reward":
+        if cut and self._estimator.grouped and self.algorithm.kl.where == "reward":
             raise ConfigError(
                 f"collect.data_batch_size={self.collect.data_batch_size} cuts groups of collect.group_size={self.collect.group_size}, and "
                 "algorithm.kl.where=reward compares what all members of a group paid: give a multiple, or algorithm.kl.where=loss."
@@ -274,17 +269,19 @@ class Vla:
 
     def _check_sense(self) -> None:
         """What one setting needs of another."""
-        critic, gae, validation = self.critic, self.algorithm.estimator == "gae", self.validation
+        critic, judged, validation = self.critic, self._estimator.needs_critic, self.validation
         if critic.kind not in CRITICS:
             raise UnknownNameError("critic", critic.kind, CRITICS)
-        if gae and critic.kind == "none":
-            raise ConfigError("algorithm.estimator=gae needs a critic: give critic.kind=shared, detached or separate.")
+        if judged and critic.kind == "none":
+            needs = f"algorithm.estimator={self.algorithm.estimator} needs a critic"
+            raise ConfigError(f"{needs}: give critic.kind=shared, detached or separate.")
         problems = Problems()
         problems.check(self._check_filters)
         near = ("placement.rollout_ranks=0: who trains has no simulators to reset meanwhile", not self.placement.rollout_ranks)
         problems.check(check_effect, self.collect, {"prefetch": near})
         problems.check(check_effect, self, {"suite": ("no columns beside it", not self.columns)})
-        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimizer", "warmup_steps"), ("algorithm.estimator=gae", gae)))
+        has_critic = ("algorithm.estimator=gae, or another with a critic", judged)
+        problems.check(check_effect, critic, dict.fromkeys(("kind", "optimizer", "warmup_steps"), has_critic))
         problems.check(self._check_entropy)
         problems.check(check_stop_on, self.stop_on, self.facts)
         problems.check(check_effect, self, {"export_keep": ("export_period=N", self.export_period)})
@@ -309,10 +306,10 @@ class Vla:
     def _check_filters(self) -> None:
         """Filters choose groups by how they ended: only what compares the members of a group with each other is not misled by that."""
         filters = [f"collect.{name}=true" for name in BY_OUTCOME if getattr(self.collect, name)]
-        if filters and (estimator := self.algorithm.estimator) not in GROUPED:
+        if filters and not self._estimator.grouped:
             raise ConfigError(
-                f"{' and '.join(filters)} with algorithm.estimator={estimator}: groups are kept by how they ended, and "
-                f"{BASELINES[estimator]}, so that advantages would be wrong. Give false for "
+                f"{' and '.join(filters)} with algorithm.estimator={self.algorithm.estimator}: groups are kept by how they ended, and "
+                f"{self._estimator.filtered}, so that advantages would be wrong. Give false for "
                 f"{'it' if len(filters) == 1 else 'them'}, or take one of {', '.join(GROUPED)}, which compare the members of a group."
             )
 
@@ -334,6 +331,10 @@ class Vla:
         if process.coefficient and process.update != "none" and process.optimizer.learning_rate is None:
             process = replace(process, optimizer=replace(process.optimizer, learning_rate=rate))
         return replace(self, optimizer=replace(policy, learning_rate=rate), critic=critic, prime=process)
+
+    @property
+    def _estimator(self) -> Estimator:
+        return estimator(self.algorithm.estimator)
 
     @property
     def has_reference(self) -> bool:
@@ -402,9 +403,9 @@ class Vla:
     @property
     def facts(self) -> RunFacts:
         """What alarms must know of these settings."""
-        algorithm, compares = self.algorithm, self.algorithm.estimator in GROUPED
+        algorithm, compares = self.algorithm, self._estimator.grouped
         compares = compares and not self.rewards.environment and not self.rewards.learned and not self.prime.coefficient
-        validates, gae = self.validation.period > 0, algorithm.estimator == "gae"
+        validates, gae = self.validation.period > 0, self._estimator.needs_critic
         return RunFacts("vla", gae=gae, ratio=algorithm.ratio, target_kl=algorithm.target_kl, compares=compares, validates=validates)
 
     # Sizes, in words

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from hilt.algos import prime
 from hilt.algos.advantage import advantages
-from hilt.algos.config import GROUPED, PolicyGradient, Prime
+from hilt.algos.config import PolicyGradient, Prime
 from hilt.algos.kl import KLController, divergence
-from hilt.algos.surrogate import importance, surrogate, terms, value_loss, weights
+from hilt.algos.surrogate import importance, terms, value_loss, weights
+from hilt.algos.tables import estimator, policy_loss
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.progress import Report, silent
 from hilt.distributed.optimizer import DataParallelOptimizer
@@ -71,9 +72,10 @@ class Updater:
             prime.check(settings, process.settings)
         if (settings.kl.where != "none") != (reference is not None):
             raise ConfigError(f"kl.where={settings.kl.where} and {'no' if reference is None else 'a'} reference: give both, or neither.")
-        if critic is not None and settings.estimator != "gae":
+        self._estimator, self._policy_loss = estimator(settings.estimator), policy_loss(settings.loss)
+        if critic is not None and not self._estimator.needs_critic:
             raise ConfigError(f"a critic would do nothing with estimator={settings.estimator}: take gae, or leave the critic out.")
-        if critic_warmup and settings.estimator != "gae":
+        if critic_warmup and not self._estimator.needs_critic:
             raise ConfigError(
                 f"critic_warmup={critic_warmup} would do nothing with estimator={settings.estimator}: take gae, or leave it out."
             )
@@ -81,9 +83,9 @@ class Updater:
         self.report: Report = silent
         self._extra, self._warmup, self._seed, self._process = extra_loss, critic_warmup, seed, process
         self._controller, self.updates = KLController(settings.kl), 0
-        self._actor_figures = ["policy_loss", "clip_fraction", "ppo_kl", "entropy"] + ["dual_clip_fraction"] * bool(settings.dual_clip)
+        self._actor_figures = ["policy_loss", "ppo_kl", "entropy", *self._policy_loss.figures(settings)]
         self._actor_figures += ["kl_loss"] * (settings.kl.where == "loss")
-        self._critic_figures = ["value_loss", "value_clip_fraction"] * (settings.estimator == "gae")
+        self._critic_figures = ["value_loss", "value_clip_fraction"] * self._estimator.needs_critic
 
     def update(
         self,
@@ -107,8 +109,9 @@ class Updater:
         """
         rows = self._rows(episodes, rewards)
         if given is not None:
-            if self.settings.estimator == "gae":
-                raise ConfigError("advantages were given, and estimator=gae computes its own: give another estimator, or no advantages.")
+            if self._estimator.needs_critic:
+                own = f"estimator={self.settings.estimator} computes its own"
+                raise ConfigError(f"advantages were given, and {own}: give another estimator, or no advantages.")
             if self._process is not None:
                 raise ConfigError("advantages were given, and a process reward would not count: give prime.coefficient=0, or none of them.")
             if [len(each) for each in given] != [episode.rows for episode in episodes]:
@@ -181,16 +184,18 @@ class Updater:
             figures |= {"kl": summed / trajectories, "kl_coefficient": self._controller.coefficient}
             if settings.kl.where == "reward":
                 rows.penalty = self._controller.coefficient * apart.sum((1, 2))
-        if settings.estimator == "gae":
+        if self._estimator.needs_critic:
             rows.values = self._values(rows, blank)
         if rows.given is not None:
             rows.advantage, rows.returns = rows.given.float(), torch.zeros(len(rows))
             return figures | self._told(rows)
         group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
         baseline = None
-        if settings.estimator == "remax":
+        if self._estimator.needs_greedy:
             if missing := [e.start.group for e in rows.episodes if e.start.group not in (baselines or {})]:
-                raise ConfigError(f"estimator=remax: group {missing[0]} has no greedy episode beside it; give its score in baselines.")
+                raise ConfigError(
+                    f"estimator={settings.estimator}: group {missing[0]} has no greedy episode beside it; give its score in baselines."
+                )
             baseline = torch.tensor([(baselines or {})[e.start.group] for e in rows.episodes], dtype=torch.float64)
         there = rows.padded(torch.ones(len(rows)))  # a chunk of which nothing was carried out may have its reward
         rewards, penalty, values = (rows.padded(each) for each in (rows.rewards, rows.penalty, rows.values))
@@ -200,8 +205,8 @@ class Updater:
         if self._process is not None:
             earned, shown = self._process_rewards(rows, blank, progress)
             figures |= shown
-            if settings.estimator in GROUPED:
-                process = prime.advantages(earned, group, settings.discount, settings.estimator == "rloo")
+            if self._estimator.grouped:
+                process = prime.advantages(earned, group, settings.discount, self._estimator.leave_one_out)
             else:
                 rewards = rewards + earned.value.sum(2)
         known = (values, baseline, self.ranks.sum_, penalty, scored if beside else None, process)
@@ -294,7 +299,7 @@ class Updater:
         scored, sized, first, second, wrong, squares = self._sum(*sums)
         episodes, chunks = self._sum(len(rows.episodes), len(rows))
         figures = {"score": scored / episodes, "advantage_size": sized / chunks}
-        if self.settings.estimator == "gae":
+        if self._estimator.needs_critic:
             left, spread = squares / chunks - (wrong / chunks) ** 2, second / chunks - (first / chunks) ** 2
             figures |= {"returns": first / chunks, "explained_variance": 1 - left / spread if spread > 1e-12 else 0.0}
         return figures
@@ -311,7 +316,9 @@ class Updater:
             for part in self._passes(rows, rows_seen, self.settings.batch.log_prob_chunks_per_pass):
                 seen = module.evaluate(rows.record(part, blank))
                 if (given := seen.value if values else seen.log_prob) is None:
-                    raise ConfigError("estimator=gae needs values: give the policy a value head, or the run a critic.")
+                    raise ConfigError(
+                        f"estimator={self.settings.estimator} needs values: give the policy a value head, or the run a critic."
+                    )
                 found[part] = given[: len(part)].float().cpu()
                 done += len(part)
                 self.report("evaluating the chunks", done, len(rows_seen))
@@ -427,20 +434,18 @@ class Updater:
         advantage = rows.advantage[part].to(device)  # of each chunk, or of each of its numbers
         numbers = change.shape[1:] if advantage.dim() > 1 and advantage.shape[1] > 1 else (1,) * (change.dim() - 1)
         advantage = advantage.view(-1, *numbers).expand_as(change)
-        found = surrogate(change, advantage, settings.clip_low, settings.clip_high, settings.dual_clip)
+        each, shown = self._policy_loss.terms(change, advantage, settings)
         weight = rows.importance[part].to(device) if rows.importance is not None else 1.0
-        loss = figures["policy_loss"] = _added(weight * found.loss, there, term)
-        figures["clip_fraction"], figures["ppo_kl"] = (_added(x, there, share.mean_term) for x in (found.clipped, -change))
+        loss = figures["policy_loss"] = _added(weight * each, there, term)
+        figures |= {name: _added(x, there, share.mean_term) for name, x in {"ppo_kl": -change, **shown}.items()}
         figures["entropy"] = _added(seen.entropy, mask, share.mean_token)
-        if settings.dual_clip:
-            figures["dual_clip_fraction"] = _added(found.dual_clipped, there, share.mean_term)
         if settings.entropy:
             loss = loss - settings.entropy * _added(seen.entropy, mask, token)
         if settings.kl.where == "loss" and rows.reference is not None:
             apart = divergence(torch.where(mask, seen.log_prob, 0.0), rows.reference[part].to(device), settings.kl.estimate)
             figures["kl_loss"] = _added(apart, mask, token)
             loss = loss + self._controller.coefficient * figures["kl_loss"]
-        if settings.estimator == "gae" and self._critic is None:
+        if self._estimator.needs_critic and self._critic is None:
             loss = loss + settings.value_coefficient * self._value_loss(rows, part, share, seen.value, figures)
         return loss
 

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from hilt.algos.config import Optimizer
+from hilt.algos.tables import estimator
 from hilt.core.config import build
 from hilt.core.errors import ConfigError
 from hilt.core.hub import local
@@ -172,7 +173,7 @@ class Worker:
 
         self.policy.eval()
         with self._whole():
-            greedy = self._config.algorithm.estimator == "remax"
+            greedy = estimator(self._config.algorithm.estimator).needs_greedy
             found = self._collector.collect(self._actor, step, greedy=greedy, keep=keep, stop=self._stop)
         if found.stopped:
             self._restore(self._before, step)

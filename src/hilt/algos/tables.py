@@ -1,0 +1,115 @@
+"""Advantage estimators and policy losses by name: what each says of itself, and the tables to which one file adds another.
+
+    algorithm.estimator=grpo  algorithm.loss=clipped               built in
+    algorithm.estimator=my_package.advantages:TopK                 a subclass of `Estimator`
+    algorithm.loss=cispo                                           an entry point of the group hilt.losses: a subclass of `PolicyLoss`
+
+Without torch, as the settings are: the formulas are in `hilt.algos.advantage` and `hilt.algos.surrogate`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hilt.core.names import ExtensionPoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hilt.algos.config import PolicyGradient
+
+ESTIMATORS = ExtensionPoint(
+    "estimator",
+    "hilt.estimators",
+    {
+        "grpo": "hilt.algos.advantage:Grpo",
+        "dr_grpo": "hilt.algos.advantage:DrGrpo",
+        "rloo": "hilt.algos.advantage:Rloo",
+        "reinforce_plus_plus": "hilt.algos.advantage:ReinforcePlusPlus",
+        "remax": "hilt.algos.advantage:Remax",
+        "gae": "hilt.algos.advantage:Gae",
+    },
+)
+LOSSES = ExtensionPoint("loss", "hilt.losses", {"clipped": "hilt.algos.surrogate:ClippedSurrogate"})
+
+
+@dataclass(frozen=True)
+class ScoredEpisodes:
+    """What an estimator sees: B episodes of T chunks, zeros after the end of each. Of this rank alone."""
+
+    rewards: Tensor
+    """[B, T]: of the task, less what each chunk pays for its divergence"""
+    task: Tensor
+    """[B, T]: of the task alone"""
+    paid: Tensor
+    """[B, T]: what each chunk pays"""
+    returns: Tensor
+    """[B, T]: the discounted sum of `rewards` from each chunk on"""
+    mask: Tensor
+    """[B, T]: 1 up to the end of an episode"""
+    group: Tensor
+    """[B]: the number of the group to which an episode belongs, whose members began in the same state"""
+    normalization: str
+    """The setting `normalize`, with "auto" replaced by the estimator's own. "batch" is done by the caller, "group" by the estimator"""
+    values: Tensor | None = None
+    """[B, T]: what the critic expects; for estimators with `needs_critic`"""
+    baseline: Tensor | None = None
+    """[B]: the score of a greedy episode from the same state; for estimators with `needs_greedy`"""
+    beside: tuple[Tensor, Tensor] | None = None
+    """Scores [M] and groups [M] of members that belong to other batches and are compared with, too"""
+
+
+class Estimator(ABC):
+    """How much better each chunk was than could be expected. A subclass says what it needs, and computes."""
+
+    grouped: ClassVar[bool] = False
+    """Whether it compares the members of a group: collect.group_size must be at least 2, and filters may drop groups by their outcome"""
+    leave_one_out: ClassVar[bool] = False
+    """Whether a member of a group is compared with the others alone; a process reward is compared in the same way"""
+    needs_critic: ClassVar[bool] = False
+    """Whether it needs values: the run has a critic then, which learns `value_targets`"""
+    needs_greedy: ClassVar[bool] = False
+    """Whether it needs the score of a greedy episode for each group, which the run collects then"""
+    normalization: ClassVar[str] = "none"
+    """What normalize=auto stands for: "none", "group" or "batch" """
+    filtered: ClassVar[str] = "it does not compare the members of a group"
+    """Unless `grouped`: what goes wrong when groups are chosen by their outcome, as a clause of an error"""
+
+    @abstractmethod
+    def estimate(self, episodes: ScoredEpisodes, settings: PolicyGradient) -> Tensor:
+        """Advantages [B, T]; what is after the end of an episode does not matter."""
+
+    def value_targets(self, episodes: ScoredEpisodes, settings: PolicyGradient, advantages: Tensor) -> Tensor:
+        """What a critic is to predict [B, T]."""
+        return episodes.returns
+
+
+class PolicyLoss(ABC):
+    """What an update minimizes for each term: a number, an action or a chunk, as `ratio` says."""
+
+    uses: ClassVar[frozenset[str]] = frozenset()
+    """The settings clip_low, clip_high and dual_clip that it reads; others are refused, for they would do nothing"""
+
+    def figures(self, settings: PolicyGradient) -> list[str]:
+        """The names of the figures that `terms` gives besides the loss: the same ones each time."""
+        return []
+
+    @abstractmethod
+    def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with gradients;
+        `advantage`: of the same shape, without."""
+
+
+def estimator(name: str) -> Estimator:
+    """The estimator of this name, if its code may be run."""
+    made: Any = ESTIMATORS.load_class(name, Estimator)
+    return made()
+
+
+def policy_loss(name: str) -> PolicyLoss:
+    """The loss of this name, if its code may be run."""
+    made: Any = LOSSES.load_class(name, PolicyLoss)
+    return made()
