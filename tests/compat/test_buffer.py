@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hilt.core.errors import ClosedError, ConfigError, CorruptError, EmptyError, FormatError, SchemaError, UnknownNameError
+from hilt.core.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    EmptyError,
+    FormatError,
+    HiltError,
+    SchemaError,
+    StorageError,
+    UnknownNameError,
+)
 from hilt.core.tree import flatten
 from hilt.replay import Trajectory, TrajectoryCache, TrajectoryReplayBuffer
 from tests.replay.rlinf_golden import FOLDER, nested, packed, under
@@ -262,14 +273,39 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         TrajectoryReplayBuffer(auto_save_path=str(tmp_path))
     with pytest.raises(UnknownNameError, match=r"no trajectory format named 'ptt'; did you mean 'pt'\?"):
         TrajectoryReplayBuffer(trajectory_format="ptt")
-    with pytest.raises(ConfigError, match=r"sample_window_size: expected how many trajectories, 0 for all, got -1"):
-        TrajectoryReplayBuffer(sample_window_size=-1)
+    for name, value, expected in [
+        ("sample_window_size", -1, "sample_window_size: expected a whole number from 0 on, the number of trajectories, 0 for all; got -1"),
+        ("sample_window_size", None, "sample_window_size: expected a whole number from 0 on, .*; got None"),
+        ("cache_size", "5", "max_size: expected a whole number from 1 on, .*; got '5'"),
+        ("trajectory_format", 3, "no trajectory format named '3'. Known: pkl, pt"),
+        ("load_path", 3, "load_path: expected the name of a folder, text or a pathlib.Path, got 3"),
+        ("sed", 3, r"TrajectoryReplayBuffer: no argument named 'sed'; did you mean 'seed'\? Expected TrajectoryReplayBuffer\(seed=1234, "),
+    ]:
+        with pytest.raises(HiltError, match=expected):
+            TrajectoryReplayBuffer(**{name: value})
+    with pytest.raises(ConfigError, match=r"auto_save_path: expected the name of a folder, .* got 3"):
+        TrajectoryReplayBuffer(auto_save=True, auto_save_path=3)  # type: ignore[arg-type]
     buffer = TrajectoryReplayBuffer()
-    with pytest.raises(FileNotFoundError, match=r"Metadata not found at"):
+    with pytest.raises(FileNotFoundError, match=r"Metadata not found at") as caught:
         buffer.load_checkpoint(str(tmp_path / "nowhere"))
+    assert isinstance(caught.value, StorageError)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: buffer.load_checkpoint(None), "load_path: expected the name of a folder, .* got None"),  # type: ignore[arg-type]
+        (lambda: buffer.save_checkpoint(None), "save_path: expected the name of a folder, .* got None"),  # type: ignore[arg-type]
+        (lambda: buffer.add_trajectories(None), "add_trajectories: expected a list of trajectories, got NoneType"),  # type: ignore[arg-type]
+        (lambda: buffer.add_trajectories(Trajectory()), "expected a list of trajectories, got Trajectory"),  # type: ignore[arg-type]
+        (lambda: buffer.add_trajectories([{}]), "expected a Trajectory, got dict; Trajectory.from_dict"),  # type: ignore[list-item]
+        (lambda: buffer.is_ready("a"), "min_size: expected a whole number, .*; got 'a'"),  # type: ignore[arg-type]
+        (lambda: buffer.sample("a"), "num_chunks: expected a whole number from 1 on, .*; got 'a'"),  # type: ignore[arg-type]
+        (lambda: buffer.sample(chunks=1), r"TrajectoryReplayBuffer.sample: no argument named 'chunks'"),  # type: ignore[call-arg]
+        (lambda: Trajectory(rewrds=1), r"Trajectory: no argument named 'rewrds'; did you mean 'rewards'\?"),  # type: ignore[call-arg]
+    ]
+    for call, said in calls:
+        with pytest.raises(HiltError, match=said):
+            call()
     with pytest.raises(ConfigError, match=r"local_rank \(3\) must be in range \[0, 3\)"):
         buffer.load_checkpoint(str(FOLDER / "pt"), is_distributed=True, local_rank=3, world_size=3)
-    with pytest.raises(ConfigError, match=r"num_chunks: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"num_chunks: expected a whole number from 1 on, .* got 0"):
         buffer.sample(0)
     buffer.close()
     with pytest.raises(ClosedError, match=r"this buffer is closed"):
@@ -293,7 +329,7 @@ def test_cache_is_first_in_first_out_and_grows() -> None:
         cache.put(9, {"a": torch.zeros(2, 2)})
     with pytest.raises(SchemaError, match=r"Trajectory contains no tensor fields\."):
         cache.put(9, {"x": "text"})
-    with pytest.raises(ConfigError, match=r"max_size: expected at least 1"):
+    with pytest.raises(ConfigError, match=r"max_size: expected a whole number from 1 on, .* give enable_cache=False; got 0"):
         TrajectoryCache(0)
     cache.clear()
     assert len(cache) == 0

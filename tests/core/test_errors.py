@@ -6,17 +6,20 @@ import copy
 import inspect
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hilt.core import errors
 from hilt.core.errors import (
+    ArgumentError,
     ConfigError,
     HiltError,
     MissingFieldError,
     MissingPackageError,
     SeveralErrors,
     UnknownNameError,
+    explained_calls,
     optional_module,
     require_module,
     suggest,
@@ -145,3 +148,41 @@ def test_a_step_as_columns():
         "times": {"sent": 1.5},
         "grasp_penalty": 0.1,
     }
+
+
+@explained_calls
+class Shelf:
+    """A class as a user of Hilt sees one."""
+
+    def __init__(self, width: int, *, colour: str = "white", **settings: Any):
+        self.width, self.colour, self.settings = width, colour, settings
+
+    def put(self, book: str, place: int = 0) -> str:
+        """Puts a book there."""
+        return book + 1 if book == "wrong inside" else f"{book} at {place}"  # type: ignore[operator]
+
+
+def test_calls_that_fit_are_as_they_were():
+    shelf = Shelf(3, depth=2)
+    assert shelf.put("atlas", place=1) == "atlas at 1" and shelf.settings == {"depth": 2}
+    assert Shelf.put.__doc__ == "Puts a book there." and Shelf.put.__name__ == "put"
+    with pytest.raises(TypeError, match="can only concatenate") as caught:
+        shelf.put("wrong inside")
+    assert not isinstance(caught.value, ArgumentError), "the arguments fit: the error is about something else"
+
+
+def test_calls_that_do_not_fit_show_the_call_that_was_expected():
+    known = r"Expected Shelf.put\(book, place=0\)\.$"
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+        (Shelf(1).put, ("a",), {"plce": 1}, rf"^Shelf.put: no argument named 'plce'; did you mean 'place'\? {known}"),
+        (Shelf(1).put, ("a",), {"q": 1}, rf"^Shelf.put: no argument named 'q'\. {known}"),
+        (Shelf(1).put, (), {}, rf"^Shelf.put: missing a required argument: 'book'\. {known}"),
+        (Shelf(1).put, ("a", 1, 2), {}, rf"^Shelf.put: too many positional arguments\. {known}"),
+        (Shelf(1).put, ("a",), {"book": "b"}, rf"^Shelf.put: multiple values for argument 'book'\. {known}"),
+        (Shelf, (), {"widht": 3}, r"^Shelf: no argument named 'widht'; did you mean 'width'\? Expected Shelf\(width, \*, colour='white', "),
+        (Shelf, (), {"finish": 3}, r"^Shelf: missing a required argument: 'width'\. Expected Shelf\(width, \*, colour='white', \*\*set"),
+    ]
+    for call, given, named, said in calls:
+        with pytest.raises(ArgumentError, match=said) as caught:
+            call(*given, **named)
+        assert isinstance(caught.value, ConfigError) and isinstance(caught.value, TypeError), "a script may catch either"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from hilt.replay import writer
+from hilt.core.errors import ConfigError
+from hilt.replay import Log, writer
 from hilt.replay.writer import same_rows
+from tests.replay.toy_steps import SCHEMA, numbers, step, trajectory
 
 
 def test_rows_with_the_same_bytes():
@@ -27,3 +31,14 @@ def test_one_array_seen_twice_is_not_compared(monkeypatch: pytest.MonkeyPatch):
     assert same_rows(now[1:], after[:-1]).tolist() == [True] * 7
     with pytest.raises(TypeError):
         same_rows(now, after)
+
+
+@pytest.mark.parametrize("sequence", ["a", None, 1.5, -2, 1 << 70])
+def test_a_sequence_that_is_no_number_of_a_transition_is_refused_before_anything_is_stored(sequence: Any):
+    with Log.anonymous(SCHEMA) as log:
+        said = "sequence: expected a whole number from -1 on"
+        with pytest.raises(ConfigError, match=said), log.episode() as episode:
+            episode.append(step(0), sequence)
+        with pytest.raises(ConfigError, match=said):
+            log.add(trajectory([numbers(0, 2)]), sequence=sequence)
+        assert not len(log.all())

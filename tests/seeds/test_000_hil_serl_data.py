@@ -174,7 +174,9 @@ def test_demonstrations_with_nested_images_are_loaded_and_come_back_pixel_for_pi
         ({"capacity_bytes": "1 GB"}, "capacity_bytes: expected a number above 0 or None, got '1 GB'"),
         ({"segment_bytes": [1]}, r"segment_bytes: expected a number above 0 or None, got \[1\]"),
         ({"compression": "zstd"}, "compression: expected a codec by column, .*; got 'zstd'"),
-        ({"capactiy_bytes": 1}, "no argument of the buffer named 'capactiy_bytes'; did you mean 'capacity_bytes'"),
+        ({"capactiy_bytes": 1}, "MemoryEfficientReplayBufferDataStore: no argument named 'capactiy_bytes'; did you mean 'capacity_bytes'"),
+        ({"image_key": ["wrist_1"]}, r"no argument named 'image_key'; did you mean 'image_keys'\? Known: observation_space, action_space,"),
+        ({"capacity": 1 << 70}, "capacity: expected a whole number from 1 on of at most 64 bits, .*; got 1180591620717411303424"),
     ],
 )
 def test_a_buffer_that_cannot_be_made_says_what_was_given_and_what_to_do(given: dict[str, Any], said: str):
@@ -210,6 +212,11 @@ def test_calls_with_wrong_arguments_are_explained(made: Any):
         (lambda: store.get_latest_data(1.5), "from_id: expected a whole number, .* got 1.5"),
         (lambda: store.batch_insert(None), "batch_insert: expected a list of transitions, got NoneType"),
         (lambda: store.batch_insert(transition), "batch_insert: expected a list .* got dict. One transition is stored with insert"),
+        (lambda: store.insert(transition, sequence="a"), "sequence: expected a whole number from -1 on, the number of .*; got 'a'"),
+        (lambda: store.insert(transition, sequence=1.5), "sequence: expected a whole number from -1 on, .*; got 1.5"),
+        (lambda: store.insert(transition, sequence=1 << 70), "sequence: expected a whole number from -1 on of at most 64 bits, .*; got 11"),
+        (lambda: store.insert(transition, sequnce=3), "DataStore.insert: no argument named 'sequnce'; did you mean 'sequence'"),
+        (lambda: store.sample(2, kyes=["actions"]), "DataStore.sample: no argument named 'kyes'; did you mean 'keys'"),
         (lambda: store.seed("x"), "seed: expected a whole number from 0 on, .*; got 'x'"),
         (lambda: concat_batches(None, {}), "the first batch: expected a mapping, as sample.. returns it, got NoneType"),
         (lambda: concat_batches({}, [1]), "the second batch: expected a mapping, .* got list"),
@@ -221,13 +228,29 @@ def test_calls_with_wrong_arguments_are_explained(made: Any):
     plain = made(ReplayBufferDataStore(env.observation_space, env.action_space, 20))
     with pytest.raises(ConfigError, match=r"pack_obs_and_next_obs was given, .* use MemoryEfficientReplayBufferDataStore"):
         plain.get_iterator(sample_args={"batch_size": 2, "pack_obs_and_next_obs": True})
+    with pytest.raises(ConfigError, match=r"image_keys=\['wrist_1'\] was given, .* use MemoryEfficientReplayBufferDataStore"):
+        ReplayBufferDataStore(env.observation_space, env.action_space, 20, image_keys=["wrist_1"])
+    with pytest.raises(ConfigError, match=r"ReplayBufferDataStore: no argument named 'capcity'; did you mean 'capacity'\?"):
+        ReplayBufferDataStore(env.observation_space, env.action_space, capcity=20)
     assert set(store.sample(2, keys=(key for key in ["actions"]))) == {"actions"}, "names may come from a generator"
     store.insert({**transition, 3: "a key that is no text"})
     assert len(store) == 2
 
 
 def test_a_queue_with_wrong_arguments_explains_them():
+    queue = QueuedDataStore(10)
+    queue.insert({"rewards": 0.0})
+    full = QueuedDataStore(1, full="block")
+    full.insert({"rewards": 0.0})
+    known = r"Expected QueuedDataStore\(capacity, \*, full='spill', path=None, durability='never'\)"
     calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: QueuedDataStore(capcity=3), rf"QueuedDataStore: no argument named 'capcity'; did you mean 'capacity'\? {known}"),
+        (lambda: QueuedDataStore(), rf"QueuedDataStore: missing a required argument: 'capacity'\. {known}"),
+        (lambda: QueuedDataStore(3, "block"), rf"QueuedDataStore: too many positional arguments\. {known}"),
+        (lambda: queue.insert({}, tmeout=3), r"QueuedDataStore.insert: no argument named 'tmeout'; did you mean 'timeout'\?"),
+        (lambda: full.insert({"rewards": 0.0}, timeout="1"), "timeout: expected a number of seconds from 0 on, such as 60.0; got '1'"),
+        (lambda: queue.parcel(None), "after: expected a whole number, .* or -1 for all that are kept; got None"),
+        (lambda: queue.parcel(-1, None), "max_bytes: expected a whole number from 1 on, .*; got None"),
         (lambda: QueuedDataStore(None), "capacity: expected a whole number from 1 on, .* such as 50000; got None"),
         (lambda: QueuedDataStore("50000"), "capacity: expected a whole number from 1 on, .* got '50000'"),
         (lambda: QueuedDataStore(2.5), "capacity: expected a whole number from 1 on, .* got 2.5"),

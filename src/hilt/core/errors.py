@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_LISTED = 20
 """Known names that are listed beside the one that was probably meant"""
@@ -23,6 +27,10 @@ class HiltError(Exception):
 
 class ConfigError(HiltError, ValueError):
     """Raised when a setting or an argument has a value that cannot work."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """Raised when a call has an argument that the function does not have, or lacks one; the message shows the call that was expected."""
 
 
 class SeveralErrors(ConfigError):
@@ -145,6 +153,10 @@ class StorageError(HiltError, OSError):
     """Raised when the operating system refuses to read or write a file."""
 
 
+class MissingFileError(StorageError, FileNotFoundError):
+    """Raised when a file that must be there is not."""
+
+
 class DiskFullError(StorageError):
     """Raised when a write found no room; nothing of that write was kept."""
 
@@ -200,3 +212,47 @@ def suggest(name: str, known: Iterable[str]) -> str:
     near = [k for k in known if k.endswith(f"/{name}") or (name and k.startswith(f"{name}_"))]
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def explained_calls(kind: type[T]) -> type[T]:
+    """A decorator of classes: a call of the constructor, or of a public method of the class, whose arguments do not fit raises
+    `ArgumentError`, and no bare TypeError. Every other error, and what a call costs, stays as it is."""
+    for name, function in list(vars(kind).items()):
+        if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_")):
+            setattr(kind, name, _explained(function, kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"))
+    return kind
+
+
+def refuse_unknown(call: str, given: Iterable[str], known: Iterable[str], expected: str = "") -> None:
+    """Refuses the first name that is not known, with the one that was probably meant. `expected`: how the call is written."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            listed = expected or f"Known: {', '.join(known) or 'none'}."
+            raise ArgumentError(f"{call}: no argument named {name!r}{suggest(name, known)} {listed}")
+
+
+def _explained(function: Callable[..., Any], call: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except TypeError:
+            _check_call(function, call, given, named)
+            raise  # the arguments fit: it is about something else
+
+    return called
+
+
+def _check_call(function: Callable[..., Any], call: str, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[1:]
+    plain = signature.replace(parameters=[p.replace(annotation=p.empty) for p in parameters], return_annotation=signature.empty)
+    try:
+        plain.bind(*given[1:], **named)
+    except TypeError as error:
+        known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        expected = f"Expected {call}{plain}."
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        refuse_unknown(call, [name for name in named if not open_ended or "did you mean" in suggest(name, known)], known, expected)
+        raise ArgumentError(f"{call}: {error}. {expected}") from None

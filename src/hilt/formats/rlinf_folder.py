@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import CorruptError, FormatError, UnknownNameError
+from hilt.core.errors import CorruptError, FormatError, MissingFileError, UnknownNameError
 from hilt.core.files import DISK, read, storage_errors
 from hilt.core.paths import inside
 from hilt.core.platform import sync
@@ -52,7 +52,7 @@ class FolderIndex:
 
 def check_format_name(name: str) -> None:
     if name not in FORMATS:
-        raise UnknownNameError("trajectory format", name, FORMATS)
+        raise UnknownNameError("trajectory format", str(name), FORMATS)
 
 
 def file_name(entry: Mapping[str, Any], trajectory_format: str) -> str:
@@ -148,7 +148,7 @@ def remove_unnamed(folder: Path, kept: Iterable[str]) -> None:
 
 def _read_json(path: Path, what: str) -> dict[str, Any]:
     if not path.exists():
-        raise FileNotFoundError(f"{what} not found at {path}; give a folder that save_checkpoint wrote.")
+        raise MissingFileError(f"{what} not found at {path}; give a folder that save_checkpoint wrote.")
     try:
         data = json.loads(read(path))
     except (ValueError, RecursionError) as error:

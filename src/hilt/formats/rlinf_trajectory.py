@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, suggest
+from hilt.core.errors import ConfigError, SchemaError, explained_calls, suggest
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.tensors import Tensor, concatenate, is_tensor, raw_array
 
@@ -24,6 +24,7 @@ RESET_ROW_FIRST = ("terminations", "truncations", "dones")
 """Fields whose additional row stands before an epoch's steps; in all others it stands behind them."""
 
 
+@explained_calls
 @dataclass(eq=False)
 class Trajectory:
     """Columns [T, B, ...] of B environments over T steps, possibly of many episodes."""

@@ -32,7 +32,7 @@ from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.sampling.assembly import Steps, check_out
 from hilt.replay.sampling.limiters import Limited, RateLimiter
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
-from hilt.replay.settings import ReadOptions, as_compression, as_folder, check_new, check_settings, segment_bytes_for
+from hilt.replay.settings import ReadOptions, as_compression, as_folder, as_sequence, check_new, check_settings, segment_bytes_for
 from hilt.replay.storage.lock import WriterLock
 from hilt.replay.storage.records import FORMAT, read_settings
 from hilt.replay.storage.segment import Segment
@@ -265,7 +265,7 @@ class Log(Catalog):
         except SchemaError:
             self.counts["rejected"] += 1
             raise
-        length, width = shape
+        (length, width), sequence = shape, as_sequence(sequence)
         if length == 0 or width == 0:
             raise SchemaError(f"a trajectory needs at least one step, got T={length} and B={width}.")
         with self.inserting(length * width, timeout):

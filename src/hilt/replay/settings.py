@@ -17,6 +17,7 @@ from hilt.replay.schema import Schema
 from hilt.replay.storage.records import CODECS
 
 SEGMENT_BYTES = 256 << 20
+MIN_WHOLE, MAX_WHOLE = -(1 << 63), (1 << 63) - 1
 VERIFY_READS = ("always", "sampled", "never")
 
 
@@ -60,17 +61,29 @@ def as_compression(given: Any) -> dict[str, str]:
     return dict(given or {})
 
 
-def as_folder(path: Any) -> Path:
+def as_folder(path: Any, name: str = "path") -> Path:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise ConfigError(f"path: expected the name of a folder, text or a pathlib.Path, got {path!r}.")
+        raise ConfigError(f"{name}: expected the name of a folder, text or a pathlib.Path, got {path!r}.")
     return Path(path)
 
 
 def as_whole_number(name: str, value: Any, meaning: str, least: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not fits or not (MIN_WHOLE if least is None else least) <= value <= MAX_WHOLE:
         bound = "" if least is None else f" from {least} on"
-        raise ConfigError(f"{name}: expected a whole number{bound}, {meaning}; got {value!r}.")
+        large = " of at most 64 bits" * (fits and abs(int(value)) > MAX_WHOLE)
+        raise ConfigError(f"{name}: expected a whole number{bound}{large}, {meaning}; got {value!r}.")
     return int(value)
+
+
+def as_sequence(value: Any) -> int:
+    return as_whole_number("sequence", value, "the number of this transition at its sender, or -1 for none", -1)
+
+
+def as_seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value >= 0:
+        raise ConfigError(f"{name}: expected a number of seconds from 0 on, such as 60.0; got {value!r}.")
+    return float(value)
 
 
 def as_transitions(given: Any) -> Iterable[Any]:

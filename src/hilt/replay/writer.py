@@ -15,6 +15,7 @@ from hilt.core.errors import ClosedError
 from hilt.core.files import checksum
 from hilt.core.tree import Array, Tree, equal
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
+from hilt.replay.settings import as_sequence
 from hilt.replay.storage.segment import AHEAD_BYTES, NewFrames, Segment
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class EpisodeWriter:
         """
         if self._log.closed:
             self._log.require_writable()
-        leaves = self._log.check(step)
+        leaves, sequence = self._log.check(step), as_sequence(sequence)
         with self._log.inserting(1, timeout):  # what the last step ended with is known here, also where threads share an episode
             return self._log.commit_step(self, leaves, self.continues(leaves), sequence)
 

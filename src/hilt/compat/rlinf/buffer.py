@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hilt.compat.rlinf.trajectory_cache import TrajectoryCache
-from hilt.core.errors import ClosedError, ConfigError, CorruptError, EmptyError, HiltError, SchemaError
+from hilt.core.errors import ClosedError, ConfigError, CorruptError, EmptyError, HiltError, SchemaError, explained_calls
 from hilt.core.files import DISK
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import rlinf_folder as folders
@@ -27,6 +27,7 @@ from hilt.replay import tensors as bridge
 from hilt.replay.key_ranges import key_of
 from hilt.replay.log import Log
 from hilt.replay.schema import Schema
+from hilt.replay.settings import as_folder, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
 
 logger = logging.getLogger("hilt.replay")
@@ -34,6 +35,7 @@ _FIELDS = ("actions", "intervene_flags", "rewards", "terminations", "truncations
 _TREES = ("curr_obs", "next_obs", "forward_inputs")
 
 
+@explained_calls
 class TrajectoryReplayBuffer:
     """Trajectories ``[T, B, ...]``, sampled as chunk steps.
 
@@ -68,8 +70,7 @@ class TrajectoryReplayBuffer:
         world_size: int = 1,
     ):
         folders.check_format_name(trajectory_format)
-        if sample_window_size < 0:
-            raise ConfigError(f"sample_window_size: expected how many trajectories, 0 for all, got {sample_window_size}.")
+        sample_window_size = as_whole_number("sample_window_size", sample_window_size, "the number of trajectories, 0 for all", 0)
         if auto_save and not auto_save_path:
             raise ConfigError("auto_save=True needs auto_save_path=, the folder to write to.")
         if auto_save_path and not auto_save:
@@ -77,7 +78,7 @@ class TrajectoryReplayBuffer:
         self.seed, self.sample_window_size = seed, sample_window_size
         self.auto_save, self.trajectory_format = auto_save, trajectory_format
         self.log: Log | None = None
-        self._folder = Path(auto_save_path) if auto_save else None
+        self._folder = as_folder(auto_save_path, "auto_save_path") if auto_save else None
         self._cache = TrajectoryCache(cache_size) if enable_cache else None
         self._generator = bridge.generator(seed)
         self._index = FolderIndex(trajectory_format, seed if seed is not None else 0)
@@ -102,6 +103,8 @@ class TrajectoryReplayBuffer:
 
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
         """Stores trajectories. With `auto_save` they are written to the folder meanwhile."""
+        if isinstance(trajectories, Trajectory | Mapping | str) or not isinstance(trajectories, Iterable):
+            raise ConfigError(f"add_trajectories: expected a list of trajectories, got {type(trajectories).__name__}.")
         with self.lock:
             self._require_open()
             for trajectory in trajectories:
@@ -112,13 +115,11 @@ class TrajectoryReplayBuffer:
 
         At most as many as the window holds.
         """
-        if num_chunks <= 0:
-            raise ConfigError(f"num_chunks: expected at least 1, got {num_chunks}.")
-        return self.sample_chunks(num_chunks)
+        return self.sample_chunks(as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch", 1))
 
     def sample_chunks(self, num_chunks: int) -> dict[str, Any]:
         """Samples chunks like `sample`; an empty batch for 0."""
-        if num_chunks <= 0:
+        if as_whole_number("num_chunks", num_chunks, "the number of chunk steps of the batch") <= 0:
             return {}
         with self.lock:
             self._require_open()
@@ -152,7 +153,7 @@ class TrajectoryReplayBuffer:
 
     def is_ready(self, min_size: int) -> bool:
         """Whether there are so many trajectories."""
-        return self.size >= min_size
+        return self.size >= as_whole_number("min_size", min_size, "the number of trajectories that are needed")
 
     @property
     def random_generator(self) -> Any:
@@ -173,7 +174,7 @@ class TrajectoryReplayBuffer:
 
     def save_checkpoint(self, save_path: str) -> None:
         """Writes every trajectory, the index and the metadata to a folder. The index names only files that are there."""
-        folder = Path(save_path)
+        folder = as_folder(save_path, "save_path")
         DISK.make_folder(folder)
         with self.lock:
             self._require_open()
@@ -198,7 +199,7 @@ class TrajectoryReplayBuffer:
             raise ConfigError(f"world_size ({world_size}) must be at least 1.")
         if is_distributed and not 0 <= local_rank < world_size:
             raise ConfigError(f"local_rank ({local_rank}) must be in range [0, {world_size}).")
-        folder = Path(load_path)
+        folder = as_folder(load_path, "load_path")
         found = folders.read_index(folder)
         with self.lock:
             self._require_open()
@@ -261,6 +262,8 @@ class TrajectoryReplayBuffer:
     # Inside; all under the lock
 
     def _add(self, trajectory: Trajectory) -> None:
+        if not isinstance(trajectory, Trajectory):
+            raise SchemaError(f"a trajectory: expected a Trajectory, got {type(trajectory).__name__}; Trajectory.from_dict takes a dict.")
         shape = trajectory.shape
         if shape is None or len(shape) < 2:
             raise SchemaError("a trajectory needs rewards or prev_logprobs of shape [T, B, ...], from which its length is known.")

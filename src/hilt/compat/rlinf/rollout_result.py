@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import ConfigError, SchemaError, explained_calls
 from hilt.core.tree import flatten, unflatten
 from hilt.formats.rlinf_trajectory import Trajectory, get_model_weights_id
 from hilt.replay.tensors import Tensor, as_tensor, concatenate, import_torch, is_tensor
@@ -17,6 +17,7 @@ from hilt.replay.tensors import Tensor, as_tensor, concatenate, import_torch, is
 Tree: TypeAlias = dict[str, Any]
 
 
+@explained_calls
 @dataclass(kw_only=True, eq=False)
 class ChunkStepResult:
     """What one step of B environments gave, without its observations. Tensors are moved to the CPU; arrays become tensors."""
@@ -44,6 +45,7 @@ class ChunkStepResult:
         _same_environments(sizes, "the fields of one step")
 
 
+@explained_calls
 @dataclass(kw_only=True, eq=False)
 class EmbodiedRolloutResult:
     """Collects what a rollout gives, step by step, and makes a `Trajectory` of it."""

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError
+from hilt.core.errors import SchemaError, explained_calls
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay import tensors as bridge
+from hilt.replay.settings import as_whole_number
 
 
+@explained_calls
 class TrajectoryCache:
     """First in, first out. All trajectories lie in one buffer of equal slots, so a batch of any of them is one gather.
 
@@ -19,9 +21,7 @@ class TrajectoryCache:
     """
 
     def __init__(self, max_size: int = 5):
-        if max_size < 1:
-            raise ConfigError(f"max_size: expected at least 1 trajectory, got {max_size}; use enable_cache=False for no cache.")
-        self.max_size = max_size
+        self.max_size = as_whole_number("max_size", max_size, "the number of trajectories; without a cache, give enable_cache=False", 1)
         self.cache: dict[int, int] = {}
         """Trajectory number to slot, oldest first"""
         self._lengths: dict[int, int] = {}

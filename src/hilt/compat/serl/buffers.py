@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
+from hilt.core.errors import ArgumentError, ConfigError, SchemaError, UnknownNameError, explained_calls, refuse_unknown
 from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.log import Log
 from hilt.replay.packed import PackedBlock
 from hilt.replay.sampling.sampler import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
-from hilt.replay.settings import as_folder, as_transitions, as_whole_number
+from hilt.replay.settings import as_folder, as_sequence, as_transitions, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
 from hilt.replay.transfer.assembler import RunningEpisodes
 from hilt.replay.view import View
@@ -36,6 +36,7 @@ OPEN_CHAINS = 8
 """How many running episodes of unnamed actors are told apart by their frames."""
 
 
+@explained_calls
 class ReplayBufferDataStore:
     """A learner's buffer of transitions.
 
@@ -64,7 +65,7 @@ class ReplayBufferDataStore:
         **settings: Any,
     ):
         capacity = as_whole_number("capacity", capacity, "the number of transitions that the buffer keeps, such as 200000", 1)
-        _check_settings(settings)
+        self._check_settings(settings)
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
         self._passed_over = {"infos", "grasp_penalty"}
@@ -114,7 +115,7 @@ class ReplayBufferDataStore:
         Transitions of several actors may come in any order. Name the `actor`, or let the buffer tell unnamed ones apart
         by their frames. With `boot`, `store` and `sequence` the row says which transition of which sender it is.
         """
-        leaves = self.check(transition)
+        leaves, sequence = self.check(transition), as_sequence(sequence)
         with self.lock:
             key = self._chains.insert((actor, boot, store), leaves, sequence, timeout)
             self._inserted += 1
@@ -186,6 +187,17 @@ class ReplayBufferDataStore:
         self.log.close()
 
     # Inside
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        kind = type(self)
+        own = dict.fromkeys(name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters)
+        known = [*own, *(name for name in inspect.signature(Log.create).parameters if name not in {*own, "schema"})]
+        if "image_keys" in settings and "image_keys" not in own:
+            raise ArgumentError(
+                f"{kind.__name__}: image_keys={settings['image_keys']!r} was given, and this buffer stores images as it stores other "
+                "arrays. Leave it out, or use MemoryEfficientReplayBufferDataStore."
+            )
+        refuse_unknown(kind.__name__, settings, [name for name in known if name not in ("settings", "options")])
 
     def _sample_arguments(self, given: Any) -> dict[str, Any]:
         """The arguments of `sample`, checked before a thread calls it."""
@@ -292,13 +304,6 @@ def _images(observation_space: Any, image_keys: Any) -> dict[str, tuple[str, Arr
     return found
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = inspect.signature(Log.create).parameters.keys() - {"path", "schema"}
-    own = {"image_keys", "include_next_actions", "include_label", "include_grasp_penalty", "path", "seed"}
-    for name in settings.keys() - known:
-        raise UnknownNameError("argument of the buffer", name, known | own)
-
-
 def _levels(observations: Any) -> Any:
     """With a level for each slash in a key."""
     return unflatten(dict(observations)) if isinstance(observations, Mapping) else observations
@@ -315,6 +320,7 @@ class _Upstream(Sampler):
         return self._rng.integers(size, size=n)
 
 
+@explained_calls
 class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
     """The same for observations with images: every frame is stored once, also where it ends one step and begins the next.
 
@@ -323,6 +329,7 @@ class MemoryEfficientReplayBufferDataStore(ReplayBufferDataStore):
     """
 
     def __init__(self, observation_space: Any, action_space: Any, capacity: int, image_keys: Sequence[str] = ("image",), **options: Any):
+        self._check_settings(options)
         images = _images(observation_space, image_keys)
         stacks = {key: spec.shape[0] if len(spec.shape) == 4 else 0 for key, (_, spec) in images.items()}
         if len(set(stacks.values())) > 1:

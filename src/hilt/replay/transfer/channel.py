@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from hilt.core.errors import ClosedError, ConfigError, DeadlineError
+from hilt.core.errors import ClosedError, ConfigError, DeadlineError, explained_calls
 
 DEADLINE_S = 60.0
 """Seconds that `Channel.put` and `Channel.get` wait unless told otherwise."""
@@ -16,6 +16,7 @@ DEADLINE_S = 60.0
 T = TypeVar("T")
 
 
+@explained_calls
 class Channel(Generic[T]):
     """A first-in first-out queue for any number of threads on both sides.
 
@@ -78,7 +79,7 @@ class Channel(Generic[T]):
 
     def _wait(self, condition: threading.Condition, ready: Callable[[], bool], what: str, timeout: float | None) -> None:
         seconds = DEADLINE_S if timeout is None else timeout
-        if not 0 <= seconds <= threading.TIMEOUT_MAX:  # not a number fails this too
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= threading.TIMEOUT_MAX:  # not a number fails this too
             raise ConfigError(f"timeout is {timeout!r}; pass seconds, 0 or more, or None for {DEADLINE_S:g}. A wait always has an end.")
         end = time.monotonic() + seconds
         while not self._closed and not ready():

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.errors import ConfigError, DeadlineError, HiltError
+from hilt.core.errors import ConfigError, DeadlineError, HiltError, explained_calls
 from hilt.core.tree import Spec
 from hilt.replay.durability import Durability
 from hilt.replay.packed import BLOCK_STEPS, PackedSteps
 from hilt.replay.sampling.batch_memory import BufferPool
-from hilt.replay.settings import as_transitions, as_whole_number
+from hilt.replay.settings import as_seconds, as_transitions, as_whole_number
 from hilt.replay.storage.lock import after_fork
 from hilt.replay.transfer.spool import Spool
 
@@ -49,6 +49,7 @@ class Parcel:
     """About how large it is."""
 
 
+@explained_calls
 class QueuedDataStore:
     """Transitions numbered from 0 in the order of their insertion, kept until they are acknowledged.
 
@@ -138,6 +139,8 @@ class QueuedDataStore:
 
     def parcel(self, after: int, max_bytes: int = 1 << 30) -> Parcel | None:
         """The next transitions with numbers above `after`, as many as lie together and fit; None when there are none."""
+        after = as_whole_number("after", after, "the number of the last transition that was sent, or -1 for all that are kept")
+        max_bytes = as_whole_number("max_bytes", max_bytes, "the size that a parcel has at most, such as 1 << 30", 1)
         with self._changed:
             first = max(after + 1, self._acknowledged + 1)
             if first < self._first_in_memory and (parcel := self._from_disk(first, max_bytes)) is not None:
@@ -199,7 +202,7 @@ class QueuedDataStore:
             self._drop_from_memory(self._first_in_memory)
             self._counts["dropped"] += 1
         else:
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + as_seconds("timeout", timeout)
             while self._in_memory >= self.capacity:
                 if not self._changed.wait(timeout=max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise DeadlineError(
