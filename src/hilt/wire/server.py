@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import zmq
+from prometheus_client import CollectorRegistry
 
 from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, StorageError, UnknownNameError
 from hilt.replay.sampling.sampler import Sampler
@@ -34,7 +35,7 @@ from hilt.wire.remote import Samplers, channel_requests
 from hilt.wire.requests import Requests
 from hilt.wire.sockets import Bell, context_for, keep_freed_memory, peer_address, require_keys
 from hilt.wire.weights import Publisher
-from hilt.wire.wire_metrics import WireMetrics, serve
+from hilt.wire.wire_metrics import Counter, Gauge, serve
 
 logger = logging.getLogger("hilt.wire")
 
@@ -66,7 +67,7 @@ class TrainerServer:
     ):
         logger.setLevel(log_level)
         require_keys(config, config.bind_ip, "listening on")
-        self.config, self.metrics = config, WireMetrics()
+        self.config, self.metrics = config, CollectorRegistry(auto_describe=True)
         self.instance = secrets.token_hex(8)
         """Tells this learner from the one before it."""
         self._data_callback = data_callback
@@ -444,27 +445,27 @@ class _Session:
 class _Counters:
     """What Prometheus sees."""
 
-    def __init__(self, metrics: WireMetrics):
-        self._metrics = metrics
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
         of = ("actor", "store")
-        self.received = metrics.counter("hilt_wire_steps_received_total", "Steps that were stored.", of)
-        self.duplicate = metrics.counter("hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
-        self.refused = metrics.counter("hilt_wire_steps_refused_total", "Steps that do not fit, told to their sender.", of)
-        self.held = metrics.counter("hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of)
-        self.malformed = metrics.counter("hilt_wire_messages_malformed_total", "Messages that could not be read.")
-        self.refused_clients = metrics.counter("hilt_wire_clients_refused_total", "Handshakes refused because something differs.")
-        self.bytes_received = metrics.counter("hilt_wire_bytes_received_total", "Bytes received on the data port.")
-        self.bytes_sent = metrics.counter("hilt_wire_bytes_sent_total", "Bytes sent on the data port.")
-        self.version = metrics.gauge("hilt_wire_policy_version", "The newest version of the weights.")
-        self.actor_version = metrics.gauge("hilt_wire_actor_version", "The version that made an actor's last step.", ("actor",))
-        self.staleness = metrics.gauge("hilt_wire_staleness_versions", "How many versions behind an actor's last step was.", ("actor",))
-        self.depth = metrics.gauge("hilt_wire_queue_depth", "Steps that wait at an actor.", ("actor",))
-        self.lag = metrics.gauge("hilt_wire_lag_seconds", "How long the oldest of them has been waiting.", ("actor",))
+        self.received = Counter(registry, "hilt_wire_steps_received_total", "Steps that were stored.", of)
+        self.duplicate = Counter(registry, "hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
+        self.refused = Counter(registry, "hilt_wire_steps_refused_total", "Steps that do not fit, told to their sender.", of)
+        self.held = Counter(registry, "hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of)
+        self.malformed = Counter(registry, "hilt_wire_messages_malformed_total", "Messages that could not be read.")
+        self.refused_clients = Counter(registry, "hilt_wire_clients_refused_total", "Handshakes refused because something differs.")
+        self.bytes_received = Counter(registry, "hilt_wire_bytes_received_total", "Bytes received on the data port.")
+        self.bytes_sent = Counter(registry, "hilt_wire_bytes_sent_total", "Bytes sent on the data port.")
+        self.version = Gauge(registry, "hilt_wire_policy_version", "The newest version of the weights.")
+        self.actor_version = Gauge(registry, "hilt_wire_actor_version", "The version that made an actor's last step.", ("actor",))
+        self.staleness = Gauge(registry, "hilt_wire_staleness_versions", "How many versions behind an actor's last step was.", ("actor",))
+        self.depth = Gauge(registry, "hilt_wire_queue_depth", "Steps that wait at an actor.", ("actor",))
+        self.lag = Gauge(registry, "hilt_wire_lag_seconds", "How long the oldest of them has been waiting.", ("actor",))
         self._of_actor = (self.actor_version, self.staleness, self.depth, self.lag)
 
     def count_strangers(self, count: Callable[[], float]) -> None:
         told = "Connections to the data and weights ports that completed no handshake."
-        self._metrics.counter("hilt_wire_strangers_total", told, read=lambda: {(): count()})
+        Counter(self._registry, "hilt_wire_strangers_total", told, read=count)
 
     def took(self, session: _Session, store: str, outcome: Any) -> None:
         labels = {"actor": session.actor, "store": store}

@@ -1,108 +1,68 @@
 """Counters and gauges that Prometheus can read at ``http://127.0.0.1:PORT/metrics``.
 
-    metrics = Metrics()
-    steps = metrics.counter("hilt_wire_steps_received_total", "Steps that were stored.", ("actor",))
+    registry = CollectorRegistry(auto_describe=True)
+    steps = Counter(registry, "hilt_wire_steps_received_total", "Steps that were stored.", ("actor",))
     steps.add(1, actor="arm-1")
-    endpoint = serve(metrics, 9100)
+    endpoint = serve(registry, 9100)
+
+`prometheus_client` writes the page and answers requests. Its own counters are not used, because actors may come and go for ever: of
+ours, each keeps the label sets that changed last.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
-from typing import Any, TypeVar
+from typing import Any, ClassVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import MetricsHandler
+from prometheus_client.registry import Collector
 
 from hilt.core.errors import ConfigError
 
 MAX_SERIES = 1_000
-"""Label sets per metric. Beyond that the one that changed longest ago is forgotten, so that actors may come and go for ever."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Label sets per metric. Beyond that the one that changed longest ago is forgotten."""
 HOST = "127.0.0.1"
 REQUEST_SECONDS = 5.0
 MAX_CONNECTIONS = 16
 
-Read = Callable[[], Mapping[tuple[str, ...], float]]
-"""Asked at scrape time: the values for each tuple of label values, in the order of the labels; ``()`` is the key without labels."""
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _log = logging.getLogger("hilt.wire")
 
 
-class WireMetrics:
-    """A set of metrics; safe to use from any thread."""
+class Metric(Collector):
+    """One number for each set of label values; safe to use from any thread."""
 
-    def __init__(self) -> None:
-        self._metrics: dict[str, Metric] = {}
+    family: ClassVar[type[CounterMetricFamily] | type[GaugeMetricFamily]]
 
-    def counter(self, name: str, help: str, labels: Sequence[str] = (), read: Read | None = None) -> Counter:
-        """A number that only grows."""
-        return self._add(Counter(name, help, labels, read))
-
-    def gauge(self, name: str, help: str, labels: Sequence[str] = (), read: Read | None = None) -> Gauge:
-        """A number that goes up and down; with `read` it is asked for when somebody looks."""
-        return self._add(Gauge(name, help, labels, read))
-
-    def render(self) -> str:
-        """All of them in Prometheus' text format 0.0.4."""
-        lines = []
-        for metric in list(self._metrics.values()):
-            try:
-                lines += metric.lines()
-            except Exception:  # noqa: BLE001 - from somebody's `read`; the other metrics are shown all the same
-                _log.warning("metric %s could not be read and is left out", metric.name, exc_info=True)
-        return "".join(f"{line}\n" for line in lines)
-
-    def _add(self, metric: _Metric) -> _Metric:
-        if self._metrics.setdefault(metric.name, metric) is not metric:
-            raise ConfigError(f"metric {metric.name}: there is one of this name already. Choose another name.")
-        return metric
-
-
-class Metric:
-    """One number per set of label values."""
-
-    kind = "untyped"
-
-    def __init__(self, name: str, help: str, labels: Sequence[str], read: Read | None):
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"metric {name!r}: expected letters, digits, '_' and ':', and no digit first.")
-        for label in labels:
-            if not _LABEL.fullmatch(label):
-                raise ConfigError(f"metric {name}: label {label!r}: expected letters, digits and '_', and neither a digit nor '__' first.")
+    def __init__(
+        self, registry: CollectorRegistry, name: str, help: str, labels: Sequence[str] = (), read: Callable[[], float] | None = None
+    ):
+        """A metric with `read`, which has no labels, is asked for its value when somebody looks."""
         self.name, self.help, self.labels = name, help, tuple(labels)
-        self._label_set = set(labels)
         self._read = read
         self._lock = threading.Lock()
         self._values: dict[tuple[str, ...], float] = {}
+        registry.register(self)
 
     def add(self, n: float = 1, **labels: object) -> None:
-        if n < 0 and self.kind == "counter":
-            raise ConfigError(f"metric {self.name}: add({n}): a counter only grows. Use a gauge.")
-        key = self._key(labels) if labels or self.labels else ()
+        key = self._key(labels)
         with self._lock:
-            values = self._values
-            values[key] = values.pop(key, 0) + n  # the newest is the last
-            if len(values) > MAX_SERIES:
-                self._forget_oldest()
+            self._put(key, self._values.get(key, 0) + n)
 
     def value(self, **labels: object) -> float:
         """0 for labels that were never given."""
         return self._snapshot().get(self._key(labels), 0)
 
     def total(self) -> float:
-        """Over all labels."""
+        """The sum over all labels."""
         return sum(self._snapshot().values())
 
     def remove(self, **labels: object) -> None:
@@ -110,48 +70,47 @@ class Metric:
         with self._lock:
             self._values.pop(key, None)
 
-    def _key(self, labels: dict[str, object]) -> tuple[str, ...]:
-        if labels.keys() != self._label_set:
-            raise ConfigError(f"metric {self.name}: labels {sorted(labels)} were given, expected {sorted(self.labels)}.")
-        return tuple([str(labels[label]) for label in self.labels])
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """The metric as the library writes it: `Collector`'s method."""
+        family = self.family(self.name, self.help, labels=self.labels)
+        # Without labels it is seen from the beginning, so that a rate over the first event is right.
+        for key, value in (self._snapshot() or ({} if self.labels else {(): 0})).items():
+            family.add_metric(key, value)
+        yield family
 
-    def _forget_oldest(self) -> None:
-        while len(self._values) > MAX_SERIES:
+    def _key(self, labels: dict[str, object]) -> tuple[str, ...]:
+        if len(labels) != len(self.labels) or not all(label in labels for label in self.labels):
+            raise ConfigError(f"metric {self.name}: labels {sorted(labels)} were given, expected {sorted(self.labels)}.")
+        return tuple([str(labels[label]).encode("utf-8", "replace").decode() for label in self.labels])  # lone surrogates have no encoding
+
+    def _put(self, key: tuple[str, ...], value: float) -> None:
+        self._values.pop(key, None)
+        self._values[key] = value  # the newest is the last
+        if len(self._values) > MAX_SERIES:
             del self._values[next(iter(self._values))]
 
     def _snapshot(self) -> dict[tuple[str, ...], float]:
         if self._read is not None:
-            return {tuple(map(str, key)): value for key, value in self._read().items()}
+            return {(): self._read()}
         with self._lock:
             return dict(self._values)
 
-    def lines(self) -> list[str]:
-        values = self._snapshot()
-        if not self.labels and self._read is None:
-            values = {(): values.get((), 0)}  # seen from the beginning, so that a rate over the first event is right
-        lines = [f"# HELP {self.name} {self.help.translate(_HELP_ESCAPES)}", f"# TYPE {self.name} {self.kind}"]
-        for key, value in list(values.items())[:MAX_SERIES]:
-            labels = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in zip(self.labels, key, strict=True))
-            lines.append(f"{self.name}{{{labels}}} {_number(value)}" if labels else f"{self.name} {_number(value)}")
-        return lines
-
-
-_Metric = TypeVar("_Metric", bound=Metric)
-
 
 class Counter(Metric):
-    kind = "counter"
+    """A number that only grows; its name ends with ``_total``."""
+
+    family = CounterMetricFamily
 
 
 class Gauge(Metric):
-    kind = "gauge"
+    """A number that goes up and down."""
+
+    family = GaugeMetricFamily
 
     def set(self, value: float, **labels: object) -> None:
-        key = self._key(labels) if labels or self.labels else ()
+        key = self._key(labels)
         with self._lock:
-            self._values.pop(key, None)
-            self._values[key] = value
-            self._forget_oldest()
+            self._put(key, value)
 
 
 class Endpoint:
@@ -173,10 +132,10 @@ class Endpoint:
             self._thread.join(5)
 
 
-def serve(metrics: WireMetrics, port: int) -> Endpoint:
+def serve(registry: CollectorRegistry, port: int) -> Endpoint:
     """Shows the metrics on this machine, and nowhere else. Port 0 takes a free one."""
     try:
-        server = _Server(metrics, port)
+        server = _Server(registry, port)
     except OSError as error:
         raise ConfigError(
             f"metrics_port={port}: cannot listen on {HOST}:{port} ({os.strerror(error.errno or 0)}). "
@@ -191,10 +150,9 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True  # a restarted learner need not wait for old connections to time out
     allow_reuse_port = False  # but two may not share it
 
-    def __init__(self, metrics: WireMetrics, port: int):
-        self.metrics = metrics
+    def __init__(self, registry: CollectorRegistry, port: int):
         self._since: dict[socket.socket, float] = {}
-        super().__init__((HOST, port), _Handler)
+        super().__init__((HOST, port), _Handler.factory(registry))
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         if len(self._since) >= MAX_CONNECTIONS:
@@ -217,42 +175,14 @@ class _Server(socketserver.ThreadingTCPServer):
         _log.debug("metrics: a request failed", exc_info=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """HTTP/1.0: one request per connection."""
+class _Handler(MetricsHandler):
+    """The library's page, at one path. HTTP/1.0: one request per connection."""
 
-    server: _Server
     timeout = REQUEST_SECONDS
     server_version, sys_version = "hilt", ""
 
     def do_GET(self) -> None:
         if self.path.split("?")[0] == "/metrics":
-            self._answer(200, self.server.metrics.render(), CONTENT_TYPE)
+            super().do_GET()
         else:
-            self._answer(404, "There is only /metrics here.\n")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):  # any other method
-            return lambda: self._answer(405, "Only GET is answered here.\n", allow="GET")
-        raise AttributeError(name)
-
-    def _answer(self, status: int, text: str, content_type: str = "text/plain; charset=utf-8", allow: str = "") -> None:
-        body = text.encode("utf-8", "replace")
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        if allow:
-            self.send_header("Allow", allow)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        _log.debug("metrics: " + format, *args)
-
-
-def _number(value: float) -> str:
-    if isinstance(value, int):
-        return str(int(value))
-    value = float(value)
-    if math.isfinite(value):
-        return repr(value)
-    return "NaN" if math.isnan(value) else ("+Inf" if value > 0 else "-Inf")
+            self.send_error(404, "There is only /metrics here.")
