@@ -141,6 +141,19 @@ def test_state_and_stats(log: Log):
         Mix(sources(log, "human")).load_state(mix.state())
 
 
+def test_a_source_that_empties_while_a_batch_is_drawn_is_shared_out(log: Log, monkeypatch: pytest.MonkeyPatch):
+    """The last step of a source may be evicted after the shares were counted."""
+    mix = Mix(sources(log, "policy", "demo"), empty="share")
+    demo = mix.sources["demo"]
+
+    def evicted(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(type(demo), "__len__", lambda self: 0 if self is demo else 50)
+        raise EmptyError("the view holds no step yet")
+
+    monkeypatch.setattr(demo, "sample", evicted)
+    assert origin(mix.sample(6)) == [0] * 6
+
+
 def test_batches_ahead(log: Log):
     batches = Mix(sources(log, "policy", "demo")).batches(6, keys=["rewards"])
     wanted = Mix(sources(log, "policy", "demo"))
@@ -148,7 +161,12 @@ def test_batches_ahead(log: Log):
         batch = next(batches)
         assert np.array_equal(batch["rewards"], wanted.sample(6)["rewards"])
         assert batch.counts == {"policy": 3, "demo": 3}
+    other = Mix(sources(log, "policy", "demo"))
+    other.load_state(batches.state())
+    assert np.array_equal(other.sample(7).steps, wanted.sample(7).steps)
     batches.close()
+    prioritized = Mix({"policy": log.by_source("policy"), "demo": log.by_source("demo").sampler("prioritized")})
+    assert prioritized.position() is None
 
 
 # -- concat_batches ------------------------------------------------------------------------------------------------------------------

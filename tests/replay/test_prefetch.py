@@ -141,6 +141,45 @@ def test_a_closed_log_is_an_error_in_next(tmp_path: Path):
             next(batches)
 
 
+# -- what nobody took ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_that_after_the_last_batch_that_was_taken(log: Log):
+    for kind in ({}, {"n_step": 2}, {"episodes": True}):
+        ahead, plain, other = (log.all().sampler(seed=4, **kind) for _ in range(3))
+        batches = ahead.batches(6, prefetch=3)
+        for _ in range(4):
+            next(batches)
+            plain.sample(6)
+        state = batches.state()
+        assert state["rng"] == plain.state()["rng"] and state["counts"] == plain.state()["counts"]
+        other.load_state(state)
+        wanted = [plain.sample(6).steps for _ in range(2)]
+        assert all(np.array_equal(other.sample(6).steps, steps) for steps in wanted)
+        batches.close()  # and the sampler goes on as if nothing had been made ahead
+        assert all(np.array_equal(ahead.sample(6).steps, steps) for steps in wanted)
+        with pytest.raises(ClosedError, match="there is no state of these batches"):
+            batches.state()
+
+
+def test_before_the_first_batch_was_taken_nothing_was_drawn(log: Log):
+    sampler = log.all().sampler(seed=4)
+    sampler.batches(6).close()
+    assert np.array_equal(sampler.sample(6).steps, log.all().sampler(seed=4).sample(6).steps)
+
+
+def test_what_a_prioritized_sampler_made_ahead_is_lost(log: Log):
+    sampler = log.all().sampler("prioritized", seed=4)
+    batches = sampler.batches(6, prefetch=1)
+    next(batches)
+    deadline = time.monotonic() + 120
+    while sampler.stats()["batches"] < 3:  # one taken, one ready, one in the thread's hands
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    batches.close()
+    assert sampler.position() is None and sampler.state()["counts"]["batches"] == 3
+
+
 # -- devices -------------------------------------------------------------------------------------------------------------------------
 
 

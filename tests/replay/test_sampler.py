@@ -19,6 +19,7 @@ from hilt.core.files import Files
 from hilt.core.tree import flatten
 from hilt.replay import Log, MinSize, Queue, RateLimiter, Sampler, SampleToInsertRatio, Schema
 from hilt.replay.key_ranges import OFFSET_BITS
+from hilt.replay.sampling.assembly import NStep
 from hilt.replay.storage.table import Table
 from tests.replay.toy_steps import check, new_log, numbers, step, trajectory, write
 from tests.replay.toy_table import chi_square_is_plausible
@@ -63,6 +64,33 @@ def test_uniform_is_uniform(log: Log):
     assert chi_square_is_plausible(counts(log.all().sampler(seed=1), 40), np.full(40, 1 / 40))
     odd = log.where("rewards", lambda r: r.astype(int) % 2 == 1)
     assert chi_square_is_plausible(counts(odd.sampler(seed=2), 40), np.tile([0, 1 / 20], 20))
+
+
+def test_a_torch_generator_as_seed_draws_what_randint_draws(log: Log):
+    torch = pytest.importorskip("torch")
+    keys, sampler, own = log.all().keys(), log.all().sampler(seed=torch.Generator().manual_seed(5)), torch.Generator().manual_seed(5)
+    for n in (3, 100, 1):
+        assert np.array_equal(sampler.sample(n, keys=["rewards"]).steps, keys[torch.randint(0, 40, (n,), generator=own).numpy()])
+    state, ahead = sampler.state(), drawn(sampler, 9)
+    other = log.all().sampler(seed=torch.Generator())
+    other.load_state(state)
+    assert drawn(other, 9) == ahead
+    with pytest.raises(ConfigError, match="a torch generator draws steps uniformly, with replacement and without a limit"):
+        log.all().sampler("fifo", seed=torch.Generator())
+
+
+def test_a_generator_may_be_shared(log: Log):
+    shared = np.random.default_rng(7)
+    first, second, alone = log.all().sampler(seed=shared), log.all().sampler(seed=shared), log.all().sampler(seed=7)
+    assert drawn(first, 5) + drawn(second, 6) == drawn(alone, 11)
+
+
+def test_an_assembly_may_be_given(log: Log):
+    batch = log.all().sampler(seed=0, assembly=NStep(2, 0.5, also=("policy_version",))).sample(50)
+    ends = batch["n_steps"] == 1
+    rewards = batch["observations"]["state"][:, 0]
+    assert np.array_equal(batch["rewards"], np.where(ends, rewards, 1.5 * rewards + 0.5)) and ends.any() and not ends.all()
+    assert np.array_equal(batch["policy_version"], batch["rewards"].astype(np.int64))
 
 
 def test_seeds_and_the_global_generator(log: Log):
@@ -272,7 +300,7 @@ def test_max_times_is_kept_while_steps_come_and_go(log: Log):
         ("uniform", {"n_step": 2, "discount": 1.5}, "n-step: expected n >= 1 and a discount in"),
         ("uniform", {"sequence_length": 0}, "sequences: expected a length of at least 1 step, got 0"),
         ("uniform", {"stack": (0, ["observations/image"])}, "stacked frames: expected at least 1 frame and 1 column"),
-        ("uniform", {"n_step": 2, "episodes": True}, "choose one of n_step, sequence_length, stack and episodes, got 2 of them"),
+        ("uniform", {"n_step": 2, "episodes": True}, "choose one of n_step, sequence_length, stack, episodes and assembly, got 2"),
     ],
 )
 def test_options_that_cannot_work(log: Log, how: str, options: dict[str, Any], said: str):

@@ -57,6 +57,14 @@ def test_last(log: Log):
         log.last(-1)
 
 
+def test_only_certain_trajectories(log: Log):
+    numbers = log.trajectories()
+    chosen = log.all().only([numbers[0], numbers[2], 10**6])
+    assert chosen.trajectories() == [numbers[0], numbers[2]] and len(log.all().only([])) == 0
+    log.delete(numbers[0])
+    assert np.array_equal(chosen.keys(), log.trajectory_keys(numbers[2]))
+
+
 def test_where(log: Log):
     assert rewards(log.where("rewards", lambda r: r > 11)) == [12, 20, 21, 22, 23, 24, 25]
     assert rewards(log.where("observations/image", lambda x: x[:, 5, 5, 0] == 21)) == [21]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hilt.core.lazy import lazy_exports
 from hilt.replay.log import Log
+from hilt.replay.sampling.joint import JointSampler
 from hilt.replay.sampling.limiters import MinSize, Queue, RateLimiter, SampleToInsertRatio, Stack
 from hilt.replay.sampling.mix import Mix, concat_batches
 from hilt.replay.sampling.sampler import Batch, Sampler
@@ -35,6 +36,7 @@ __all__ = [
     "Sampler",
     "Batch",
     "Mix",
+    "JointSampler",
     "concat_batches",
     "RateLimiter",
     "MinSize",

@@ -10,7 +10,7 @@ An intervention is in the online view and in the human one because both show it,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -59,6 +59,10 @@ class View:
         if trajectories < 0:
             raise ConfigError(f"last({trajectories}): expected how many trajectories, 0 for all.")
         return View(self.log, _Window(self._keys, trajectories)) if trajectories else self
+
+    def only(self, trajectories: Iterable[int]) -> View:
+        """Only these trajectories, as far as they have steps in this view."""
+        return View(self.log, _Chosen(self._keys, trajectories))
 
     def __and__(self, other: View) -> View:
         return self._combined(other, lambda a, b: a & b)
@@ -293,6 +297,22 @@ class _Window:
             if len(tail) >= self._trajectories or look >= len(starts):
                 return int(tail[max(0, len(tail) - self._trajectories)]) if len(tail) else 0
             look *= 2
+
+
+class _Chosen:
+    """The steps of a key set that are of certain trajectories."""
+
+    def __init__(self, parent: KeySet, trajectories: Iterable[int]):
+        self._parent, self._trajectories = parent, np.array(sorted(set(trajectories)), np.int64)
+        self._seen = -1
+        self._runs = Runs()
+
+    def current(self) -> Runs:
+        runs = self._parent.current()
+        if runs.version != self._seen:
+            chosen = np.isin(runs.starts >> OFFSET_BITS, self._trajectories)
+            self._runs, self._seen = Runs(runs.starts[chosen], runs.counts[chosen]), runs.version
+        return self._runs
 
 
 class _Combination:

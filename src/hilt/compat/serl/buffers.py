@@ -22,9 +22,10 @@ from hilt.core.trajectory import ends_from_done_and_mask
 from hilt.core.tree import Array, ArraySpec, Spec, Tree, unflatten
 from hilt.replay.log import Log
 from hilt.replay.packed import PackedBlock
+from hilt.replay.sampling.randomness import NumpyStream
 from hilt.replay.sampling.sampler import Batch, Sampler
 from hilt.replay.schema import Schema, spec_of_space
-from hilt.replay.settings import as_folder, as_sequence, as_transitions, as_whole_number
+from hilt.replay.settings import as_folder, as_generator, as_sequence, as_transitions, as_whole_number
 from hilt.replay.storage.lock import wait_before_fork
 from hilt.replay.transfer.assembler import RunningEpisodes
 from hilt.replay.view import View
@@ -154,7 +155,7 @@ class ReplayBufferDataStore:
 
     def seed(self, seed: int | None = None) -> None:
         """Begins the buffer's own stream of random numbers anew."""
-        self._sampler = _Upstream(self.view, seed=seed)
+        self._sampler = Sampler(self.view, seed=_Integers(as_generator(seed)))
 
     def latest_data_id(self) -> int:
         """How many transitions were inserted so far."""
@@ -313,11 +314,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS) or (isinstance(value, np.ndarray) and not value.ndim and value.dtype.kind in "biuf")
 
 
-class _Upstream(Sampler):
+class _Integers(NumpyStream):
     """Draws the places that HIL-SERL's plain buffer draws for the same seed."""
 
-    def _places(self, n: int, size: int) -> Array:
-        return self._rng.integers(size, size=n)
+    def places(self, n: int, size: int) -> Array:
+        return self.generator.integers(size, size=n)
 
 
 @explained_calls

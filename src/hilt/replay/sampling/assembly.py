@@ -249,9 +249,9 @@ def put_into(out: Mapping[str, Array], batch: dict[str, Array]) -> dict[str, Arr
     return batch
 
 
-def assembly(**options: Any) -> Assembly:
-    """The assembly that a sampler's options ask for; more than one kind at once is refused."""
-    made: list[Assembly] = []
+def assembly_of(given: Assembly | None = None, **options: Any) -> Assembly:
+    """The assembly that was given, or that a sampler's options ask for; more than one kind at once is refused."""
+    made: list[Assembly] = [] if given is None else [given]
     if options.get("n_step") is not None:
         made.append(NStep(options["n_step"], 0.99 if options.get("discount") is None else options["discount"]))
     elif options.get("discount") is not None:
@@ -264,5 +264,5 @@ def assembly(**options: Any) -> Assembly:
     if options.get("episodes"):
         made.append(Episodes())
     if len(made) > 1:
-        raise ConfigError(f"choose one of n_step, sequence_length, stack and episodes, got {len(made)} of them.")
+        raise ConfigError(f"choose one of n_step, sequence_length, stack, episodes and assembly, got {len(made)} of them.")
     return made[0] if made else Steps()

@@ -1,33 +1,39 @@
 """Batches from several views at once, with exact shares.
 
-mix = Mix({"online": online.sampler(), "demo": demos.sampler()})   # half and half
-batch = mix.sample(256)                                            # 128 of each, online first
+    mix = Mix({"online": online.sampler(), "demo": demos.sampler()})   # half and half
+    batch = mix.sample(256)                                            # 128 of each, online first
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hilt.core.errors import ConfigError, EmptyError, SchemaError
 from hilt.core.tree import flatten, unflatten
-from hilt.replay.sampling.sampler import Batch, Sampler
+from hilt.replay.sampling.joint import JointSampler
+from hilt.replay.sampling.sampler import Batch, Sampler, require_size
 from hilt.replay.settings import as_whole_number
 from hilt.replay.view import View
 
+if TYPE_CHECKING:
+    from hilt.replay.sampling.prefetch import Prefetch
+
 
 class Mix:
-    """Draws every batch from several samplers (or views, each sampled uniformly), in fixed shares.
+    """Draws every batch from several samplers, joint samplers, or views, each sampled uniformly, in fixed shares.
 
     The counts are exact: they add up to the batch size and differ from `ratios` by rounding only (largest remainder,
     the first of equals). `empty` says what happens when a source has no step: ``"error"``, or ``"share"``: the others
     take its part.
     """
 
-    def __init__(self, sources: Mapping[str, Sampler | View], ratios: Mapping[str, float] | None = None, empty: str = "error"):
+    def __init__(
+        self, sources: Mapping[str, Sampler | JointSampler | View], ratios: Mapping[str, float] | None = None, empty: str = "error"
+    ):
         if not sources:
             raise ConfigError("a mix needs at least one source.")
         ratios = dict(ratios) if ratios is not None else dict.fromkeys(sources, 1.0)
@@ -37,7 +43,7 @@ class Mix:
             raise ConfigError(f"ratios: expected numbers of 0 or more, not all 0, got {ratios}.")
         if empty not in ("error", "share"):
             raise ConfigError(f"empty={empty!r}: expected 'error' or 'share'.")
-        self.sources = {name: source if isinstance(source, Sampler) else source.sampler() for name, source in sources.items()}
+        self.sources = {name: source.sampler() if isinstance(source, View) else source for name, source in sources.items()}
         self.ratios, self._empty = {name: ratios[name] for name in sources}, empty
         self._shares: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
 
@@ -63,24 +69,37 @@ class Mix:
 
     def sample(self, batch_size: int, keys: Sequence[str] | None = None, timeout: float | None = None) -> Batch:
         """A batch, source after source. Its attribute ``counts`` says how many came from each."""
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        require_size(batch_size)
         counts = self.counts(batch_size)
-        parts = [self.sources[name].sample(n, keys=keys, timeout=timeout) for name, n in counts.items() if n]
+        try:
+            parts = [self.sources[name].sample(n, keys=keys, timeout=timeout) for name, n in counts.items() if n]
+        except EmptyError:
+            if self._empty == "error" or self.counts(batch_size) == counts:
+                raise
+            return self.sample(batch_size, keys, timeout)  # the last step of a source was evicted since it was counted
         merged = Batch(_joined(parts, axis=0) if len(parts) > 1 else parts[0])
         for name in ("steps", "probabilities", "weights"):
             setattr(merged, name, np.concatenate([getattr(part, name) for part in parts]))
         merged.counts = counts
         return merged
 
-    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, **options: Any) -> Any:
-        """Batches for ever, made ahead by a thread; with `device`, as torch tensors there."""
+    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, **options: Any) -> Prefetch:
+        """Batches for ever, made ahead by a thread; see `Sampler.batches`."""
         from hilt.replay.sampling.prefetch import Prefetch
 
-        return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device)
+        return Prefetch(lambda: self.sample(batch_size, **options), prefetch, device, self)
 
-    def state(self) -> dict[str, Any]:
-        return {name: sampler.state() for name, sampler in self.sources.items()}
+    def position(self) -> Any:
+        """Of all sources, or None if one has none; see `Sampler.position`."""
+        positions = {name: source.position() for name, source in self.sources.items()}
+        return None if any(position is None for position in positions.values()) else positions
+
+    def seek(self, position: Any) -> None:
+        for name, source in self.sources.items():
+            source.seek(position[name])
+
+    def state(self, position: Any = None) -> dict[str, Any]:
+        return {name: source.state(position and position[name]) for name, source in self.sources.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if set(state) != set(self.sources):

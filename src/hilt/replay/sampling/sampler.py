@@ -4,13 +4,15 @@
     batch = sampler.sample(256, keys=["observations", "actions", "rewards"])
     sampler.update_priorities(batch.steps, td_error)
 
-A sampler owns its generator; `state` and `load_state` make it go on exactly where it was, also in another process.
+A sampler owns its generator; `state` and `load_state` make it go on exactly where it was, also in another process. The state of one whose
+batches are made ahead (`batches`) is that after the last batch that was delivered.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +20,14 @@ import numpy as np
 from hilt.core.errors import ConfigError, EmptyError, SchemaError, UnknownNameError
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.replay.key_ranges import OFFSET_BITS, Runs
-from hilt.replay.sampling.assembly import Episodes, assembly, check_out, put_into
+from hilt.replay.sampling.assembly import Assembly, Episodes, assembly_of, check_out, put_into
 from hilt.replay.sampling.limiters import RateLimiter
+from hilt.replay.sampling.randomness import TorchStream, as_stream
 from hilt.replay.sampling.selectors import Fifo, Lifo, MaxHeap, MinHeap, OrderedSelector, Prioritized, Selector, Uniform, importance_weights
 from hilt.replay.sampling.uniform import UniformDraw
-from hilt.replay.settings import as_generator
 
 if TYPE_CHECKING:
+    from hilt.replay.sampling.prefetch import Prefetch
     from hilt.replay.snapshot import Snapshot
     from hilt.replay.view import View
 
@@ -42,7 +45,18 @@ class Batch(dict[str, Any]):
     weights: Array
     """Importance weights, ``[n]``, 1 at most; all 1 unless sampling is prioritized."""
     counts: dict[str, int]
-    """Of a `Mix`: how many elements each source gave."""
+    """Of a `Mix` or a `JointSampler`: how many elements each source gave."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Steps that were drawn, and the moment of the log that they are read from."""
+
+    keys: Array
+    probabilities: Array
+    size: int
+    """Steps that there were to draw from"""
+    reading: Snapshot
 
 
 class Sampler:
@@ -52,10 +66,15 @@ class Sampler:
         ``uniform`` (with replacement, or ``replace=False``: every step once per pass, in a new order each pass),
         ``prioritized`` (probability proportional to priority ** exponent; importance weights with `beta`), ``fifo``,
         ``lifo``, ``min_heap``, ``max_heap`` (by priority).
+    seed
+        A whole number, None for a different stream each time, or a generator, numpy's or torch's, that several samplers may share. From a
+        torch generator the draws are those of ``torch.randint``, as RLinf's buffers have them: uniformly, with replacement.
     max_times_sampled
         A step that was drawn so often is not drawn again; 0 for no limit.
     n_step, discount / sequence_length / stack / episodes
         What an element of the batch is; see `hilt.replay.sampling.assembly`. ``stack=(frames, columns)``.
+    assembly
+        The same as an object: one of that module's with options of its own, or any other that follows its protocol.
     limiter
         A rate limiter that this sampler and the log's writers obey.
     """
@@ -65,7 +84,7 @@ class Sampler:
         view: View,
         how: str = "uniform",
         *,
-        seed: int | None = None,
+        seed: Any = None,
         replace: bool = True,
         exponent: float | None = None,
         beta: float | None = None,
@@ -76,6 +95,7 @@ class Sampler:
         sequence_length: int | None = None,
         stack: tuple[int, Sequence[str]] | None = None,
         episodes: bool = False,
+        assembly: Assembly | None = None,
     ):
         if how not in SAMPLERS:
             raise UnknownNameError("sampler", how, SAMPLERS)
@@ -92,11 +112,14 @@ class Sampler:
         self.view, self.how = view, how
         self.beta = 0.4 if beta is None else beta
         """How far importance weights correct for the priorities; may be raised while training."""
-        self._assembly = assembly(n_step=n_step, discount=discount, sequence_length=sequence_length, stack=stack, episodes=episodes)
-        for name in self._assembly.added:
+        element: dict[str, Any] = {"n_step": n_step, "discount": discount, "sequence_length": sequence_length, "stack": stack}
+        self.assembly: Assembly = assembly_of(assembly, **element, episodes=episodes)
+        for name in self.assembly.added:
             if name in view.log.schema.columns:
                 raise SchemaError(f"{name}: this sampler adds a column of this name, and the log has one already. Rename that one.")
-        self._rng = as_generator(seed)
+        self._stream = as_stream(seed)
+        if isinstance(self._stream, TorchStream) and (how != "uniform" or not replace or max_times_sampled or episodes):
+            raise ConfigError("seed: a torch generator draws steps uniformly, with replacement and without a limit; give a whole number.")
         self._replace, self._max_times = replace, max_times_sampled
         self._selector = _selector(how, 0.6 if exponent is None else exponent) if how != "uniform" or max_times_sampled else None
         self._seen, self._seen_version = Runs(), -1
@@ -116,7 +139,7 @@ class Sampler:
 
         `timeout` is how long a rate limiter may hold it back, in seconds.
         """
-        schema, made = self.view.log.schema, self._assembly
+        schema, made = self.view.log.schema, self.assembly
         if out is None:
             if keys is not None:
                 schema.select(keys)  # what is wrong with them is said before anything is drawn
@@ -127,26 +150,30 @@ class Sampler:
 
     def sample_with(self, batch_size: int, read: Callable[[Snapshot, Array], dict[str, Array]], timeout: float | None = None) -> Batch:
         """Does what `sample` does, with another way to read the steps that were drawn."""
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
-        log = self.view.log
+        require_size(batch_size)
         allowed = self.limiter.sampling(batch_size, timeout) if self.limiter is not None else _NOTHING
-        with allowed, log.lock:  # the steps are drawn from the same moment of the log that they are read from
-            reading = log.reading()
-            try:
-                drawn, probabilities, size = self._draw(batch_size, reading)
-            except BaseException:
-                reading.__exit__()
-                raise
-            log.counts["sampled"] += len(drawn)
-            self._counts["sampled"] += len(drawn)
-            self._counts["batches"] += 1
-        with reading as steps:
-            batch = Batch(unflatten(read(steps, drawn)))
-        batch.steps, batch.probabilities = drawn, probabilities
+        with allowed, self.view.log.lock:
+            drawn = self.draw(batch_size)
+        with drawn.reading as steps:
+            batch = Batch(unflatten(read(steps, drawn.keys)))
+        batch.steps, batch.probabilities = drawn.keys, drawn.probabilities
         prioritized = self.how == "prioritized"
-        batch.weights = importance_weights(probabilities, size, self.beta) if prioritized else _filled(len(drawn), 1.0)
+        batch.weights = importance_weights(drawn.probabilities, drawn.size, self.beta) if prioritized else _filled(len(drawn.keys), 1.0)
         return batch
+
+    def draw(self, batch_size: int, places: Array | None = None) -> Drawn:
+        """Draws steps, to be read from the same moment of the log; called under its lock. `places` are used instead of random ones."""
+        log = self.view.log
+        reading = log.reading()
+        try:
+            drawn = Drawn(*self._draw(batch_size, reading, places), reading)
+        except BaseException:
+            reading.__exit__()
+            raise
+        log.counts["sampled"] += len(drawn.keys)
+        self._counts["sampled"] += len(drawn.keys)
+        self._counts["batches"] += 1
+        return drawn
 
     def update_priorities(self, steps: Array, priorities: Array) -> int:
         """New priorities of steps by key; those that were evicted meanwhile are passed over. Returns how many were there."""
@@ -167,27 +194,39 @@ class Sampler:
 
     def batches(
         self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
-    ) -> Iterator[Any]:
-        """Batches for ever, made ahead by a thread; with `device`, as torch tensors there."""
+    ) -> Prefetch:
+        """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the thread's, and its
+        state is to be asked of what this returns."""
         from hilt.replay.sampling.prefetch import Prefetch
 
-        return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device)
+        return Prefetch(lambda: self.sample(batch_size, timeout=timeout, **options), prefetch, device, self)
 
-    def state(self) -> dict[str, Any]:
-        """All that decides the next batches, as arrays and plain values."""
+    def position(self) -> Any:
+        """Where a sampler stands whose draws depend on its generator alone: uniform, with replacement, without a limiter; else None."""
+        return (self._stream.state(), dict(self._counts)) if self._selector is None and self._replace and self.limiter is None else None
+
+    def seek(self, position: Any) -> None:
+        """Goes on as it would have from this position."""
+        state, counts = position
+        self._stream.load_state(state)
+        self._counts = dict(counts)
+
+    def state(self, position: Any = None) -> dict[str, Any]:
+        """All that decides the next batches, as arrays and plain values; with `position`, as it was there."""
         with self.view.log.lock:
             self._follow_view()
             runs = self.view.runs()
+            stream, counts = (self._stream.state(), self._counts) if position is None else position
             return {
                 "kind": self._kind(),
-                "rng": self._rng.bit_generator.state,
+                "rng": stream,
                 "pass": self._pass.copy(),
                 "times": np.array(sorted(self._times.items()), np.int64).reshape(-1, 2),
                 "top_priority": self._top_priority,
                 "selector": self._selector.state() if self._selector is not None else None,
                 "seen": [runs.starts.copy(), runs.counts.copy()],
                 "beta": self.beta,
-                "counts": dict(self._counts),
+                "counts": dict(counts),
                 "limiter": self.limiter.state() if self.limiter is not None else None,
             }
 
@@ -199,7 +238,7 @@ class Sampler:
         with self.view.log.lock:
             if self.limiter is not None:
                 self._resume_limiter(self.limiter, state)
-            self._rng.bit_generator.state = state["rng"]
+            self._stream.load_state(state["rng"])
             self._pass = np.array(state["pass"], np.int64)
             self._times = {int(k): int(n) for k, n in state["times"]}
             self._top_priority = float(state["top_priority"])
@@ -223,7 +262,7 @@ class Sampler:
 
     # Inside; all under the log's lock
 
-    def _draw(self, n: int, steps: Snapshot) -> tuple[Array, Array, int]:
+    def _draw(self, n: int, steps: Snapshot, places: Array | None) -> tuple[Array, Array, int]:
         """(keys, probabilities, how many steps there were)."""
         if self._selector is not None:
             return self._draw_items(n)
@@ -231,20 +270,16 @@ class Sampler:
         size = len(runs)
         if not size:
             self.view.require_steps()
-        if isinstance(self._assembly, Episodes):
+        if isinstance(self.assembly, Episodes):
             numbers = runs.trajectories()
-            drawn = numbers[self._rng.integers(len(numbers), size=n)]
+            drawn = numbers[self._stream.generator.integers(len(numbers), size=n)]
             first = runs.starts[np.searchsorted(runs.starts, drawn << OFFSET_BITS)]  # of each, the first step in the view
             return first, np.full(n, 1 / len(numbers)), len(numbers)
         if self._replace:
-            places = self._places(n, size)
+            places = self._stream.places(n, size) if places is None else places
             drawn = self._drawing.draw(runs, places, steps) if self.view.runs_are_extents else runs.draw(places)
             return drawn, _filled(n, 1 / size), size
         return self._draw_pass(runs, n), np.full(n, 1 / size), size
-
-    def _places(self, n: int, size: int) -> Array:
-        """Half the cost of `integers`, and as even to one part in 2**53 / size."""
-        return (self._rng.random(n) * size).astype(np.int64)
 
     def _draw_pass(self, runs: Runs, n: int) -> Array:
         parts: list[Array] = []
@@ -253,7 +288,7 @@ class Sampler:
             self._seen_version = runs.version
         while n:
             if not len(self._pass):
-                self._pass = self._rng.permutation(runs.keys())
+                self._pass = self._stream.generator.permutation(runs.keys())
             part, self._pass = self._pass[:n], self._pass[n:]
             parts.append(part)
             n -= len(part)
@@ -266,7 +301,7 @@ class Sampler:
         if not self._max_times:
             if not size:
                 self.view.require_steps()
-            drawn, probabilities = self._selector.sample(n, self._rng)
+            drawn, probabilities = self._selector.sample(n, self._stream.generator)
             return drawn, probabilities, size
         if size < n and (left := size * self._max_times - sum(self._times.values())) < n:  # before anything is drawn
             limit = f"max_times_sampled={self._max_times}"
@@ -284,7 +319,7 @@ class Sampler:
             drawn = self._selector.peek(n if self._max_times == 1 else 1)
             probabilities = np.ones(len(drawn))
         else:
-            drawn, probabilities = self._selector.sample(1, self._rng)
+            drawn, probabilities = self._selector.sample(1, self._stream.generator)
         for key in drawn.tolist() if self._max_times > 1 else ():
             self._times[key] = self._times.get(key, 0) + 1
         spent = np.array([k for k in drawn.tolist() if self._times.get(k, 1) >= self._max_times], np.int64)
@@ -337,6 +372,11 @@ class Sampler:
         kind = {"how": self.how, "replace": self._replace, "max_times_sampled": self._max_times}
         kind["limiter"] = type(self.limiter).__name__ if self.limiter is not None else None
         return {**kind, "exponent": self._selector.exponent} if isinstance(self._selector, Prioritized) else kind
+
+
+def require_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
 
 
 def _changes(before: Runs, now: Runs) -> tuple[Runs, Runs]:
