@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from hilt import cli
@@ -208,20 +207,9 @@ def test_what_is_not_a_log_gets_one_line(log: Path, tmp_path: Path, command: str
 
 
 def read_png(path: Path) -> Any:
-    """A PNG of 8-bit colors without filters, chunk by chunk, checksums checked."""
-    raw = path.read_bytes()
-    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(raw):
-        (size,), kind = struct.unpack(">I", raw[at : at + 4]), raw[at + 4 : at + 8]
-        chunks[kind] = raw[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", raw[at + 8 + size : at + 12 + size])[0] == zlib.crc32(kind + chunks[kind])
-        at += 12 + size
-    width, height, depth, colors, *_ = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert (depth, colors, list(chunks)) == (8, 2, [b"IHDR", b"IDAT", b"IEND"])
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    assert (lines[:, 0] == 0).all()
-    return lines[:, 1:].reshape(height, width, 3)
+    with Image.open(path) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+        return np.asarray(image)
 
 
 def contains(image: Any, part: Any) -> bool:
@@ -242,7 +230,7 @@ def test_a_strip_shows_frames_of_every_camera(log: Path, tmp_path: Path, monkeyp
         assert contains(image, frame)
         assert contains(image, np.repeat(frame[..., :1], 3, axis=-1))
     assert not contains(image, picture(3, 1).repeat(3, axis=0).repeat(3, axis=1))  # 8 of 12 steps are shown
-    assert (image[:10] == strip.PAPER).all() and (image == strip.ACCENT).all(-1).any()
+    assert (image[:10] == strip.PAPER).all() and np.abs(image.astype(int) - strip.ACCENT).sum(-1).min() < 60
 
 
 def test_a_strip_of_the_newest_goes_where_it_is_told(log: Path, tmp_path: Path):
@@ -282,17 +270,9 @@ def test_which_columns_are_images(shape: tuple[int, ...], size: tuple[int, int] 
 
 def test_large_frames_are_reduced_and_labels_fit():
     frames = np.full((2, 600, 400, 3), 90, np.uint8)
-    image = strip.draw_strip("a title", [strip.Row("top", frames)], [("step 0", False), ("step 1000000000000000000000000000000000", True)])
+    labels = [("step 0", False), ("step 1000000000000000000000000000000000", True)]
+    image = np.asarray(strip.draw_strip("a title", [strip.Row("top", frames)], labels))
     assert image.shape[0] < 320 and contains(image, np.full((200, 133, 3), 90, np.uint8))
-
-
-def test_every_letter_is_drawn_differently():
-    drawn = set()
-    for letter in strip.LETTERS:
-        canvas = np.zeros((5, 3, 3), np.uint8)
-        strip.write(canvas, 0, 0, letter, 1, (1, 1, 1))
-        drawn.add(canvas.tobytes())
-    assert len(drawn) == len(strip.LETTERS)
 
 
 # --- verify and repair ------------------------------------------------------------------------------------------------------------
