@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hilt.core.files import read_json
-from hilt.policies.io.folders import load_policy
+from hilt.policies.registry import load_policy
 from hilt.vla import worker as roles
 from tests.cli.test_train_sft import run
 from tests.lines import all_lines, no_line_twice

@@ -24,7 +24,7 @@ from hilt.envs import libero
 from hilt.envs.libero import LiberoEnv
 from hilt.envs.task import check_task, make, ready
 from hilt.observe.metrics import read_metrics
-from hilt.policies.io.folders import load_policy
+from hilt.policies.registry import load_policy
 from hilt.policies.vla.flow import Flow
 from hilt.policies.vla.gemma import StackConfig, VisionConfig
 from hilt.policies.vla.normalize import statistics

@@ -14,7 +14,7 @@ import torch
 from hilt.core.errors import ConfigError, FormatError, MissingFieldError, SchemaError, StorageError, UnknownNameError
 from hilt.policies.io import folders as checkpoints
 from hilt.policies.io import lora
-from hilt.policies.io.folders import load_policy
+from hilt.policies.registry import load_policy
 from hilt.policies.vla.openvla import OpenVLA, OpenVLAOFT
 from tests.policies.tiny_openvla import observations, same_weights, statistics, tiny
 

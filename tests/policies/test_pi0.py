@@ -15,8 +15,8 @@ import torch
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.policies.base import join, select
-from hilt.policies.io.folders import load_policy
 from hilt.policies.io.tensor_files import Tensors, write_tensors
+from hilt.policies.registry import load_policy
 from hilt.policies.vla import gemma
 from hilt.policies.vla.flow import Flow
 from hilt.policies.vla.flow_policy import FlowPolicy

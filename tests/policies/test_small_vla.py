@@ -16,8 +16,8 @@ import torch
 from hilt.algos.adam import Adam
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, StorageError, UnknownNameError
 from hilt.policies.base import join, select
-from hilt.policies.io.folders import load_policy
 from hilt.policies.io.lora import attach
+from hilt.policies.registry import load_policy
 from hilt.policies.vla.flow import Flow
 from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from tests.effort import sampled

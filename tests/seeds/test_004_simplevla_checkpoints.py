@@ -20,8 +20,8 @@ from hilt.core.errors import ConfigError, CorruptError, StorageError
 from hilt.core.url_folder import MANIFEST, UrlFolder, files_of
 from hilt.observe.metrics import read_metrics
 from hilt.policies.io import lora
-from hilt.policies.io.folders import load_policy
 from hilt.policies.io.tensor_files import Tensors
+from hilt.policies.registry import load_policy
 from hilt.vla import exports
 from hilt.vla.train import begin_run, resume_run, train
 from tests.cli.test_train_simplevla import COMMAND, MODEL, folder, run  # noqa: F401  # a fixture

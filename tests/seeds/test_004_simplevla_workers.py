@@ -35,7 +35,7 @@ from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.envs import task
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy
-from hilt.policies.io.folders import load_policy
+from hilt.policies.registry import load_policy
 from hilt.policies.vla.observation_adapters import suite
 from hilt.policies.vla.tokens import load_tokenizer
 from hilt.vla.config import Rewards

@@ -171,7 +171,7 @@ def test_one_process_trains(start: Callable[..., Any], tmp_path: Path):
 
 def test_statistics_of_the_data(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     row, asked = Row(), dict[str, Any]()
-    monkeypatch.setattr("hilt.policies.io.folders.load_policy", lambda folder, **options: (asked.update(options), row)[1])
+    monkeypatch.setattr("hilt.vla.sft.load_policy", lambda folder, **options: (asked.update(options), row)[1])
     config = Sft(policy=str(tmp_path), data=[str(log)], columns=NAMES, statistics="data", max_steps=1, policy_options={"chunk": 3})
     train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
     assert asked == {"device": "cpu", "chunk": 3} and row.used[1] == "data"
@@ -247,7 +247,7 @@ def test_a_start_that_is_refused_is_no_run(log: Path, tmp_path: Path):
 
 def test_small_vla_needs_a_picture(log: Path, tmp_path: Path):
     config = Sft(data=[str(log)], columns={"state": "state"})
-    with pytest.raises(ConfigError, match="the observations have state, instruction, and no picture: a small_vla looks at one at least"):
+    with pytest.raises(ConfigError, match="the observations have no picture: a small_vla looks at one at least"):
         train(begin_run(tmp_path / "run", "", config), tmp_path / "run")
 
 
@@ -290,7 +290,7 @@ def test_every_policy_is_taught(device: str, kind: str, changes: dict[str, Any],
 
 
 def test_all_weights_are_trained_in_float32(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("hilt.policies.io.folders.load_policy", lambda *_, **__: Row().to(torch.bfloat16))
+    monkeypatch.setattr("hilt.vla.sft.load_policy", lambda *_, **__: Row().to(torch.bfloat16))
     config = Sft(policy=str(tmp_path), policy_options={"dtype": "bfloat16"}, data=[str(log)], columns=NAMES)
     with pytest.raises(ConfigError, match=r"policy_options.dtype=bfloat16: weights that are trained are float32. Leave it out"):
         train(begin_run(tmp_path / "run", "", config), tmp_path / "run")

@@ -18,7 +18,7 @@ from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.observe.live import Standing
 from hilt.observe.metrics import Metrics, read_metrics
 from hilt.observe.statistics import clustered, effective, wilson
-from hilt.policies.io.folders import load_policy
+from hilt.policies.registry import load_policy
 from hilt.replay import Log
 from hilt.replay.storage.lock import WriterLock
 from hilt.runs import checkpoint, evaluation

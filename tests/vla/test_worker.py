@@ -197,7 +197,7 @@ def test_episodes_and_weights_pass_from_one_worker_to_another(tmp_path: Path):
 
 
 def test_a_task_that_does_not_begin_is_told(tmp_path: Path):
-    with pytest.raises(ConfigError, match="shows state, and no picture"):
+    with pytest.raises(ConfigError, match="the observations have no picture"):
         Worker(replace(config(), columns={"state": "state"}), tmp_path, Alone())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hilt.core.names import ExtensionPoint
 
@@ -105,11 +105,9 @@ class PolicyLoss(ABC):
 
 def estimator(name: str) -> Estimator:
     """The estimator of this name, if its code may be run."""
-    made: Any = ESTIMATORS.load_class(name, Estimator)
-    return made()
+    return ESTIMATORS.load_class(name, Estimator)()
 
 
 def policy_loss(name: str) -> PolicyLoss:
     """The loss of this name, if its code may be run."""
-    made: Any = LOSSES.load_class(name, PolicyLoss)
-    return made()
+    return LOSSES.load_class(name, PolicyLoss)()

@@ -38,6 +38,8 @@ def rloo_command(
         raise ConfigError("which run goes on? Name its folder with --run FOLDER.")
     folder = run or Path("runs") / plain(f"rloo-{config.stem}" if config else "rloo")
     made = None if resume else build(rloo(config or ""), *words)
-    new = made is not None and made.policy == "small_vla"
-    also = ["the policy is a new small_vla, which has learned nothing: give policy=FOLDER for one that has"] if new else []
+    from hilt.policies.registry import is_new
+
+    new = made.policy if made is not None and is_new(made.policy) else ""
+    also = [f"the policy is a new {new}, which has learned nothing: give policy=FOLDER for one that has"] if new else []
     run_all(made, folder, "rloo", words, resume, dry_run, also)

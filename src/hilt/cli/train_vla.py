@@ -95,6 +95,7 @@ def live(folder: Path, config: Vla, usual_steps: int = 0) -> Live:
 def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     from omegaconf import OmegaConf
 
+    from hilt.policies.registry import is_new
     from hilt.runs import run_precision as precision
     from hilt.runs.folder import check_new
     from hilt.vla.footprint import footprint
@@ -111,7 +112,7 @@ def _show(config: Vla, folder: Path, resume: bool, also: Sequence[str]) -> None:
     typer.echo(f"{'goes on in' if resume else 'would begin in'} {folder}")
     for line in (*also, *config.arithmetic(), *precision.lines(config, folder if resume else None, resume)):
         typer.echo(line)
-    if config.policy == "small_vla" or local(config.policy).is_dir():
+    if is_new(config.policy) or local(config.policy).is_dir():
         with lacking.collected():
             for line in footprint(config, folder):
                 typer.echo(line)

@@ -15,7 +15,7 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from hilt.core import trust
@@ -60,9 +60,10 @@ class ExtensionPoint(dict[str, Any]):
                 raise
             raise ConfigError(f"the {self.noun} {name!r} cannot be imported: {error}") from error
 
-    def load_class(self, name: str, base: type[T]) -> type[T]:
+    def load_class(self, name: str, base: Callable[..., T]) -> type[T]:
         """The class of this name, which must be a subclass of `base`."""
-        found = self.load(name, base)
+        assert isinstance(base, type)  # mypy takes an abstract class for a callable, and not for a type
+        found: type[T] = self.load(name, base)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(
                 f"the {self.noun} {name!r}: expected a subclass of {base.__module__}.{base.__name__}, got {found!r}; see {PAGE}."

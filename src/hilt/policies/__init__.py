@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hilt.policies.agent.agent import Agent
     from hilt.policies.agent.config import AgentConfig, EncoderConfig
     from hilt.policies.base import Evaluation, Policy
-    from hilt.policies.io.folders import load_policy
+    from hilt.policies.registry import load_policy
     from hilt.policies.vla.flow import Flow
     from hilt.policies.vla.openvla import OpenVLA, OpenVLAOFT
     from hilt.policies.vla.openvla_config import OpenVLAConfig, OpenVLAOptions

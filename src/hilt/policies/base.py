@@ -14,7 +14,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -79,6 +80,50 @@ class Policy(torch.nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    # How it is named, made and kept: see `hilt.policies.registry`
+
+    precision_option: ClassVar[str] = ""
+    """The option that says in which precision it computes, which a run decides when it begins; empty: there is none"""
+    learning_rate: ClassVar[float] = 5e-6
+    """Of all weights, where the settings of post-training give none"""
+
+    @classmethod
+    def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> Policy:
+        """A new one that has learned nothing. `sizes` are those of the task or the data, as `hilt.policies.registry.policy_sizes` gives
+        them; `options` the setting policy_options."""
+        raise ConfigError(f"a new {cls.__name__} cannot be made: give policy=FOLDER, that of a checkpoint.")
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Raises for options with which `create` could not make one; nothing is made."""
+        if cls.create.__func__ is Policy.create.__func__:  # type: ignore[attr-defined]
+            cls.create({}, options, 0)
+
+    @classmethod
+    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options by which it has a value head, besides those that are given: a "shared" one trains the trunk too, a "detached" one
+        itself alone."""
+        raise ConfigError(f"{cls.__name__} has no value head, which critic.kind needs: take an estimator without a critic, such as grpo.")
+
+    @classmethod
+    def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
+        """Where chance comes in, of a new one with these options that answers by a flow; None of others."""
+        return None
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
+        """The policy in a folder that `save_pretrained` wrote. `options`: policy_options, and the ``device``."""
+        raise ConfigError(f"{cls.__name__} cannot be read from a folder: it has no from_pretrained.")
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes a new folder: whatever the policy needs, and a config.json whose ``model_type`` is its registered name, or
+        ``module:Class``."""
+        raise ConfigError(f"{type(self).__name__} cannot be written to a folder: it has no save_pretrained.")
+
+    def fit(self, states: np.ndarray, actions: np.ndarray) -> None:
+        """A new one is shown all states [N, P] and actions [N, action_dim] of the demonstrations, for statistics of its own; by default it
+        keeps none."""
 
 
 def join(records: Sequence[Record]) -> Record:

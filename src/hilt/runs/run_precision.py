@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from hilt.core.config import thaw
 from hilt.core.files import read_json
-from hilt.core.hub import local
 from hilt.policies.precision import AUTO, FLOAT32, PrecisionChoice, choose, of_former_name, slowness
 from hilt.policies.precision import measures as trial_needed
+from hilt.policies.registry import document_of, is_new, policy_class
 
 T = TypeVar("T")
 """The settings of a run: `Hil`, `Sft` or `Vla`"""
@@ -43,11 +43,11 @@ def frozen(kind: type[T], run: Path) -> T:
 
     Before there was `auto`, settings that said no precision meant float32, or what the policy's folder said.
     """
-    config = thaw(kind, run / "config.yaml")
+    config: Any = thaw(kind, run / "config.yaml")
     setting = setting_of(config)
     if setting is None or setting.value != AUTO:
         return config
-    was = of_former_name(document_of(config)).get("precision", FLOAT32)
+    was = of_former_name(document_of(config.policy)).get("precision", FLOAT32)
     settled: T = _with_precision(config, setting.name, was)
     return settled
 
@@ -96,24 +96,13 @@ def setting_of(config: Any) -> Setting | None:
     options = of_former_name(config.policy_options)
     if str(options.get("dtype", FLOAT32)) != FLOAT32:  # weights that are not float32 decide in which precision they are multiplied
         return Setting("policy_options.dtype", str(options["dtype"]), config.device)
-    kind = "hilt_small_vla" if config.policy == "small_vla" else document_of(config).get("model_type")
-    name = {"hilt_small_vla": "precision", "openvla": "compute"}.get(str(kind))
-    return None if name is None else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)
+    name = policy_class(config.policy).precision_option if is_new(config.policy) or document_of(config.policy) else ""
+    return None if not name else Setting(f"policy_options.{name}", str(options.get(name, AUTO)), config.device)
 
 
 def _has_agent(config: Any) -> bool:
     """Returns whether the run trains a per-step agent, whose encoder has the precision; else it trains a policy with options."""
     return hasattr(config, "agent")
-
-
-def document_of(config: Any) -> dict[str, Any]:
-    """The config.json of the policy's folder; empty for a new policy."""
-    path = local(config.policy) / "config.json"
-    if config.policy == "small_vla" or not path.is_file():
-        return {}
-    from hilt.policies.io.tensor_files import read_json as read_any  # needs torch, which the settings of a learner and actors do without
-
-    return dict(read_any(path))
 
 
 def _with_precision(config: Any, name: str, value: str) -> Any:

@@ -21,18 +21,17 @@ from hilt.distributed.group import Placement, Sharding
 from hilt.envs.task import ready
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.observe.sinks import check_sinks
-from hilt.policies.base import check_effect
+from hilt.policies.base import Policy, check_effect
 from hilt.policies.io.tensor_files import check_device
+from hilt.policies.registry import check_policy, document_of, is_new, kind_of, policy_class
 from hilt.policies.vla.flow import check_entropy
-from hilt.policies.vla.small_vla import MODEL_TYPE, SmallVLAConfig
-from hilt.runs.run_precision import document_of
 from hilt.vla.collect import Collecting
 from hilt.vla.sft import Lora, words
 
 BY_OUTCOME = ("dynamic_sampling", "filter_accuracy", "filter_truncated")
 """Filters of collect that drop groups by how their episodes ended"""
-RATES = {"a small_vla": 3e-4, "adapters": 1e-4, "all weights of a large policy": 5e-6}
-"""Learning rates where none is given. Of adapters: RLinf's for OpenVLA and OFT with LoRA; of all weights: SimpleVLA-RL's, and pi_RL's"""
+ADAPTER_RATE = 1e-4
+"""The learning rate of adapters where none is given: RLinf's for OpenVLA and OFT with LoRA. Of all weights: `Policy.learning_rate`"""
 CRITIC_RATE = 1e-4
 """Of a critic, at least: pi_RL's for the value head of pi0"""
 CRITICS = ("none", "shared", "detached", "separate")
@@ -136,7 +135,8 @@ class Vla:
     """A run of post-training."""
 
     policy: str = "small_vla"
-    """The folder of a checkpoint; or small_vla: a new one that has learned nothing, whose sizes come from the first task"""
+    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one that has learned nothing, whose sizes come from
+    the first task"""
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
     device: str = "cpu"
@@ -315,15 +315,14 @@ class Vla:
 
     def _check_entropy(self) -> None:
         """Checks the entropy bonus for a policy that is made here; one of a folder is checked when it is opened."""
-        if self.algorithm.entropy and self.policy == "small_vla":
-            options = SmallVLAConfig.from_json(self.policy_options)
-            if options.head == "flow":
-                check_entropy(self.algorithm.entropy, options.flow.kind)
+        kind = policy_class(self.policy).flow_kind(self.policy_options) if self.algorithm.entropy and is_new(self.policy) else None
+        if kind is not None:
+            check_entropy(self.algorithm.entropy, kind)
 
     def settled(self) -> Vla:
         """With learning rates as numbers, chosen by what is trained where none was given."""
         policy, critic = self.optimizer, self.critic
-        rate = RATES[self._trains] if policy.learning_rate is None else policy.learning_rate
+        rate = self._usual_rate[1] if policy.learning_rate is None else policy.learning_rate
         judged = max(rate, CRITIC_RATE) if critic.optimizer.learning_rate is None else critic.optimizer.learning_rate
         if critic.kind != "none":
             critic = replace(critic, optimizer=replace(critic.optimizer, learning_rate=judged))
@@ -342,12 +341,15 @@ class Vla:
         return self.algorithm.kl.where != "none" or bool(self.prime.coefficient and self.prime.reference == "frozen")
 
     @property
-    def _trains(self) -> str:
-        """What is trained, in words."""
+    def _usual_rate(self) -> tuple[str, float]:
+        """What is trained, in words, and its learning rate where none is given."""
         if self.lora.rank:
-            return "adapters"
-        small = self.policy == "small_vla" or document_of(self).get("model_type") == MODEL_TYPE
-        return "a small_vla" if small else "all weights of a large policy"
+            return "adapters", ADAPTER_RATE
+        known = is_new(self.policy) or document_of(self.policy)  # else there is no folder, as when only settings are shown
+        rate = policy_class(self.policy).learning_rate if known else Policy.learning_rate
+        if not known or rate == Policy.learning_rate:
+            return "all weights of a large policy", rate
+        return f"a {self.policy if is_new(self.policy) else kind_of(local(self.policy))}", rate
 
     def _check_limits(self) -> None:
         validation = self.validation
@@ -376,20 +378,14 @@ class Vla:
         problems.report()
 
     def _check_policy(self) -> None:
-        if self.policy == "small_vla":
-            SmallVLAConfig.from_json(self.policy_options)
-        elif not local(self.policy).is_dir():
-            raise ConfigError(
-                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
-                "machine, or a name that `hilt fetch` has shown."
-            )
+        check_policy(self.policy, self.policy_options)
 
     def _check_folders(self) -> None:
         if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
         for name, folder in (("prime.policy", self.prime.policy), ("prime.reference_policy", self.prime.reference_policy)):
-            if folder and not local(folder).is_dir():
-                raise ConfigError(f"{name}={folder}: expected the folder of a checkpoint. Give one on this machine, or leave it out.")
+            if folder:
+                check_policy(folder, self.policy_options, name)
         for path in self.imitation.data:
             if not local(path).exists():
                 raise ConfigError(f"imitation.data: there is no {path}. Give the path of a log or a dataset.")
@@ -426,9 +422,9 @@ class Vla:
         return f"{self.collect.data_batch_size} of each of {_many(self._working, 'rank')} with work"
 
     def _rates_in_words(self) -> str:
-        usual, settled = RATES[self._trains], self.settled()
+        (trained, usual), settled = self._usual_rate, self.settled()
         rate = settled.optimizer.learning_rate
-        compared = f"as is usual for {self._trains}" if rate == usual else f"where {usual:g} is usual for {self._trains}"
+        compared = f"as is usual for {trained}" if rate == usual else f"where {usual:g} is usual for {trained}"
         head = f"; of the critic {settled.critic.optimizer.learning_rate:g}" if self.critic.kind != "none" else ""
         return f"learning rate: {rate:g}, {compared}{head}"
 

@@ -125,6 +125,8 @@ class EpisodeLog:
 
 def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
     """A video of what the policy saw, one picture for each chunk; the file is whole or absent."""
+    if "images" not in episode.record:
+        raise ConfigError("a video shows what the policy saw, and the records of this one have no images: leave the number of videos out.")
     images = episode.record["images"]  # [rows, cameras, H, W, 3]
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)
     with beside(path) as place:

@@ -14,6 +14,7 @@ import torch
 from hilt.envs.pool import Pool
 from hilt.policies.base import Record
 from hilt.policies.io.memory import Estimate, estimate, free_bytes, readable_size
+from hilt.policies.registry import is_new, policy_class
 from hilt.vla.config import Vla
 from hilt.vla.sft import words
 from hilt.vla.worker import attach_adapters, first_policy, sizes_of
@@ -26,9 +27,12 @@ def footprint(config: Vla, run: Path = Path()) -> Iterator[str]:
     """A line for each role: what a rank needs where it trains; one for what the disk will hold; and at the end what the device has free,
     which must be on this machine."""
     options = {}
-    if config.policy == "small_vla":
+    if is_new(config.policy):
         with contextlib.closing(Pool(0, 1, task_options=config.task_options)) as pool:
             options = sizes_of(config.tasks[0], pool, words(config))
+    if not (kind := policy_class(config.policy)).__module__.startswith("hilt."):
+        yield f"memory: it is not estimated for {kind.__name__}, a policy of another package"
+        return
     batch = config.algorithm.batch
     rows = 0 if batch.tokens_per_pass else batch.chunks_per_pass
     needs = {"policy, in training": _needs(config, options, rows, training=True)}

@@ -36,9 +36,9 @@ from hilt.policies.base import check_effect
 from hilt.policies.io.memory import free_bytes
 from hilt.policies.io.tensor_files import check_device
 from hilt.policies.precision import of_former_name
+from hilt.policies.registry import check_policy, is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.normalize import statistics
 from hilt.policies.vla.observation_adapters import Suite, columns, known_suites, suite
-from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.recording.record import Settings
 from hilt.recording.script import record_with_script
 from hilt.replay.tensors import generator
@@ -73,7 +73,7 @@ class Sft:
     """A run of supervised fine-tuning."""
 
     policy: str = "small_vla"
-    """The folder of a checkpoint; or small_vla: a new one, whose sizes and statistics come from the data"""
+    """The folder of a checkpoint; or small_vla, another name, or module:Class: a new one, whose sizes and statistics come from the data"""
     policy_options: dict[str, Any] = field(default_factory=dict)
     """What it is opened with, such as unnorm_key; a new one: its settings, such as chunk"""
     statistics: str = "checkpoint"
@@ -158,20 +158,14 @@ class Sft:
             "demonstration_options": ("demonstrations=N", self.demonstrations), "patience": ("validation", self.validation),
             "validation_period": ("validation", self.validation), "suite": ("no columns beside it", not self.columns),
             "final_learning_rate": ("schedule=cosine", self.schedule == "cosine"),
-            "statistics": ("policy=FOLDER: a new policy has none but those of the data", self.policy != "small_vla"),
+            "statistics": ("policy=FOLDER: a new policy has none but those of the data", not is_new(self.policy)),
         }  # fmt: skip
         check_effect(self, needs)
         if not self.lora.rank and self.lora != Lora():
             raise ConfigError("lora.alpha and lora.targets would do nothing: they need lora.rank=N. Give that, or leave them out.")
         words(self)
         check_device(self.device)
-        if self.policy == "small_vla":
-            SmallVLAConfig.from_json(self.policy_options)
-        elif not local(self.policy).is_dir():
-            raise ConfigError(
-                f"policy={self.policy}: expected the folder of a checkpoint, or small_vla for a new one. Give a folder on this "
-                "machine, or a name that `hilt fetch` has shown."
-            )
+        check_policy(self.policy, self.policy_options)
 
 
 class NamesObservations(Protocol):
@@ -260,11 +254,9 @@ def demonstrations_of(run: Path, task: str) -> Path:
 
 def open_policy(run: Path, config: Sft) -> Any:
     """What a run made, run as it was taught: with the same `center_crop`, for one. Statistics and sizes are in its folder."""
-    from hilt.policies.io.folders import load_policy
-
-    options = of_former_name(config.policy_options)
-    kept = {"precision"} if config.policy == "small_vla" else options.keys() - {"unnorm_key"}
-    return load_policy(run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept})
+    kind, options = policy_class(config.policy), of_former_name(config.policy_options)
+    kept = {kind.precision_option} if is_new(config.policy) else options.keys() - {"unnorm_key"}
+    return kind.from_pretrained(run / POLICY, device=config.device, **{name: value for name, value in options.items() if name in kept})
 
 
 Watch = Callable[[int, dict[str, float]], None]
@@ -286,7 +278,7 @@ def train(
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         report(f"loading the policy {config.policy}")
-        policy = None if config.policy == "small_vla" else open_first(config)  # what is wrong with it is told before anything is recorded
+        policy = None if is_new(config.policy) else open_first(config)  # what is wrong with it is told before anything is recorded
         paths = [local(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
             folder, wanted = demonstrations_of(run, task), Settings(task, config.task_options, config.demonstrations, seed=config.seed)
@@ -521,8 +513,6 @@ class Training:
 
 def open_first(config: Sft) -> Any:
     """The policy of a folder, as a run begins with it, but for the statistics of its data."""
-    from hilt.policies.io.folders import load_policy
-
     policy: Any = load_policy(config.policy, device=config.device, **config.policy_options)
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
@@ -548,14 +538,8 @@ def make_policy(config: Sft, policy: Any, lessons: Demonstrations, episodes: Seq
 
 def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
     row, (states, actions) = lessons.batch(lessons.rows(episodes[:1])[:1], 1)[0][0], lessons.numbers(episodes)
-    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
-    if not pictures:
-        raise ConfigError(
-            f"the observations have {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=."
-        )
-    sizes = {"cameras": list(pictures), "image_size": max(16 * math.ceil(max(shape[:2]) / 16) for shape in pictures.values())}
-    sizes |= {"state_dim": states.shape[1], "action_dim": lessons.action_dim}
-    policy = SmallVLA(SmallVLAConfig.from_json({**sizes, **config.policy_options}), seed=config.seed)
+    sizes = policy_sizes(row, states.shape[1], lessons.action_dim)
+    policy = new_policy(config.policy, sizes, config.policy_options, config.seed)
     policy.fit(states, actions)
     return policy
 

@@ -31,6 +31,7 @@ from hilt.distributed.group import STOP_INTERVAL_S, CallProgress, Group, LostWor
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
 from hilt.policies.io.tensor_files import Tensors, new_folder, write_tensors
+from hilt.policies.registry import is_new
 from hilt.runs import checkpoint
 from hilt.runs.evaluation import EvaluationResult, as_pairs, over_tasks
 from hilt.runs.folder import RunKind, check_new, note_end
@@ -133,7 +134,7 @@ def train(
             return _stopped_early(config, run, say)
         stack.callback(group.close)
         stack.enter_context(_told_to_stop(group, stop))
-        if config.policy == "small_vla":
+        if is_new(config.policy):
             write_json(run / SIZES, group.call("sizes")[0])
         if config.export_period:
             say(disk(config, sizes_of_run(run), run))

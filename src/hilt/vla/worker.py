@@ -36,10 +36,9 @@ from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Ranks
 from hilt.envs.pool import Pool
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
-from hilt.policies.io.tensor_files import read_json
+from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy
 from hilt.policies.vla.observation_adapters import Suite
-from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
 from hilt.replay.tensors import generator
 from hilt.vla.collect import Collector
 from hilt.vla.config import Critic, Rewards, Vla
@@ -71,7 +70,7 @@ class Worker:
         self._suite = words(config)
         self._rollout = role != "train"
         self._pool = pool_of(config, config.pool.workers if self._rollout else 0)
-        self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if config.policy == "small_vla" else {}
+        self._sizes = sizes_of(config.tasks[0], self._pool, self._suite) if is_new(config.policy) else {}
         self._mind_stop()
         self.policy = first_policy(config, self._sizes)
         self._mind_stop()
@@ -349,13 +348,13 @@ def pool_of(config: Vla, workers: int) -> Pool:
 
 def first_policy(config: Vla, sizes: Mapping[str, Any], value: str = "", device: str = "") -> Any:
     """The policy as the run begins with it, with a value head if it is to have one. `sizes`: those of a new one."""
-    from hilt.policies.io.folders import load_policy
-
     value, device = value or (config.critic.kind if config.critic.kind in ("shared", "detached") else ""), device or config.device
-    if config.policy == "small_vla":
-        options = {**sizes, **config.policy_options, **({"value": value} if value else {})}
-        return SmallVLA(SmallVLAConfig.from_json(options), seed=config.seed).to(device)
-    policy: Any = load_policy(config.policy, device=device, **{**config.policy_options, **_valued(config, value)})
+    options = {**config.policy_options}
+    if value:
+        options |= policy_class(config.policy).value_options(value, options)
+    if is_new(config.policy):
+        return new_policy(config.policy, sizes, options, config.seed).to(device)
+    policy: Any = load_policy(config.policy, device=device, **options)
     if "dtype" not in config.policy_options:  # whatever the files have: small steps are lost in 8 bits
         policy.float()
     elif not config.lora.rank and any(p.dtype != torch.float32 for p in policy.parameters()):
@@ -386,23 +385,7 @@ def sizes_of(task: str, pool: Pool, suite: Suite) -> dict[str, Any]:
     if reply.error:
         raise ConfigError(f"{task} does not begin:\n{reply.error}")
     row = suite.views(reply.observation)
-    pictures = {name: value.shape for name, value in row.items() if np.ndim(value) == 3}
-    if not pictures:
-        raise ConfigError(f"{task} shows {', '.join(row)}, and no picture: a small_vla looks at one at least. Name it in columns=.")
-    side = max(16 * -(-max(shape[:2]) // 16) for shape in pictures.values())
-    numbers = {"state_dim": len(row.get("state", ())), "action_dim": int(pool.describe(task)["action_dim"])}
-    return {"cameras": list(pictures), "image_size": side, **numbers}
-
-
-def _valued(config: Vla, value: str) -> dict[str, Any]:
-    """The options by which the policy of a folder is opened with a value head."""
-    if not value:
-        return {}
-    kind = read_json(local(config.policy) / "config.json").get("model_type", "")
-    if kind == "hilt_small_vla":
-        return {"value": value}
-    head = {"value_head": True} if kind == "openvla" else {"value": config.policy_options.get("value", "auto")}
-    return {**head, "detach_value": value == "detached"}
+    return policy_sizes(row, len(row.get("state", ())), int(pool.describe(task)["action_dim"]))
 
 
 def trained_policy(config: Vla, sizes: Mapping[str, Any], trained: Mapping[str, torch.Tensor], device: str = "cpu") -> Any:

@@ -1,6 +1,6 @@
-"""Checkpoint folders as files: which policy a folder holds, and OpenVLA's folders in full.
+"""OpenVLA's checkpoint folders as files.
 
-    policy = load_policy("folder", unnorm_key="libero_spatial", device="cuda:0", dtype=torch.bfloat16)
+    policy = load_openvla("folder", unnorm_key="libero_spatial", device="cuda:0", dtype=torch.bfloat16)
     policy.save_pretrained("another")
 
     config.json, model*.safetensors            upstream's; tensors under upstream's names
@@ -14,7 +14,6 @@ Nothing in a folder is run and nothing is written into it: the .py files in it a
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -27,22 +26,12 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
-from hilt.core.hub import local
-from hilt.policies.base import Policy
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, new_folder, read_json, read_pt, write_tensors
 from hilt.policies.vla.normalize import read_statistics, resolve_key
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
 
-KINDS = {
-    "hilt_small_vla": "hilt.policies.vla.small_vla:SmallVLA",
-    "pi0": "hilt.policies.vla.pi0:Pi0",
-    "pi05": "hilt.policies.vla.pi0:Pi0",
-    "smolvla": "hilt.policies.vla.smolvla:SmolVLA",
-    "openvla": "",
-}
-"""Which class opens a folder, by the ``model_type`` (or lerobot's ``type``) in its config.json"""
 SEPARATE = ("action_head", "proprio_projector", "vision_backbone")
 """Parts that OpenVLA-OFT has in files of their own"""
 HEADS_FILE, HEADS = "heads.safetensors", ("scale_head.", "value_head.")
@@ -55,24 +44,6 @@ TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"
 """Beside the settings of a policy: what its folder is opened with; and among them, what nobody gives by hand"""
 MIN_MASS = 0.05
 """Of the probability on action tokens; an untrained head has 0.008 there, a trained one nearly all"""
-
-
-def load_policy(folder: str | os.PathLike[str], **options: Any) -> Policy:
-    """The policy in a folder, or of a name that `hilt fetch` has shown, by its config.json. `options` are its `from_pretrained`'s."""
-    folder = local(folder)
-    if not (folder / "config.json").exists():
-        made = folder / "policy"
-        cure = f"This is a run; its policy is {made}" if (made / "config.json").exists() else "Give a checkpoint's folder"
-        raise ConfigError(f"{folder}: there is no config.json in it. {cure}, or a name that `hilt fetch` has shown.")
-    config = read_json(folder / "config.json")
-    kind = config.get("model_type") or config.get("type") or ("pi0" if "paligemma_variant" in config else None)
-    if kind not in KINDS:
-        raise UnknownNameError(f"policy, as {folder / 'config.json'} has it in model_type,", str(kind), KINDS)
-    if kind == "openvla":
-        return load_openvla(folder, **options)
-    module, _, name = KINDS[kind].partition(":")
-    loaded: Policy = getattr(importlib.import_module(module), name).from_pretrained(folder, **options)
-    return loaded
 
 
 def load_openvla(

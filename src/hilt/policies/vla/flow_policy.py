@@ -368,6 +368,10 @@ class FlowPolicy(Policy):
     # --- folders ---
 
     @classmethod
+    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"value": options.get("value", "auto"), "detach_value": kind == "detached"}
+
+    @classmethod
     def from_pretrained(
         cls,
         folder: str | Path,

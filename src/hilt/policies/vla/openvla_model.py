@@ -74,6 +74,7 @@ class OpenVLAPolicy(Policy):
     """A new one has no weights: `from_pretrained` loads them, `initialize` makes random ones."""
 
     causal: bool
+    precision_option = "compute"
 
     def __init__(
         self,
@@ -118,10 +119,15 @@ class OpenVLAPolicy(Policy):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **options: Any) -> Any:
-        """From a checkpoint folder, read as files; see `hilt.policies.io.folders.load_openvla`."""
+        """From a checkpoint folder, read as files; see `hilt.policies.io.folders.load_openvla`. Of this class itself: the folder says
+        whether it is OpenVLA or OpenVLA-OFT."""
         from hilt.policies.io.folders import load_openvla
 
-        return load_openvla(folder, kind=cls, **options)
+        return load_openvla(folder, kind=None if cls is OpenVLAPolicy else cls, **options)
+
+    @classmethod
+    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"value_head": True, "detach_value": kind == "detached"}
 
     def save_pretrained(self, folder: str | Path) -> None:
         """A complete folder, which upstream's loader opens too."""

@@ -142,6 +142,9 @@ class SmallVLAConfig:
 class SmallVLA(Policy):
     """A policy by the protocol of `policies/base.py`. All that is random at its birth comes from `seed`."""
 
+    precision_option = "precision"
+    learning_rate = 3e-4
+
     def __init__(self, config: SmallVLAConfig, seed: int = 0):
         super().__init__()
         self.config = config
@@ -166,6 +169,25 @@ class SmallVLA(Policy):
         for name, size, first in (("action_low", config.action_dim, -1.0), ("action_high", config.action_dim, 1.0)):
             self.register_buffer(name, torch.full((size,), first))
         self._ids: dict[str, list[int]] = {}
+
+    @classmethod
+    def create(cls, sizes: Mapping[str, Any], options: Mapping[str, Any], seed: int) -> SmallVLA:
+        if not {**sizes, **options}["cameras"]:
+            raise ConfigError("the observations have no picture: a small_vla looks at one at least. Name it in columns=.")
+        return cls(SmallVLAConfig.from_json({**sizes, **options}), seed=seed)
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        SmallVLAConfig.from_json(options)
+
+    @classmethod
+    def value_options(cls, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"value": kind}
+
+    @classmethod
+    def flow_kind(cls, options: Mapping[str, Any]) -> str | None:
+        config = SmallVLAConfig.from_json(options)
+        return config.flow.kind if config.head == "flow" else None
 
     def act(
         self,

@@ -1,0 +1,127 @@
+"""A package outside of this repository extends Hilt: it is installed, and each of its parts is used through the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
+
+from typer.testing import CliRunner
+
+from hilt.cli import app
+from hilt.core import trust
+from hilt.observe.metrics import read_metrics
+
+PACKAGE = Path(__file__).parent / "hilt_example"
+TRAIN = ["train", "hilt_example.recipes:lamps", "--run", "run"]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder into which the package is installed, from a copy that is not of this repository."""
+    folder = tmp_path_factory.mktemp("extension")
+    options = ["--no-deps", "--no-build-isolation", "--no-compile", "--disable-pip-version-check", "--quiet"]
+    copy = folder / "source"
+    subprocess.run(["cp", "-r", PACKAGE, copy], check=True)
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", folder / "site", copy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder / "site"))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        trust.installed.cache_clear()
+        yield folder / "site"
+    trust.installed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def hilt(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert done.exit_code == 1, done.output
+    return " ".join(done.output.split())
+
+
+# --- a vision-language-action policy
+
+
+@pytest.fixture(scope="module")
+def tuned(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `hilt train sft` of the package's policy on demonstrations of its environment."""
+    run = tmp_path_factory.mktemp("tuned") / "run"
+    words = ["policy=linear", "policy_options.chunk=2", "tasks=[example/up, example/down]", "demonstrations=3", "columns={state: state}"]
+    words += ["max_steps=40", "validation=0", "learning_rate=0.05", "batch_size=8"]
+    hilt("train", "sft", *words, "--run", str(run))
+    return run
+
+
+def test_policy_is_fine_tuned_and_keeps_its_own_folder(tuned: Path):
+    assert sorted(path.name for path in (tuned / "policy").iterdir()) == ["bias.txt", "config.json", "log_std.txt", "weight.txt"]
+    losses = [record["loss"] for record in read_metrics(tuned, ["update"])]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_policy_is_evaluated(tuned: Path):
+    shown = hilt("eval", str(tuned))
+    assert len(re.findall(r"3 of 3: 100\.0%", shown)) == 2, shown
+
+
+def test_policy_of_a_folder_is_post_trained(tuned: Path, tmp_path: Path):
+    assert "max_steps is reached" in hilt(*TRAIN, f"policy={tuned / 'policy'}")
+    assert (tmp_path / "run" / "policy" / "weight.txt").is_file()
+    assert "100.0%" in hilt("eval", "run")
+
+
+def test_policy_as_module_class_is_post_trained_evaluated_and_resumed(tmp_path: Path):
+    words = ["policy=hilt_example.policy:LinearPolicy", "policy_options.chunk=1"]
+    dry = hilt(*TRAIN, *words, "--dry-run")
+    assert "0.05, as is usual for a hilt_example.policy:LinearPolicy" in dry and "memory: it is not estimated for LinearPolicy" in dry
+    hilt(*TRAIN, *words)
+    hilt("eval", "run")
+    hilt("train", "--run", "run", "--resume", "max_steps=3")
+    assert "a linear policy has no such option; it has chunk" in refused(*TRAIN, *words, "policy_options.depth=3")
+
+
+def test_policy_of_a_folder_that_names_code_runs_only_if_it_is_trusted(tuned: Path, tmp_path: Path):
+    folder = tmp_path / "theirs"
+    subprocess.run(["cp", "-r", tuned / "policy", folder], check=True)
+    (tmp_path / "unknown.py").write_text("from hilt_example.policy import LinearPolicy as Mine\n")
+    card = folder / "config.json"
+    card.write_text(card.read_text().replace('"linear"', '"unknown:Mine"'))
+    said = refused(*TRAIN, f"policy={folder}")
+    assert "config.json names 'unknown:Mine', code that is not Hilt's; nothing of it was run" in said and "--trust unknown" in said
+    assert "unknown" not in sys.modules
+    hilt(*TRAIN, f"policy={folder}", "max_steps=1", "--trust", "unknown")
+
+
+def test_policy_that_is_not_there_is_refused_with_those_that_are():
+    assert re.search(r"policy=linaer: expected the folder .*small_vla, .*linear", refused(*TRAIN, "policy=linaer"))
+    assert "a new Pi0 cannot be made: give policy=FOLDER" in refused(*TRAIN, "policy=pi0")
+
+
+# --- an advantage estimator and a loss
+
+
+def test_estimator_and_loss_are_used_in_post_training(tmp_path: Path):
+    hilt(*TRAIN, "algorithm.estimator=best_of", "algorithm.loss=hilt_example.algorithms:Unclipped")
+    updates = [record for record in read_metrics(tmp_path / "run", ["update"]) if "mean_ratio" in record]
+    assert len(updates) == 2 and updates[0]["mean_ratio"] == pytest.approx(1, abs=0.2)
+    assert "clip_low=0.1 would do nothing" in refused(*TRAIN, "algorithm.loss=unclipped", "algorithm.clip_low=0.1")
