@@ -35,6 +35,7 @@ from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.recipes import recipe
 from hilt.replay import Log
 from hilt.replay.key_ranges import OFFSET_BITS
+from hilt.runs.checkpoint import numbers
 from hilt.wire import make_trainer_config
 from tests.classifier.labeled import drawn
 
@@ -244,6 +245,21 @@ def test_the_same_episodes_of_hil_debug_give_the_same_curve_with_trajectories_as
         records = read_metrics(tmp_path / store, ["update"])
         curves.append([(r["critic_loss"], r["actor_loss"], r["q/online"], r["q/demo"], r["human_steps"]) for r in records])
     assert curves[0] == curves[1] and len(curves[0]) == 6
+
+
+def test_an_alarm_of_the_learner_ends_the_command_with_its_sentence_and_a_checkpoint(tmp_path: Path):
+    """A rate at which the critics leave the range of their targets, in five updates of a real learner with a real actor."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "tests.forked_hilt", "train", "tests.cli.test_train_hil:toy", "--trust", "tests", "--run", str(folder)]
+    command += ["demonstrations=0", "max_steps=100000", "training_starts=10", "log_period=1", "batch_size=16", "defaults=images"]
+    wild = ["stop_on=[q_bound]", "agent.rlpd.learning_rate=1", "agent.rlpd.target_range=[0,1]", "agent.rlpd.backup_entropy=false"]
+    done = subprocess.run([*command, *wild, "agent.hidden=[16]"], env=ENV, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "error: learner: alarm q_bound: Q is from " in done.stderr and "The critics diverge: lower " in done.stderr
+    assert f"hilt train --run {folder} --resume goes on from here" in done.stderr and "Traceback" not in done.stderr
+    last, card = max(numbers(folder)), read_json(folder / "run.json")
+    assert (card["ended"]["reason"], card["ended"]["step"]) == ("alarm", last) and last >= 5, "it is raised by the mean of five records"
+    assert "q_bound" in {one["name"] for one in card["alarms"]}
 
 
 def test_all_that_cannot_work_is_listed_in_a_dry_run_too(tmp_path: Path):

@@ -372,15 +372,36 @@ def test_gradients_that_are_not_finite_end_a_run_that_goes_on_with_another_rate(
 def test_an_alarm_ends_a_run_with_a_checkpoint_and_it_goes_on(tmp_path: Path):
     """A learning rate at which the policy jumps: it is raised in a real run."""
     run, quiet = tmp_path / "run", ("validation.before=false", "validation.period=0", "validation.after=false", "max_steps=20")
-    with pytest.raises(AlarmError, match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here"):
+    with pytest.raises(AlarmError, match=r"alarm ppo_kl: the policy moves .* nats .* --resume goes on from here. The policy .*run/policy"):
         started(run, *quiet, "optimizer.learning_rate=0.3", "algorithm.epochs=4", "stop_on=[ppo_kl]")
     (last,) = checkpoint.numbers(run)
+    kept, now = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "last")))
+    assert all(np.array_equal(kept[name], now[name]) for name in now), "as when it is stopped: without a validation the last is kept"
+    assert read_json(run / "result.json")["reason"] == "alarm" and read_json(run / "result.json")["best_step"] == last
     card = read_json(run / "run.json")
     assert card["ended"]["reason"] == "alarm" and card["ended"]["step"] == last and card["alarms"][0]["name"] == "ppo_kl"
     calm = ("optimizer.learning_rate=0.0001", "algorithm.epochs=1", f"max_steps={last + 3}")
-    assert resumed(run, *calm).reason == "max_steps" and "ended" in read_json(run / "run.json")
+    assert resumed(run, *calm).reason == "max_steps" and read_json(run / "run.json")["ended"]["reason"] == "max_steps"
     with pytest.raises(ConfigError, match=r"stop_on=explained_variance would do nothing: it needs algorithm\.estimator=gae"):
         config("stop_on=[explained_variance]").check()
+
+
+def test_an_alarm_at_a_validation_keeps_the_policy_of_the_best_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shares, validate = iter(["alarm validation: worse", ""]), post_train.AlarmWatch.take
+
+    def worse(self: Any, values: Any, **given: Any) -> str:
+        validate(self, values, **given)
+        return next(shares) if "validation_success" in values and given["update"] else ""
+
+    monkeypatch.setattr(post_train.AlarmWatch, "take", worse)
+    run = tmp_path / "run"
+    with pytest.raises(AlarmError, match=r"alarm validation: worse It was ended because stop_on .* The policy so far is in .*run/policy"):
+        started(run, "validation.period=1", "validation.episodes=1", "max_steps=3", "stop_on=[validation]")
+    result, card = read_json(run / "result.json"), read_json(run / "run.json")["ended"]
+    assert (result["reason"], result["step"], card["reason"], card["step"]) == ("alarm", 1, "alarm", 1) and result["success"] >= 0
+    kept, best = (policy.state_dict() for policy in (load_policy(run / "policy"), post_train.policy_of(run, "best")))
+    assert all(np.array_equal(kept[name], best[name]) for name in best) and checkpoint.numbers(run) == [1]
+    assert resumed(run, "max_steps=2", "stop_on=[]").reason == "max_steps"
 
 
 def test_goal_ends_training_when_validations_in_a_row_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -338,4 +338,5 @@ class AlarmWatch:
 
 def stopped(text: str, run: Path) -> AlarmError:
     """The error with which a run ends that `stop_on` ends."""
-    return AlarmError(f"{text} It was ended because stop_on names this alarm; hilt train --run {run} --resume goes on from here.")
+    kept = f" The policy so far is in {run / 'policy'}." * (run / "policy").is_dir()
+    return AlarmError(f"{text} It was ended because stop_on names this alarm; hilt train --run {run} --resume goes on from here.{kept}")

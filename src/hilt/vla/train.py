@@ -58,6 +58,8 @@ CHANGEABLE = frozenset(
 """What may be another when a run is resumed: a setting, or all of a section"""
 MAX_SKIPPED = 5
 """Steps of the optimizer in a row whose gradient is not finite, after which a run ends with an error"""
+GOES_ON = ("stopped", "alarm")
+"""Reasons for which a run ends in the middle: --resume goes on, and no validation is made for it"""
 WAITING = 20
 """Steps in a row, at least, that may collect without learning before a run ends"""
 NAMES = {"collect": "collecting episodes", "update": "learning from the chunks", "validate": "validating"}
@@ -97,7 +99,8 @@ class TrainSummary:
 
     reason: str
     """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a row; "max_steps",
-    "max_seconds"; "exhausted": nothing was learned from in so many steps in a row; or "stopped" from outside"""
+    "max_seconds"; "exhausted": nothing was learned from in so many steps in a row; "stopped" from outside; or "alarm": one that `stop_on`
+    names, which `train` raises as an `AlarmError` when the policy is written"""
     step: int
     """The last one, of all that collected"""
     best_step: int
@@ -140,22 +143,26 @@ def train(
             say(disk(config, sizes_of_run(run), run))
         metrics = stack.enter_context(Metrics(run, config.sinks))
         try:
-            done = Controller(config, run, group, metrics, say, report, copy).run()
+            controller = Controller(config, run, group, metrics, say, report, copy)
+            done = controller.run()
         except Stopped:  # when all ranks were started again
             return _stopped_early(config, run, say)
-    if done.reason == "stopped":  # what --resume needs comes first: a large policy may take longer to write than a grace period
-        note_end(run, done.reason, done.step, in_words(config, done))
+    why = controller.alarm or in_words(config, done)
+    if done.reason in GOES_ON:  # what --resume needs comes first: a large policy may take longer to write than a grace period
+        note_end(run, done.reason, done.step, why)
         if copy is not None:
             copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
     if done.best_step >= 0:
         report("writing the policy")
-        exports.export(policy_of(run, "last" if done.reason == "stopped" and done.success < 0 else "best"), run)
+        exports.export(policy_of(run, "last" if done.reason in GOES_ON and done.success < 0 else "best"), run)
         write_json(run / RESULT, asdict(done))
     if copy is not None:  # after what is here is complete: if this fails, --resume copies again
         copy.update(done.step, config.export_keep, config.checkpoint_keep, report)
         copy.finish(report)
+    if controller.alarm:
+        raise stopped(controller.alarm, run)
     if done.reason != "stopped":
-        note_end(run, done.reason, done.step, in_words(config, done))
+        note_end(run, done.reason, done.step, why)
     return done
 
 
@@ -292,6 +299,8 @@ class Controller:
         self._seconds_before = 0.0  # the first training step, such as those of the validation before it
         self._validated = self._best_step = -1
         self._best = -1.0
+        self.alarm = ""
+        """The text of one that `stop_on` names, which ends the run"""
         self._solved = [0, 0]  # training steps in a row in which every group succeeded, and their episodes
         self._sound = True  # whether the last step of the optimizer had a finite gradient
         self._tally = [0, 0]  # episodes and successes in training, of this process
@@ -317,10 +326,10 @@ class Controller:
                 self._report("starting all ranks again")
                 self._group.restart()
                 self._restore()
-        if self._best < 0 and reason != "stopped":  # never validated: what is last is kept, also when it goes on
+        if self._best < 0 and reason not in GOES_ON:  # never validated: what is last is kept, also when it goes on
             self._keep(-1.0)
         self._save()
-        kept = self._best_step if self._best >= 0 or reason != "stopped" else self.step or -1
+        kept = self._best_step if self._best >= 0 or reason not in GOES_ON else self.step or -1
         return TrainSummary(reason, self.step, kept, self._best, self._seconds(), self._waited)
 
     def _go_on(self) -> str:
@@ -330,10 +339,10 @@ class Controller:
             self._validate()
         while True:
             reason = self._over()
-            due = validation.after if reason else validation.period and self.step % validation.period == 0
+            due = validation.after and reason != "alarm" if reason else validation.period and self.step % validation.period == 0
             if due and self._validated < self.step:
                 self._validate()
-            reason = reason or ("goal" if self._goal_holds() else "")
+            reason = reason or ("alarm" if self.alarm else "goal" if self._goal_holds() else "")
             if self.step and self._sound:
                 self._save_if_due()
             if reason:
@@ -346,6 +355,8 @@ class Controller:
         return bool(goal) and len(last) == self._config.validation.hold and min(last) >= goal
 
     def _over(self) -> str:
+        if self.alarm:
+            return "alarm"
         if self._learned >= self._config.max_steps:
             return "max_steps"
         if self._config.may_be_solved and 0 < self._config.solved_steps <= self._solved[0] and self._solved[1] >= ENOUGH:
@@ -406,11 +417,8 @@ class Controller:
         self._mind_alarms(values)
 
     def _mind_alarms(self, values: Mapping[str, float | str]) -> None:
-        """Ends the run, with a checkpoint, where one is raised that `stop_on` names."""
-        if text := self._watch.take(values, update=self.step, step=self._env_steps):
-            self._save()
-            note_end(self._run, "alarm", self.step, text)
-            raise stopped(text, self._run)
+        """Ends the run, as soon as this step is done, where one is raised that `stop_on` names."""
+        self.alarm = self._watch.take(values, update=self.step, step=self._env_steps) or self.alarm
 
     def _mind_gradient(self, values: Mapping[str, float]) -> None:
         """Steps whose gradient is not finite are left out. Where none is finite any more, the run ends, and no checkpoint is made of it:
