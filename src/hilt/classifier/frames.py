@@ -52,7 +52,8 @@ class Clip:
         later = np.zeros(len(self), bool)
         for place in np.flatnonzero(self.labels == success):
             later[max(0, place - steps) : place] = True
-        return later & (self.labels != success)
+        result: Array = later & (self.labels != success)
+        return result
 
     def failed(self, success: int) -> Array:
         """bool [T]: all frames of an attempt that never succeeded."""

@@ -150,7 +150,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
                 sim.sim._render_context_offscreen.scn.flags[effect] = wanted
         self._look(self._wait == 0)
         self._set(flattened)
-        raw = sim._get_observations(force_update=True)
+        raw: Mapping[str, Any] = sim._get_observations(force_update=True)
         for left in range(self._wait, 0, -1):
             self._look(left == 1)
             raw = sim.step(WAIT)[0]
@@ -189,7 +189,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
 
     def state(self) -> np.ndarray:
         """The whole simulator's state, flattened as LIBERO stores it, for `begin`."""
-        return self._sim.sim.get_state().flatten()
+        result: np.ndarray = self._sim.sim.get_state().flatten()
+        return result
 
     def snapshot(self) -> tuple[int, bool, list[np.ndarray]]:
         """All that the rest of the episode depends on; ``restore`` continues from it bit for bit."""
@@ -244,7 +245,8 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
             observables[key]._time_since_last_sample = observables["robot0_eef_pos"]._time_since_last_sample
 
     def _render(self, camera: str) -> np.ndarray:
-        return self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
+        result: np.ndarray = self._sim.sim.render(camera_name=camera, width=self.image_size, height=self.image_size)
+        return result
 
     def _seen(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return {key: np.array(raw[key], space.dtype) for key, space in self.observation_space.items()}

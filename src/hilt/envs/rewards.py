@@ -122,9 +122,10 @@ def ask_on_console(question: str, seconds: float) -> bool:
 
 
 def _callable(classifier: Any) -> Classifier:
-    if callable(classifier):
-        return classifier
-    raise ConfigError(f"the classifier is {classifier!r}; a function from the observation to one number was expected.")
+    if not callable(classifier):
+        raise ConfigError(f"the classifier is {classifier!r}; a function from the observation to one number was expected.")
+    result: Classifier = classifier
+    return result
 
 
 def _number(value: Any) -> float:

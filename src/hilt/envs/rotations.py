@@ -31,7 +31,8 @@ def scalar_last(quaternion: Any) -> Array:
 
 def normalized(quaternion: Any) -> Array:
     quaternion = np.asarray(quaternion, np.float64)
-    return quaternion / _length(quaternion)
+    result: Array = quaternion / _length(quaternion)
+    return result
 
 
 def multiply(a: Any, b: Any) -> Array:
@@ -120,7 +121,8 @@ def to_rotation_vector(quaternion: Any) -> Array:
         quaternion = -quaternion
     sine = _length(quaternion[:3])
     angle = 2 * np.arctan2(sine, quaternion[3])
-    return quaternion[:3] * (angle / sine if sine > 1e-12 else 2.0)
+    result: Array = quaternion[:3] * (angle / sine if sine > 1e-12 else 2.0)
+    return result
 
 
 def _plain(values: Any) -> Any:

@@ -141,7 +141,8 @@ def step_chunk(env: Any, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, 
     has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
     """
     if hasattr(env, "step_chunk"):
-        return env.step_chunk(actions)
+        result: tuple[Any, Any, bool, bool, dict[str, Any]] = env.step_chunk(actions)
+        return result
     rewards = []
     for action in actions:
         observation, reward, terminated, truncated, info = env.step(action)
@@ -208,7 +209,8 @@ class PlainTask(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         if not self._numbers_states:
-            return self.env.reset(seed=seed, options=options)
+            result: tuple[Any, dict[str, Any]] = self.env.reset(seed=seed, options=options)
+            return result
         if seed is not None:
             self._draw = np.random.default_rng(seed)
         options = dict(options or {})

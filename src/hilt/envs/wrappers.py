@@ -84,10 +84,10 @@ class RelativeFrame(gymnasium.Wrapper):
         return _with_state(obs, changed), {**info, "original_state_obs": original}
 
     def _turned(self, action: Any, adjoints: list[Array]) -> Array:
-        action = np.array(action, np.result_type(np.asarray(action), np.float32))  # a copy: the caller keeps what was asked for
-        for start, matrix in zip(range(0, len(action), self._per_arm), adjoints, strict=True):
-            action[start : start + 6] = matrix @ action[start : start + 6]
-        return action
+        turned: Array = np.array(action, np.result_type(np.asarray(action), np.float32))  # a copy: the caller keeps what was asked for
+        for start, matrix in zip(range(0, len(turned), self._per_arm), adjoints, strict=True):
+            turned[start : start + 6] = matrix @ turned[start : start + 6]
+        return turned
 
     def _keys(self, name: str) -> list[str]:
         return [arm + name for arm in self._arms]
@@ -282,7 +282,7 @@ class EpisodeStatistics(gymnasium.Wrapper):
         self._return, self._length, self._began = 0.0, 0, time.perf_counter()
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        result = self.env.reset(**options)
+        result: tuple[Any, dict[str, Any]] = self.env.reset(**options)
         self._return, self._length, self._began = 0.0, 0, time.perf_counter()
         return result
 

@@ -27,7 +27,8 @@ _NO_IMAGE = (OSError, SyntaxError, ValueError, TypeError, LookupError, Arithmeti
 
 def decode(data: Any, shape: Sequence[int | None] = (None, None, None), dtype: Any = np.uint8) -> Array:
     """One image ``[height, width, channels]`` of the declared shape, where None stands for any number."""
-    return decode_all([data], shape, dtype)[0]
+    result: Array = decode_all([data], shape, dtype)[0]
+    return result
 
 
 def decode_all(
@@ -68,7 +69,8 @@ def encode(image: Array, format: str = "png", quality: int = 95) -> bytes:
         raise ConfigError(f"images of {kind} with {channels} channels cannot be stored as {format!r}.")
     pixels = np.ascontiguousarray(image)
     if format == "jpeg":
-        return _simplejpeg().encode_jpeg(pixels, quality, "GRAY" if channels == 1 else "RGB", "Gray" if channels == 1 else "420")
+        result: bytes = _simplejpeg().encode_jpeg(pixels, quality, "GRAY" if channels == 1 else "RGB", "Gray" if channels == 1 else "420")
+        return result
     pixels = pixels.view(np.uint8) if kind == np.float32 else pixels
     file = io.BytesIO()
     _pillow().fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(file, "png", compress_level=3)
@@ -136,7 +138,8 @@ def _deep_color(data: Any, channels: int) -> Array:
     av = optional_module("av", "Reading color PNG images of 16 bits", "formats")
     try:
         frames = av.CodecContext.create("png", "r").decode(av.Packet(bytes(data)))
-        return frames[0].to_ndarray(format={3: "rgb48le", 4: "rgba64le"}[channels])
+        result: Array = frames[0].to_ndarray(format={3: "rgb48le", 4: "rgba64le"}[channels])
+        return result
     except (av.FFmpegError, LookupError, ValueError) as error:
         raise CorruptError(f"not a readable PNG image of {channels} channels and 16 bits ({error}).") from error
 

@@ -201,7 +201,8 @@ class _Data:
                 found = {**{name: value for name, value in step.items() if value is not None}, **found}
                 if all(name in found for name in FEATURES):
                     self._kept, self._beside = seen, {**episode, "steps": None}
-                    return map_leaves(as_leaf, found)
+                    result: dict[str, Any] = map_leaves(as_leaf, found)
+                    return result
                 _require_features(step)
         if self._tensorflow is None:
             raise SchemaError(_lacking(found) if found else NO_STEPS)
@@ -337,7 +338,10 @@ def _tensorflow_spec(data: Any) -> dict[str, Any] | None:
     _checked_keys(data.element_spec)
     step = data.flat_map(lambda episode: episode["steps"]).element_spec
     _require_features(step, FEATURES)
-    return map_leaves(lambda spec: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape), spec.name), step)
+    specs: dict[str, Any] = map_leaves(
+        lambda spec: TensorSpec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape), spec.name), step
+    )
+    return specs
 
 
 def _finite_at(last: Array, good: Array, column: Any) -> Any:

@@ -106,7 +106,8 @@ class RLinfDataset(ListedDataset):
                     raise
                 except (SchemaError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
                     raise CorruptError(f"{path}: {error}") from error
-            return self._loaded[1]
+            result: tuple[dict[str, Array], dict[str, Any], bool] = self._loaded[1]
+            return result
 
     def _columns(self, values: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
         trajectory = Trajectory.from_dict(values)

@@ -156,7 +156,8 @@ def flags_of(columns: Mapping[str, Any], length: int) -> tuple[Array, Array, Arr
 def per_step(columns: Mapping[str, Any], name: str, length: int) -> Array:
     """A column with one number a step; a flag that the data lacks is as it should be."""
     if name not in columns:
-        return np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
+        result: Array = np.arange(length) == {"is_first": 0, "is_last": length - 1}.get(name, -1)
+        return result
     if np.shape(columns[name]) != (length,):
         raise SchemaError(f"{name}: expected one number for each of {length} steps, got shape {np.shape(columns[name])}.")
     return np.asarray(columns[name])

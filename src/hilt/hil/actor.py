@@ -352,7 +352,7 @@ class Actor:
         """What the learner that is there says: its run, in which precision that computes, and how many steps are left, if it has an end."""
         name = self.acted.name
         with TrainerClient(name, self._config.wire.host, config, wait_for_server=1.0) as client:
-            answer = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
+            answer: Mapping[str, Any] | None = client.request("send-stats", {"actor": name}, timeout_ms=1e3 * ANSWER_S)
         if answer is None:
             raise DeadlineError("it was there a moment ago")
         return answer

@@ -83,7 +83,8 @@ class Experience:
     @property
     def total(self) -> int:
         """Online steps of the run so far, those that are gone included."""
-        return self._before + self._selection().entered - self._entered
+        result: int = self._before + self._selection().entered - self._entered
+        return result
 
     def counts(self) -> dict[str, int]:
         return {"log_steps": len(self.online), "demo_steps": len(self.demos) + len(self.human), "human_steps": len(self.human)}

@@ -499,7 +499,8 @@ class Learner:
     def _to_learn(self) -> int:
         """Online steps that updates are to keep up with: not those that were collected before."""
         if not self.config.collect_steps:
-            return self.experience.total
+            result: int = self.experience.total
+            return result
         return self.experience.total - self._collected["online"] if "online" in self._collected else 0
 
     def _end(self) -> None:

@@ -408,7 +408,8 @@ def _rolling(values: Array, window: int) -> Array:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     begins = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[begins]) / (ends - begins)
+    result: Array = (sums[ends] - sums[begins]) / (ends - begins)
+    return result
 
 
 def _mean(values: Sequence[Any]) -> float | None:

@@ -82,7 +82,7 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     return settings(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
 
 
-class HilSerlTask(gymnasium.Env[Any, Any]):  # type: ignore[misc]
+class HilSerlTask(gymnasium.Env[Any, Any]):
     """The environment of a HIL-SERL config. Its spaces are those of ``fake_env=True``, which moves nothing; the real one is made
     at the first reset. A time limit that it calls `done` is a truncation here, so that its value is not taken for nothing."""
 

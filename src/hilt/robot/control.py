@@ -371,7 +371,8 @@ def receive_line(line: socket.socket, timeout_s: float) -> dict[str, Any]:
         if not part or len(data) > MAX_LINE_BYTES:
             raise EOFError
         data += part
-    return json.loads(data)
+    result: dict[str, Any] = json.loads(data)
+    return result
 
 
 def end_with(line: socket.socket, parent: int) -> None:

@@ -205,4 +205,5 @@ def function(given: Any, what: str, *kinds: type) -> Callable[..., Any]:
             raise ConfigError(f"{what} {given!r} cannot be imported: {error}") from error
     if not callable(found):
         raise ConfigError(f"{what} is {found!r}: expected a function, or module:name of one")
-    return found
+    result: Callable[..., Any] = found
+    return result

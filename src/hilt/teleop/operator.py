@@ -164,10 +164,12 @@ def _checked(plan: Any) -> Expert:
         ) from None
     except ValueError:  # nobody knows its arguments, as of some builtins
         pass
-    return plan
+    result: Callable[[], Any] = plan
+    return result
 
 
 def gripper_dimensions(length: int) -> np.ndarray:
     """Returns the numbers of an action that are grippers: the last one of each arm, where it has one."""
     per_arm = 7 if length in (7, 14) else 4 if length == 4 else length + 1
-    return np.arange(length) % per_arm == per_arm - 1
+    result: np.ndarray = np.arange(length) % per_arm == per_arm - 1
+    return result

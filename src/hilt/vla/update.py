@@ -483,7 +483,8 @@ class Updater:
 
     def _sum(self, *values: Any) -> list[float]:
         """Numbers, added up over ranks."""
-        return self.ranks.sum_(torch.tensor([float(value) for value in values], dtype=torch.float64)).tolist()
+        result: list[float] = self.ranks.sum_(torch.tensor([float(value) for value in values], dtype=torch.float64)).tolist()
+        return result
 
 
 @dataclass

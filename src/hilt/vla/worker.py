@@ -413,11 +413,14 @@ class ReferencePolicy(torch.nn.Module):
             self.module.to("cpu")
 
     def evaluate(self, record: Record) -> Evaluation:
+        result: Evaluation
         if not self._offload:
-            return self.module.evaluate(record)
+            result = self.module.evaluate(record)
+            return result
         self.module.to(self._device)
         try:
-            return self.module.evaluate(record)
+            result = self.module.evaluate(record)
+            return result
         finally:
             self.module.to("cpu")
 
@@ -456,8 +459,11 @@ class Imitating:
         self._policy, self._weight, self._seed = policy, config.imitation.weight, [config.seed, rank, 4]
         self._lessons = Demonstrations([local(path) for path in config.imitation.data], run / "data", suite)
         self._horizon = int(getattr(policy, "horizon", policy.chunk))
-        self._batches = lambda first: batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
-        self._made, self._coming = 0, self._batches(0)
+        def from_batch(first: int) -> Iterator[np.ndarray]:
+            return batches(self._lessons.rows(), config.imitation.batch_size, config.seed + rank, first)
+
+        self._from_batch = from_batch
+        self._made, self._coming = 0, from_batch(0)
 
     def __call__(self) -> tuple[torch.Tensor, dict[str, float]]:
         observations, actions, mask = self._lessons.batch(next(self._coming), self._horizon)
@@ -471,7 +477,7 @@ class Imitating:
         return {"made": self._made}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._made, self._coming = int(state["made"]), self._batches(int(state["made"]))
+        self._made, self._coming = int(state["made"]), self._from_batch(int(state["made"]))
 
 
 # --- cards and clocks ---

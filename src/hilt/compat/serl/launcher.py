@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from hilt.policies.agent.agent import Agent
 from hilt.policies.agent.config import AgentConfig
 from hilt.recipes.migrate import encoder_of
 from hilt.replay.tensors import load_pt, save_pt
+
+MadeAgent = TypeVar("MadeAgent", bound=Agent)
 
 
 class _Face(Agent):
@@ -147,7 +149,7 @@ def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make(
-    kind: Any,
+    kind: type[MadeAgent],
     setup_mode: str,
     seed: int,
     sample_obs: Any,
@@ -157,7 +159,7 @@ def _make(
     hidden: Sequence[int] = (256, 256),
     squashed: bool = True,
     **rlpd: Any,
-) -> Any:
+) -> MadeAgent:
     known = ("reward_bias", "target_entropy", "discount")
     if unknown := sorted(rlpd.keys() - set(known)):
         raise ConfigError(f"{unknown[0]}: not an argument of this function; expected image_keys, encoder_type, {', '.join(known)}.")

@@ -52,11 +52,13 @@ class LiberoSimulator:
             raise ConfigError(f"seed({seed}): LIBERO's fixtures stand where seed 0 puts them, as in SimpleVLA-RL; give 0.")
 
     def reset(self) -> Mapping[str, Any]:
-        return self.env.reset(seed=0)[0]
+        result: Mapping[str, Any] = self.env.reset(seed=0)[0]
+        return result
 
     def set_init_state(self, init_state: Any) -> Mapping[str, Any]:
         """Begins in a state as LIBERO flattens it; nothing is waited for."""
-        return self.env.get_wrapper_attr("begin")(init_state)
+        result: Mapping[str, Any] = self.env.get_wrapper_attr("begin")(init_state)
+        return result
 
     def step(self, action: Any) -> tuple[Mapping[str, Any], float, bool, dict[str, Any]]:
         """Observation, reward, whether it succeeded, and the task's facts."""

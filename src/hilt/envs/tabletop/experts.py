@@ -139,7 +139,8 @@ def side_of(world: World, body: str) -> float:
 
 def at(world: World, body: str, x: float, y: float, z: float) -> Array:
     """A point given in a body's own frame."""
-    return position(world, body) + to_matrix(world.body_pose(body)[3:]) @ np.array([x, y, z])
+    result: Array = position(world, body) + to_matrix(world.body_pose(body)[3:]) @ np.array([x, y, z])
+    return result
 
 
 # ---- one arm ---------------------------------------------------------------------------------------------------------------------

@@ -500,7 +500,8 @@ def posts(apart: float, height: float) -> str:
 def post(world: World, body: str, arm: int, apart: float, height: float) -> Array:
     """Where an arm should grip."""
     local = np.array([0.0, (0.5 if arm == 0 else -0.5) * apart, height - 0.015])
-    return position(world, body) + to_matrix(world.body_pose(body)[3:]) @ local
+    result: Array = position(world, body) + to_matrix(world.body_pose(body)[3:]) @ local
+    return result
 
 
 TRAY, BATON, POST = 0.36, 0.28, 0.07  # between the posts of each, and their height

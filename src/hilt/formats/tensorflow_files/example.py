@@ -68,7 +68,8 @@ def encode_varints(values: Array) -> bytes:
         rest = rest >> np.uint64(7)
         more[:, i] = rest > 0
     used = np.concatenate([np.ones((len(rest), 1), bool), more[:, :-1]], axis=1)
-    return (parts | (more.view(np.uint8) << 7))[used].tobytes()
+    result: bytes = (parts | (more.view(np.uint8) << 7))[used].tobytes()
+    return result
 
 
 def decode_varints(data: memoryview) -> Array:
@@ -89,7 +90,8 @@ def decode_varints(data: memoryview) -> Array:
     for i in range(1, longest):
         has = np.flatnonzero(lengths > i)
         values[has] |= (raw[starts[has] + i] & 127).astype(np.uint64) << np.uint64(7 * i)
-    return values.view(np.int64)
+    result: Array = values.view(np.int64)
+    return result
 
 
 def _values(feature: memoryview) -> Values:

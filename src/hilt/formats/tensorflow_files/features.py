@@ -102,7 +102,8 @@ class Features:
 
     def decode(self, record: bytes | memoryview) -> dict[str, Any]:
         """A record as nested dictionaries of arrays and bytes, with `StoredSteps` for nested datasets."""
-        return _decode(self.tree, example.decode(record), "", ())
+        result: dict[str, Any] = _decode(self.tree, example.decode(record), "", ())
+        return result
 
     def without_images(self) -> Features:
         return replace(self, tree=_without_images(self.tree))

@@ -253,7 +253,8 @@ class _ArrayRecordFile:
 
     def read(self, number: int, _: int) -> bytes:
         try:
-            return self._reader.read([number])[0]
+            result: bytes = self._reader.read([number])[0]
+            return result
         except (RuntimeError, ValueError, IndexError) as error:
             raise CorruptError(f"{self.path}: the record at number {number} is damaged ({error}).") from error
 

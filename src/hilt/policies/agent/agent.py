@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
 from hilt.replay.tensors import as_tensor, check_device, generator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Agent", "AgentConfig", "EncoderConfig"]
 
@@ -121,7 +124,7 @@ class Agent:
         proprio_keys: Sequence[str] = (),
         seed: int = 42,
         squashed: bool = True,
-    ) -> Agent:
+    ) -> Self:
         """An agent for these spaces (Gymnasium's, or specs). Keys are paths such as ``images/front``; empty: all there are.
 
         An image is uint8 ``[(stack,) H, W, 3]``; everything else is proprioception. One that is not `squashed` only imitates: its actor is

@@ -48,7 +48,8 @@ def _pictures(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 def openvla_view(images: Images, size: int = 224, crop: bool = True) -> Images:
     """What the OpenVLA family sees of a camera, in uint8 [..., size, size, 3]; the rotation of LIBERO's pictures is the suite's matter."""
     seen = lanczos3(jpeg_round_trip(images), size)
-    return center_crop(seen, size=size) if crop else seen
+    result: Images = center_crop(seen, size=size) if crop else seen
+    return result
 
 
 @_pictures
@@ -171,7 +172,8 @@ def _cubic(x: np.ndarray) -> np.ndarray:
 
 
 def _triangle(x: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - x, 0.0)
+    result: np.ndarray = np.maximum(1 - x, 0.0)
+    return result
 
 
 @functools.lru_cache(maxsize=64)

@@ -66,7 +66,8 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return self.dtype.itemsize * math.prod(self.shape)
+        result: int = self.dtype.itemsize * math.prod(self.shape)
+        return result
 
 
 class Tensors(Mapping[str, Tensor]):

@@ -356,7 +356,8 @@ class FlowPolicy(Policy):
     def _normalize(self, name: str, x: np.ndarray, back: bool = False) -> np.ndarray:
         if (normalizer := self.normalizers.get(name)) is None:
             return x
-        return (normalizer.unnormalize(x) if back else normalizer.normalize(x)).astype(np.float32)
+        result: np.ndarray = (normalizer.unnormalize(x) if back else normalizer.normalize(x)).astype(np.float32)
+        return result
 
     def _answered(self, x: Tensor) -> Tensor:
         return x[:, : self.chunk, : self.action_dim]
@@ -409,4 +410,5 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+    result: np.ndarray = tensor.detach().cpu().numpy()
+    return result

@@ -151,9 +151,12 @@ class GemmaStack(nn.Module):
 
     def run(self, layer: int, *inputs: Any, checkpointing: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """One layer; with `checkpointing`, its inner values are computed once more in the backward pass instead of being kept."""
+        result: tuple[Tensor, Tensor, Tensor]
         if checkpointing and torch.is_grad_enabled():
-            return checkpoint(self.layers[layer], *inputs, use_reentrant=False, preserve_rng_state=False)
-        return self.layers[layer](*inputs)
+            result = checkpoint(self.layers[layer], *inputs, use_reentrant=False, preserve_rng_state=False)
+        else:
+            result = self.layers[layer](*inputs)
+        return result
 
 
 class Rotation:

@@ -196,7 +196,8 @@ class OpenVLAPolicy(Policy):
             raise ConfigError(f"this policy's state has {size} numbers, and the statistics of {key} {self.scale_state.size}.")
 
     def get_action_stats(self, unnorm_key: str | None = None) -> dict[str, Any]:
-        return self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
+        result: dict[str, Any] = self.norm_stats[resolve_key(self.norm_stats, unnorm_key or self.unnorm_key)]["action"]
+        return result
 
     def set_num_images_in_input(self, number: int) -> None:
         self.config = replace(self.config, num_images=number)
@@ -372,7 +373,8 @@ class OpenVLAPolicy(Policy):
 
     def _plain(self, drawn: Tensor) -> np.ndarray:
         """Actions from -1 to 1, float64."""
-        return self.token.decode(drawn.cpu().numpy()) if self.config.head == "tokens" else drawn.cpu().numpy().astype(np.float64)
+        values: np.ndarray = drawn.cpu().numpy()
+        return self.token.decode(values) if self.config.head == "tokens" else values.astype(np.float64)
 
     # --- the model ---
 

@@ -130,7 +130,8 @@ class SmallVLAConfig:
         settings = of_former_name({key: value for key, value in found.items() if key != "model_type"})
         if isinstance(flow := settings.get("flow"), Mapping):
             settings["flow"] = _made(Flow, flow)
-        return _made(cls, settings)
+        result: SmallVLAConfig = _made(cls, settings)
+        return result
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the precision, which belongs to whoever computes."""
@@ -283,7 +284,8 @@ class SmallVLA(Policy):
         config = SmallVLAConfig.from_json(of_former_name(read_json(tensors.path / "config.json")) | of_former_name(changes))
         policy = cls(config)
         load_into(policy, tensors, optional=("value_head.",))
-        return policy.to(check_device(device))
+        result: SmallVLA = policy.to(check_device(device))
+        return result
 
     def _features(self, record: Record) -> tuple[Tensor, Tensor | None]:
         """What the head sees [B, width], and the value [B]."""

@@ -36,7 +36,7 @@ TIMEOUT_S = 600
 """Seconds after which a batch that no worker delivers is an error"""
 
 
-class StepDataset(Dataset[Batch]):  # type: ignore[misc]
+class StepDataset(Dataset[Batch]):
     """The steps of a view, oldest trajectory first: ``steps[i]`` is one of them, as nested tensors. Map style."""
 
     def __init__(self, view: View, columns: Sequence[str] | None = None):
@@ -77,7 +77,7 @@ class StepDataset(Dataset[Batch]):  # type: ignore[misc]
         return self._log
 
 
-class StepBatches(IterableDataset[Batch]):  # type: ignore[misc]
+class StepBatches(IterableDataset[Batch]):
     """Batches of a dataset, epoch after epoch. Iterable style: ``DataLoader(stream, batch_size=None, num_workers=2)``.
 
     Which steps a batch has follows from the seed and the number of the batch alone. Workers share out the numbers, and ``DataLoader``
