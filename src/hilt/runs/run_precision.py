@@ -43,11 +43,12 @@ def frozen(kind: type[T], run: Path) -> T:
 
     Before there was `auto`, settings that said no precision meant float32, or what the policy's folder said.
     """
-    config: Any = thaw(kind, run / "config.yaml")
+    config = thaw(kind, run / "config.yaml")
     setting = setting_of(config)
     if setting is None or setting.value != AUTO:
         return config
-    was = of_former_name(document_of(config.policy)).get("precision", FLOAT32)
+    settings: Any = config  # of either kind
+    was = of_former_name(document_of(settings.policy)).get("precision", FLOAT32)
     settled: T = _with_precision(config, setting.name, was)
     return settled
 
