@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -19,6 +23,7 @@ from typer.testing import CliRunner
 from hilt.cli import app
 from hilt.core import trust
 from hilt.observe.metrics import read_metrics
+from hilt.replay import Log
 
 PACKAGE = Path(__file__).parent / "hilt_example"
 TRAIN = ["train", "hilt_example.recipes:lamps", "--run", "run"]
@@ -125,3 +130,70 @@ def test_estimator_and_loss_are_used_in_post_training(tmp_path: Path):
     updates = [record for record in read_metrics(tmp_path / "run", ["update"]) if "mean_ratio" in record]
     assert len(updates) == 2 and updates[0]["mean_ratio"] == pytest.approx(1, abs=0.2)
     assert "clip_low=0.1 would do nothing" in refused(*TRAIN, "algorithm.loss=unclipped", "algorithm.clip_low=0.1")
+
+
+# --- an environment, a device, an arm and a reward
+
+
+def test_device_drives_an_environment_that_is_recorded(tmp_path: Path):
+    hilt("record", "example/up", "--device", "pusher", "-d", "by=0.8", "--episodes", "2", "--no-video", "--out", "recording")
+    with Log.open(tmp_path / "recording" / "log", "r") as log:
+        assert np.unique(log.read(log.all().keys(), ["actions"])["actions"]) == pytest.approx([0.8])
+    hilt("record", "example/down", "--device", "hilt_example.device:Pusher", "-d", "by=-0.9", "--episodes", "1", "--no-video")
+
+
+def test_arm_is_served():
+    words = [sys.executable, "-m", "hilt", "serve-robot", "--backend", "example_arm", "--set", "height=0.3", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            line = server.stdout.readline()
+            url = re.search(r"arm 0 \(example_arm\) at (http://\S+)", line)
+            assert url is not None, line
+            asked = urllib.request.Request(f"{url[1].rstrip('/')}/getstate", data=b"{}", method="POST")
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                assert json.load(answer)["pose"][:3] == pytest.approx([0.5, 0.0, 0.3])
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+
+
+def test_reward_of_a_function_counts_in_post_training(tmp_path: Path):
+    hilt(*TRAIN, "rewards.classifier=lit", "rewards.learned=1", "rewards.success=0", "policy_options.chunk=4")
+    with Log.open(tmp_path / "run" / "rollouts" / "rank-0", "r") as log:
+        earned = log.read(log.all().keys(), ["earned"])["earned"]
+    assert set(np.unique(earned)) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("name", ["lit", "hilt_example.rewards:Shaped"])
+def test_reward_decides_in_a_run_with_a_person(name: str):
+    from hilt.hil.config import Hil
+    from hilt.hil.environment import make_env
+
+    env = make_env(Hil(task="example/up", classifier=name), operator=False)
+    env.reset()
+    _, reward, terminated, _, info = env.step(np.ones(1, np.float32))
+    assert (reward, terminated, info["succeed"], info["task_success"]) == (1.0, True, True, False)
+
+
+# --- a dataset format and a metrics sink
+
+
+def test_format_is_listed_written_recognized_and_read(tuned: Path, tmp_path: Path):
+    assert "json-lines" in hilt("data", "formats")
+    source = tuned / "tasks" / "example-up" / "demonstrations" / "log"
+    hilt("data", "convert", str(source), "lines", "--to", "json-lines")
+    assert "3" in hilt("data", "inspect", "lines")
+    hilt("data", "convert", "lines", "back", "-o", "first=1")
+    with Log.open(source, "r") as before, Log.open(tmp_path / "back", "r") as after:
+        assert len(after.trajectories()) == 2
+        theirs = [log.read(log.trajectory_keys(log.trajectories()[-1]), ["actions", "observations"]) for log in (before, after)]
+        np.testing.assert_array_equal(*(read["actions"] for read in theirs))
+    hilt("data", "convert", str(source), "named", "--to", "hilt_example:json_lines")
+
+
+def test_sink_gets_every_record(tmp_path: Path):
+    hilt(*TRAIN, "sinks=[tally]")
+    counts = json.loads((tmp_path / "run" / "tally.json").read_text())
+    assert counts["run"] == "run" and counts["episode"] == len(read_metrics(tmp_path / "run", ["episode"]))
+    assert "no sink named 'taly'; did you mean 'tally'?" in refused(*TRAIN, "sinks=[taly]")

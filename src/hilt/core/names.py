@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from hilt.core import trust
+from hilt.core import hub, trust
 from hilt.core.errors import ConfigError, HiltError, UnknownNameError, UnsafeError, suggest
 
 PAGE = "docs/extending.md"
@@ -39,6 +39,12 @@ class ExtensionPoint(dict[str, Any]):
     def known(self) -> dict[str, Any]:
         """All names but ``module:Class``, the built-in ones first."""
         return {**self, **{name: value for name, value in trust.registered(self.group).items() if name not in self}}
+
+    def is_name(self, text: str) -> bool:
+        """Whether a setting that may be a path, too, names one of these: a known name, or ``module:Class`` where there is no such file."""
+        if text in self.known():
+            return True
+        return bool(trust.NAME.fullmatch(text)) and not text.startswith(hub.PREFIX) and not os.path.exists(text)
 
     def check(self, name: str) -> None:
         """Raises for what is neither a known name nor code that may be run. Imports nothing."""

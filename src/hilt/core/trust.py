@@ -35,7 +35,10 @@ EXPERIMENTS = "experiments.mappings:CONFIG_MAPPING"
 """What ``hil-serl:NAME`` without a module stands for"""
 FOLDER_SETTING = "root"
 """The setting that names a folder of code: RoboTwin's"""
-GROUPS = ("hilt.tasks", "hilt.devices", "hilt.backends", "hilt.policies", "hilt.estimators", "hilt.losses")
+GROUPS = (
+    *("hilt.tasks", "hilt.devices", "hilt.backends", "hilt.rewards", "hilt.policies", "hilt.agents", "hilt.algorithms"),
+    *("hilt.estimators", "hilt.losses", "hilt.formats", "hilt.sinks"),
+)
 """Entry points with which an installed package registers what may be named: a short name, and its ``module:attribute``. Each is one
 extension point (`hilt.core.names`)"""
 VARIABLE = "HILT_NAMES"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,35 @@ import gymnasium
 import numpy as np
 
 from hilt.core.errors import ConfigError, DeadlineError
+from hilt.core.names import ExtensionPoint
 from hilt.core.rate import Rate
 from hilt.envs.task import TASK_SUCCESS, success_of
 
 Classifier = Callable[[Any], Any]
+"""From an observation to one number, of which anything but 0 is success; or to a pair of the reward and whether it is a success"""
+REWARDS = ExtensionPoint("reward", "hilt.rewards", {})
+"""Rewards by name, beside the folders of reward classifiers: functions of this kind, or classes that are made without arguments"""
+
+
+def named_reward(name: str) -> Classifier:
+    """The reward of this name, or of ``module:function``. Code that a file names must be annotated to return a number."""
+    found = REWARDS.load(name, float, tuple, RewardFunction)
+    return _callable(found() if isinstance(found, type) else found)
+
+
+class RewardFunction(ABC):
+    """A reward that keeps something between its calls, or that takes long to make: a class that is named like a function."""
+
+    @abstractmethod
+    def __call__(self, observation: Any) -> float | tuple[float, bool]: ...
+
+
+def reward_and_success(given: Any) -> tuple[float, bool]:
+    """The reward and the success that a `Classifier` gave."""
+    if isinstance(given, tuple):
+        reward, succeeded = given
+        return _number(reward), bool(succeeded)
+    return (reward := _number(given)), bool(reward)
 
 
 class _RewardWrapper(gymnasium.Wrapper):
@@ -62,10 +88,10 @@ class MultiCameraBinaryRewardClassifierWrapper(_RewardWrapper):
         return result
 
     def judged(self, obs: Any, reward: float, ended: bool) -> tuple[float, bool]:
-        reward = _number(self._classifier(obs))
+        judged = reward_and_success(self._classifier(obs))
         if self._rate:
             self._rate.wait()
-        return reward, bool(reward)
+        return judged
 
 
 class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):

@@ -4,34 +4,39 @@
         ...
     convert("bridge/1.0.0", "bridge-log")
 
-Each format is one module with up to three functions: `matches` says whether a path looks like one, `open_dataset` reads it, and
-`create` writes it. Nothing of a format is imported before it is asked for.
+Each format is one module, or class, with up to three functions: `matches` says whether a path looks like one, `open_dataset` reads it,
+and `create` writes it. Nothing of a format is imported before it is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from hilt.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, suggest
+from hilt.core.errors import ConfigError, FormatError, StorageError, suggest
 from hilt.core.hub import local
+from hilt.core.names import ExtensionPoint
 from hilt.formats.episodes import Dataset, Episode, Writer
 
-FORMATS = {
-    "log": "hilt.formats.experience",
-    "rlds": "hilt.formats.tensorflow_files.tfds",
-    "lerobot": "hilt.formats.lerobot",
-    "hil-serl": "hilt.formats.hilserl",
-    "rlinf": "hilt.formats.rlinf",
-    "robomimic": "hilt.formats.robomimic",
-    "minari": "hilt.formats.minari",
-}
-"""By name, in the order in which a path is tried: the module. LIBERO's demonstrations are robomimic's HDF5."""
+FORMATS = ExtensionPoint(
+    "format",
+    "hilt.formats",
+    {
+        "log": "hilt.formats.experience",
+        "rlds": "hilt.formats.tensorflow_files.tfds",
+        "lerobot": "hilt.formats.lerobot",
+        "hil-serl": "hilt.formats.hilserl",
+        "rlinf": "hilt.formats.rlinf",
+        "robomimic": "hilt.formats.robomimic",
+        "minari": "hilt.formats.minari",
+    },
+)
+"""By name, in the order in which a path is tried: the module. LIBERO's demonstrations are robomimic's HDF5. Formats that installed packages
+register are tried after these."""
 
 
 def open_dataset(path: str | os.PathLike[str], format: str = "auto", **options: Any) -> Dataset:
@@ -74,17 +79,18 @@ def located_log(path: str | os.PathLike[str]) -> Path:
 def detect(path: Path) -> str:
     """The format of a file or folder, by its names and first bytes."""
     require(path)
-    for name in FORMATS:
-        if _module(name).matches(path):
+    for name in FORMATS.known():
+        module = _module(name)
+        if hasattr(module, "matches") and module.matches(path):
             return name
-    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS)}). If it is one of them, say which with --from.")
+    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS.known())}). If it is one of them, say which with --from.")
 
 
 def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
     """The options with which a format is read (``open_dataset``) or written (``create``)."""
     module = _module(format)
     if not hasattr(module, function):
-        able = [other for other in FORMATS if hasattr(_module(other), function)]
+        able = [other for other in FORMATS.known() if hasattr(_module(other), function)]
         deed = "written" if function == "create" else "read"
         raise ConfigError(f"{format}: this format cannot be {deed}. Those that can: {', '.join(able)}.")
     parameters = inspect.signature(getattr(module, function), eval_str=True).parameters.values()
@@ -109,9 +115,7 @@ def require(path: Path) -> None:
 
 
 def _module(name: str) -> Any:
-    if name not in FORMATS:
-        raise UnknownNameError("format", name, FORMATS)
-    return importlib.import_module(FORMATS[name])
+    return FORMATS.load(name)
 
 
 __all__ = ["FORMATS", "Dataset", "Episode", "Writer", "open_dataset", "create", "detect", "located"]

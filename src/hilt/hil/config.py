@@ -72,7 +72,8 @@ class Hil:
     proprio_keys: list[str] = field(default_factory=list)
     """What else it sees, such as state/tcp_pose; empty: all"""
     classifier: str = ""
-    """A folder made by `hilt train classifier`: the reward is what it says; empty: the environment's own"""
+    """A folder made by `hilt train classifier`, or a reward by name or module:function: the reward is what it says; empty: the
+    environment's own"""
     control_hz: float = 0.0
     """Steps in a second; 0: the task's own rate for an arm or a person, as fast as it goes for a simulation"""
     max_traj_length: int = 0
@@ -148,7 +149,7 @@ class Hil:
     log_period: int = 10
     """Learner steps between two lines of metrics"""
     sinks: list[str] = field(default_factory=list)
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, trackio"""
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, trackio; or another one by name or module:Class"""
     wire: Wire = field(default_factory=Wire)
     """How actors reach the learner"""
 

@@ -10,7 +10,7 @@ from gymnasium import spaces as gym_spaces
 
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.fitted import open_task
-from hilt.envs.rewards import MultiCameraBinaryRewardClassifierWrapper
+from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.hil.config import Hil
 from hilt.hil.goal import check_goal
@@ -59,14 +59,20 @@ def make_env(config: Hil, operator: bool) -> Any:
         if config.observations == "hil-serl":
             env = as_hil_serl(env)
         if config.classifier:
-            from hilt.classifier.reward import reward_function  # needs torch, which recording does without
-
-            reward = reward_function(config.classifier, space=env.observation_space)
-            env = MultiCameraBinaryRewardClassifierWrapper(env, reward)
+            env = MultiCameraBinaryRewardClassifierWrapper(env, open_reward(config, env.observation_space))
     except BaseException:
         env.close()
         raise
     return env
+
+
+def open_reward(config: Hil, space: Any) -> Classifier:
+    """What `classifier` names: a folder of a reward classifier, or a reward by name or ``module:function``."""
+    if REWARDS.is_name(config.classifier):
+        return named_reward(config.classifier)
+    from hilt.classifier.reward import reward_function  # needs torch, which recording does without
+
+    return reward_function(config.classifier, space=space)
 
 
 def task(config: Hil) -> Any:

@@ -9,7 +9,7 @@ from hilt.core.errors import ConfigError, Problems
 from hilt.core.trust import check_names
 from hilt.hil.config import Hil, check
 from hilt.hil.defaults import DefaultsChoice, chosen
-from hilt.hil.environment import TAKES, Spaces, check_fit, spaces
+from hilt.hil.environment import TAKES, Spaces, check_fit, open_reward, spaces
 from hilt.hil.idle import refuse_idle
 from hilt.hil.importing import check_imports
 from hilt.observe.sinks import check_sinks
@@ -80,6 +80,4 @@ def check_demonstrations(config: Hil, made: Spaces) -> None:
 
 def check_classifier(config: Hil, made: Spaces) -> None:
     if config.classifier:
-        from hilt.classifier.reward import reward_function  # needs torch, which takes seconds to import
-
-        reward_function(config.classifier, space=made.observation_space)
+        open_reward(config, made.observation_space)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from hilt.core.config import read_yaml
-from hilt.core.errors import Problems, UnknownNameError, optional_module, require_module
+from hilt.core.errors import Problems, optional_module, require_module
 from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.names import ExtensionPoint
 
 PROJECT = "hilt"
 """What the runs are filed under, unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise"""
@@ -27,21 +29,25 @@ PACKAGES = {"tensorboard": "TensorBoard", "wandb": "Weights & Biases", "trackio"
 NOT_SHOWN = ("kind", "time", "update", "step")
 
 
-class Sink(Protocol):
-    """What `hilt.observe.Metrics` writes to."""
+class Sink(ABC):
+    """What `hilt.observe.Metrics` writes to. It is made with the folder and the name of a run."""
 
-    def write(self, record: Mapping[str, Any]) -> None: ...
+    @abstractmethod
+    def write(self, record: Mapping[str, Any]) -> None:
+        """One record, as it is in ``metrics.jsonl``: ``kind``, ``time``, ``update``, ``step``, and what its kind has."""
 
-    def resumed(self, update: int) -> None:
-        """Records of later updates come again."""
+    def resumed(self, update: int) -> None:  # noqa: B027
+        """The run goes on from this update: records of later updates come again. By default nothing is done about them."""
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """The last call."""
 
 
 def open_sinks(names: Sequence[str], folder: Path, run: str) -> list[Sink]:
     """The sinks of these names, for the run in this folder."""
     check_sinks(names)
-    return [SINKS[name](folder, run) for name in names]
+    return [SINKS.load(name, Sink)(folder, run) for name in names]
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -49,8 +55,7 @@ def check_sinks(names: Sequence[str]) -> None:
     problems = Problems()
     for name in names:
         with problems.collected():
-            if name not in SINKS:
-                raise UnknownNameError("sink", name, SINKS)
+            SINKS.check(name)
             if name in PACKAGES:
                 require_module(name, PACKAGES[name], name)
     problems.report()
@@ -62,7 +67,7 @@ def numbers(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in named.items() if isinstance(value, int | float)}
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """Event files in ``RUN/tensorboard``, by TensorBoard's own writer. Updates have a folder of their own, so that those which a
     resumed learner makes again replace the earlier ones."""
 
@@ -95,7 +100,7 @@ class TensorBoard:
         return self._writers[axis]
 
 
-class Wandb:
+class Wandb(Sink):
     """A run of Weights & Biases, the same one after a resume, its history one that only grows: updates that are made again are left out.
     Without WANDB_API_KEY and WANDB_MODE it stays on this machine."""
 
@@ -132,7 +137,7 @@ class Wandb:
         self._run.finish()
 
 
-class Trackio:
+class Trackio(Sink):
     """A run of trackio, local unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says where; the same one after a resume. Updates that are
     made again are left out."""
 
@@ -154,7 +159,7 @@ class Trackio:
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, str], Sink]] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
+SINKS = ExtensionPoint("sink", "hilt.sinks", {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio})
 
 
 def written(folder: Path) -> tuple[int, int]:

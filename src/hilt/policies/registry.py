@@ -40,9 +40,7 @@ CONFIG = "config.json"
 
 def is_new(policy: str) -> bool:
     """Whether a setting asks for a new policy, by its name or as ``module:Class``, and not for the one in a folder."""
-    if policy in POLICIES.known():
-        return True
-    return bool(trust.NAME.fullmatch(policy)) and not policy.startswith(hub.PREFIX) and not os.path.exists(policy)
+    return POLICIES.is_name(policy)
 
 
 def policy_class(policy: str) -> type[Policy]:

@@ -18,6 +18,7 @@ from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.core.hub import local
 from hilt.core.url_folder import UrlFolder
 from hilt.distributed.group import Placement, Sharding
+from hilt.envs.rewards import REWARDS
 from hilt.envs.task import ready
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.observe.sinks import check_sinks
@@ -87,9 +88,9 @@ class Rewards:
     environment: float = 0.0
     """Of the environment's own reward, at each row"""
     classifier: str = ""
-    """The folder of a reward classifier (`hilt train classifier`), which judges the last frame"""
+    """The folder of a reward classifier (`hilt train classifier`), or a reward by name or module:function, which judges the last frame"""
     learned: float = 0.0
-    """At the last row: of the classifier's 0 or 1"""
+    """At the last row: of what the classifier says, 0 or 1"""
 
 
 @dataclass
@@ -188,7 +189,7 @@ class Vla:
     rollouts_gb: float = 20.0
     """Of collected episodes each rank keeps so many gigabytes on its disk, the newest; 0: all"""
     sinks: list[str] = field(default_factory=list)
-    """Where metrics go besides: tensorboard, wandb, trackio"""
+    """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
     seed: int = 0
     """Of the first weights, the starts and all that is drawn"""
 
@@ -381,7 +382,9 @@ class Vla:
         check_policy(self.policy, self.policy_options)
 
     def _check_folders(self) -> None:
-        if self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
+        if REWARDS.is_name(self.rewards.classifier):
+            REWARDS.check(self.rewards.classifier)
+        elif self.rewards.classifier and not Path(self.rewards.classifier, "classifier.json").is_file():
             raise ConfigError(f"rewards.classifier={self.rewards.classifier}: no classifier is there. Make one with: hilt train classifier")
         for name, folder in (("prime.policy", self.prime.policy), ("prime.reference_policy", self.prime.reference_policy)):
             if folder:

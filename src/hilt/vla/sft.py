@@ -128,7 +128,7 @@ class Sft:
     checkpoint_period: int = 0
     """Steps between two checkpoints; 0: one with every validation"""
     sinks: list[str] = field(default_factory=list)
-    """Where metrics go besides: tensorboard, wandb, trackio"""
+    """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
     seed: int = 0
     """Of the split, the first weights, the batches and the scripts"""
 

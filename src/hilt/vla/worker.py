@@ -35,6 +35,7 @@ from hilt.distributed.group import Stopped, rank_folder
 from hilt.distributed.optimizer import DataParallelOptimizer
 from hilt.distributed.ranks import Ranks
 from hilt.envs.pool import Pool
+from hilt.envs.rewards import REWARDS, Classifier, named_reward, reward_and_success
 from hilt.policies.base import Evaluation, Policy, Record, at_least_float32
 from hilt.policies.registry import is_new, load_policy, new_policy, policy_class, policy_sizes
 from hilt.policies.vla.flow import check_entropy
@@ -428,7 +429,7 @@ class ReferencePolicy(torch.nn.Module):
 # --- reward ---
 
 
-def reward_of(episode: RolloutEpisode, rewards: Rewards, judge: Callable[[Any], float] | None = None) -> np.ndarray:
+def reward_of(episode: RolloutEpisode, rewards: Rewards, judge: Classifier | None = None) -> np.ndarray:
     """What each row earned, float32 [rows]: environment's rewards where they came, all else at the last one.
 
     r_t = environment * e_t,   r_last += success * [it succeeded] + format * [no chunk was ill-formed] + learned * classifier(last frame)
@@ -437,11 +438,13 @@ def reward_of(episode: RolloutEpisode, rewards: Rewards, judge: Callable[[Any], 
     if episode.rows:
         earned[-1] += rewards.success * episode.success + rewards.format * (not episode.ill_formed)
         if judge is not None:
-            earned[-1] += rewards.learned * judge(episode.last)
+            earned[-1] += rewards.learned * reward_and_success(judge(episode.last))[0]
     return earned
 
 
-def _classifier(folder: str) -> Callable[[Any], float]:
+def _classifier(folder: str) -> Classifier:
+    if REWARDS.is_name(folder):
+        return named_reward(folder)
     from hilt.classifier.reward import reward_function
 
     return reward_function(folder)

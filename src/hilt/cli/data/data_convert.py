@@ -120,7 +120,7 @@ def list_formats() -> None:
     from rich.console import Console
 
     rows = []
-    for name in FORMATS:
+    for name in FORMATS.known():
         for deed, function in (("read", "open_dataset"), ("write", "create")):
             try:
                 options = options_of(name, function)
