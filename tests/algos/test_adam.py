@@ -29,3 +29,15 @@ def test_a_gradient_may_have_another_layout_than_its_weights():
     Adam([ours], 0.1).step([gradient.contiguous(memory_format=torch.channels_last)])
     Adam([same], 0.1).step([gradient])
     assert torch.equal(ours, same) and torch.equal((weights - ours).sign(), gradient.sign())
+
+
+def test_a_parameter_without_a_gradient_is_left_as_it_is_and_counts_no_step():
+    ours, theirs = ([torch.ones(2).requires_grad_() for _ in range(2)] for _ in range(2))
+    adam, reference = Adam(ours, 0.1), torch.optim.AdamW(theirs, 0.1, weight_decay=0.0)
+    adam.step([None, None])
+    for gradients in ([torch.ones(2), None], [torch.full((2,), -3.0), torch.ones(2)]):
+        adam.step(gradients)
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient
+        reference.step()
+    assert torch.allclose(torch.stack(ours), torch.stack(theirs)) and adam.tensors()["steps"].tolist() == [2, 1]

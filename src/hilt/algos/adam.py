@@ -2,16 +2,17 @@
 
     m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  p <- p (1 - rate * decay) - rate * m / (1 - b1^n) / (sqrt(v / (1 - b2^n)) + 1e-8)
 
-``torch.optim`` does the same with the same kernel, but its first use imports torch's compiler: as long again as torch itself.
+The arithmetic is that of `torch.optim`, in the form of its function: the class `torch.optim.AdamW` takes gradients from ``.grad`` alone,
+keeps moments where their parameters are, and imports torch's compiler when it is made, which an actor has no use for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from hilt.core.errors import NotFiniteError
 
@@ -19,7 +20,7 @@ from hilt.core.errors import NotFiniteError
 class Adam:
     """Moves its parameters, and nothing else, when `step` is called.
 
-    `apart`: each counts its own steps, so that some may be left out. `moments_on`: a device on which the moments are born, not theirs.
+    `moments_on`: the device on which the moments are made, if it is not that of their parameters.
     """
 
     def __init__(
@@ -28,39 +29,37 @@ class Adam:
         learning_rate: float,
         weight_decay: float = 0.0,
         betas: Sequence[float] = (0.9, 0.999),
-        apart: bool = False,
         moments_on: str | None = None,
     ):
         self.parameters, self.learning_rate, self.weight_decay, self.betas = list(parameters), learning_rate, weight_decay, betas
         self._first, self._second = (
             [torch.zeros_like(p, requires_grad=False, device=moments_on) for p in self.parameters] for _ in range(2)
         )
-        self._steps = torch.zeros(len(self.parameters) if apart else (), device=self.parameters[0].device)
-        self._step_of = list(self._steps.unbind()) if apart else [self._steps] * len(self.parameters)
+        self._steps = torch.zeros(len(self.parameters), device=self.parameters[0].device)
+        self._step_of = list(self._steps.unbind())
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """One step down these gradients, which are in the order of the parameters. One without a gradient is left as it is."""
-        parts: tuple[Any, ...] = (self.parameters, list(gradients), self._first, self._second, self._step_of)
-        moved: Any = 1
-        if any(gradient is None for gradient in gradients):
-            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-            where = torch.tensor(there, dtype=torch.int64, device=self._steps.device)
-            moved = torch.zeros_like(self._steps).index_fill_(0, where, 1)
-            parts = tuple([part[i] for i in there] for part in parts)
+        every = zip(self.parameters, gradients, self._first, self._second, self._step_of, strict=True)
+        parts = [(p, _laid_out_as(p, gradient), *state) for p, gradient, *state in every if gradient is not None]
+        if not parts:
+            return
+        parameters, laid_out, first, second, steps = (list(part) for part in zip(*parts, strict=True))
         with torch.no_grad():
-            self._steps += moved
-            torch._fused_adamw_(
-                parts[0],
-                [_laid_out_as(p, gradient) for p, gradient in zip(*parts[:2], strict=True)],
-                *parts[2:4],
+            adamw(
+                parameters,
+                laid_out,
+                first,
+                second,
                 [],
-                parts[4],
-                lr=self.learning_rate,
+                steps,
+                fused=True,
+                amsgrad=False,
                 beta1=self.betas[0],
                 beta2=self.betas[1],
+                lr=self.learning_rate,
                 weight_decay=self.weight_decay,
                 eps=1e-8,
-                amsgrad=False,
                 maximize=False,
             )
 
@@ -78,6 +77,6 @@ class Adam:
 
 
 def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """A convolution's gradient may have its channels last where its weights have them first. torch's kernel on the GPU refuses that; the
-    one on the CPU takes each number for another's."""
+    """A convolution's gradient may have its channels last where its weights have them first: ``.grad`` would have the layout of the
+    weights, which torch's fused kernels rely on. The one on the GPU refuses another; the one on the CPU takes each number for another's."""
     return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)

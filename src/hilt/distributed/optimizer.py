@@ -51,7 +51,7 @@ class DataParallelOptimizer:
             raise ConfigError(f"{type(module).__name__} has no {HEAD} that is trained, for which an optimizer was given: leave that out.")
         self.skipped_in_a_row = 0
         """Steps, the last ones, that were left out because the gradient was not finite"""
-        self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, apart=True, moments_on=self.moments_on)
+        self._adam = Adam(self._pieces(), 0.0, settings.weight_decay, settings.betas, moments_on=self.moments_on)
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradient of this loss to what is there. Losses of all passes and ranks add up."""
