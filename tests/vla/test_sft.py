@@ -122,11 +122,10 @@ def test_what_the_optimizer_is_told(start: Callable[..., Any]):
 
 
 def test_the_learning_rate():
-    config = Sft(learning_rate=1.0, warmup_steps=4, max_steps=12)
-    assert [learning_rate(config, step) for step in (0, 1, 3, 4, 11)] == [0.25, 0.5, 1, 1, 1]
+    config = Sft(learning_rate=2.0, warmup_steps=4, max_steps=12)
+    assert [learning_rate(config, step) for step in (0, 1, 3, 4, 11)] == pytest.approx([0.5, 1, 2, 2, 2])
     config.schedule, config.final_learning_rate = "cosine", 0.2
-    assert [round(learning_rate(config, step), 6) for step in (3, 4, 8, 12)] == [1, 1, 0.6, 0.2]
-    assert math.isclose(learning_rate(config, 6), 0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert [learning_rate(config, step) for step in (1, 3, 7, 11)] == pytest.approx([1, 2, 1.2, 0.4])
 
 
 def test_a_loss_that_is_no_number(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hilt.algos.adam import Adam
 from hilt.algos.config import Optimizer
+from hilt.algos.schedule import learning_rate_factor
 from hilt.core.errors import ConfigError, MissingFieldError
 from hilt.distributed.ranks import Alone, Ranks
 
@@ -141,15 +142,9 @@ class DataParallelOptimizer:
 
 
 def learning_rate(settings: Optimizer, progress: float) -> float:
-    """Rises in a line during the warm-up; then stays, or falls as a half cosine until the end."""
+    """The learning rate of a step with which this share of the run is done."""
     assert settings.learning_rate is not None
-    if progress < settings.warmup_ratio:
-        return settings.learning_rate * progress / settings.warmup_ratio
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    passed = (progress - settings.warmup_ratio) / max(1e-9, 1 - settings.warmup_ratio)
-    low = settings.min_lr_ratio
-    return settings.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
+    return settings.learning_rate * learning_rate_factor(progress, settings.warmup_ratio, settings.schedule, settings.min_lr_ratio)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
+from hilt.algos.schedule import learning_rate_factor
 from hilt.core.tree import Array
 from hilt.policies.vla.small_vla import SmallVLA
 
@@ -78,8 +79,8 @@ def learn(policy: SmallVLA, drawing: DrawingSettings, seed: int = 0, watch: Call
     for step in range(drawing.steps):
         loss = policy.pointing_loss(*drawn(rng, drawing.batch_size, policy.config.image_size))
         gradients = torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
-        length, passed = math.sqrt(sum(float(g.square().sum()) for g in gradients)), step / drawing.steps
-        adam.learning_rate = drawing.learning_rate * min(1.0, 10 * passed + 1 / drawing.steps) * (1 + math.cos(math.pi * passed)) / 2
+        length = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        adam.learning_rate = drawing.learning_rate * learning_rate_factor((step + 1) / drawing.steps, warmup=0.1)
         adam.step([g / max(1.0, length) for g in gradients])
         watch(step, loss.item())
 

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from hilt.algos.adam import Adam
+from hilt.algos.schedule import learning_rate_factor
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.hub import local
@@ -545,15 +546,9 @@ def _new(config: Sft, lessons: Demonstrations, episodes: Sequence[int]) -> Any:
 
 
 def learning_rate(config: Sft, step: int) -> float:
-    """Returns the learning rate of a step: it rises in a line during the warm-up; then stays, or falls as a half cosine until
-    `max_steps`."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return config.learning_rate
-    passed = (step - config.warmup_steps) / max(1, config.max_steps - config.warmup_steps)
-    low = config.final_learning_rate
-    return config.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * min(1.0, passed))) / 2)
+    """The learning rate of a step, which are counted from 0."""
+    shares = (step + 1) / config.max_steps, config.warmup_steps / config.max_steps
+    return config.learning_rate * learning_rate_factor(*shares, config.schedule, config.final_learning_rate)
 
 
 __all__ = ["Sft", "Lora", "SftSummary", "Training", "train", "begin_run", "resume_run", "make_policy"]

@@ -10,7 +10,6 @@ It knows what observations look like; the arithmetic is in `hilt.algos`. Its ran
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +21,7 @@ from torch import Generator, Tensor, nn
 from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
+from hilt.algos.schedule import learning_rate_factor
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
@@ -45,6 +45,8 @@ ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
 """Those that an update may name"""
+PRETRAIN_WARMUP = 0.05
+"""Share of an encoder's pretraining in which its learning rate rises"""
 FLOOR = 0.02
 """What normalized proprioception is divided by at least, unless the config says otherwise"""
 
@@ -232,7 +234,8 @@ class Agent:
         gradients = {name: torch.autograd.grad(each, self.optimizers[name].parameters) for name, each in losses.items()}
         rlpd.check_finite(info, gradients)
         if pretrains:
-            self.optimizers["imitation"].learning_rate = how.pretrain_learning_rate * one_cycle(self.imitations / how.pretrain_updates)
+            factor = learning_rate_factor((self.imitations + 1) / how.pretrain_updates, PRETRAIN_WARMUP)
+            self.optimizers["imitation"].learning_rate = how.pretrain_learning_rate * factor
         for name, found in gradients.items():
             self.optimizers[name].step(found)
         for name in ("encoder", "actor", "grasp_critic"):
@@ -423,11 +426,6 @@ def rotation_columns(pose: Tensor) -> Tensor:
     first = (1 - 2 * (y * y + z * z), 2 * (x * y + z * w), 2 * (x * z - y * w))
     second = (2 * (x * y - z * w), 1 - 2 * (x * x + z * z), 2 * (y * z + x * w))
     return torch.cat([position, torch.stack([*first, *second], dim=-1)], dim=-1)
-
-
-def one_cycle(progress: float) -> float:
-    """The share of a learning rate: it rises over the first twentieth and falls along a cosine."""
-    return min(1.0, progress / 0.05 + 0.04) if progress < 0.05 else 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
 
 
 def _found(tree: Mapping[str, Any], name: str) -> Any:
