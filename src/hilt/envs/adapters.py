@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.trajectory import Step
-from hilt.envs.task import as_task, success_of
+from hilt.envs.task import Env, as_task, success_of
 
 
 def from_custom(
@@ -27,7 +27,7 @@ def from_custom(
     chunk: int | None = None,
     observe: Callable[[Any], Any] | None = None,
     states: Mapping[str, int] | None = None,
-) -> Any:
+) -> Env:
     """A task from an interface that VLA code often has: ``get_obs()``, ``get_instruction()``, ``step(action)`` or ``take_action(action)``,
     ``eval_success`` (an attribute or a method), ``step_lim``.
 
@@ -107,7 +107,7 @@ class Batched:
     from ``metadata["autoreset_mode"]``, and is taken to be the same step where nothing is said; `autoreset` says otherwise.
     """
 
-    def __init__(self, env: Any, autoreset: str | None = None):
+    def __init__(self, env: Env, autoreset: str | None = None):
         self.env = env
         names = ("num_envs", "single_observation_space", "single_action_space")
         if missing := [name for name in names if _attribute(env, name, None) is None]:
@@ -192,7 +192,7 @@ class Batched:
         return to_numpy(_row(seen, i)), told[i] if isinstance(told, np.ndarray | list | tuple) else told
 
 
-def one_of(env: Any, autoreset: str | None = None, **options: Any) -> Any:
+def one_of(env: Env, autoreset: str | None = None, **options: Any) -> Env:
     """A batched simulator that runs a single environment, as a task; further options are those of `as_task`."""
     return as_task(OneOf(env, autoreset), **options)
 
@@ -200,7 +200,7 @@ def one_of(env: Any, autoreset: str | None = None, **options: Any) -> Any:
 class OneOf(gymnasium.Env):
     """What `one_of` and `as_task` make of a batch of one."""
 
-    def __init__(self, env: Any, autoreset: str | None = None):
+    def __init__(self, env: Env, autoreset: str | None = None):
         self._batch = Batched(env, autoreset)
         if (count := self._batch.num_envs) != 1:
             raise ConfigError(f"a task is one environment, and this simulator runs {count}: make it with one, or use Batched.")
@@ -253,7 +253,7 @@ def _a_leaf(tree: Any) -> Any:
     return _a_leaf(next(iter(tree.values()))) if isinstance(tree, Mapping) else tree
 
 
-def _attribute(env: Any, name: str, *otherwise: Any) -> Any:
+def _attribute(env: Env, name: str, *otherwise: Any) -> Any:
     return getattr(env, name) if hasattr(env, name) else getattr(getattr(env, "unwrapped", env), name, *otherwise)
 
 

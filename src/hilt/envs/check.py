@@ -12,7 +12,7 @@ import numpy as np
 
 from hilt.core.errors import HiltError, SchemaError
 from hilt.core.tree import equal
-from hilt.envs.task import success_of
+from hilt.envs.task import Env, success_of
 
 _STATES, _EPISODES, _STEPS = 3, 3, 2_000
 """How much is run: initial states of each split, episodes until one reaches the step limit, and steps of each"""
@@ -20,7 +20,7 @@ _NOISE = 1e-9
 """Observations that differ by less are of one state"""
 
 
-def findings(env: Any, act: Callable[[Any], Any] | None, tolerance: float) -> list[str]:
+def findings(env: Env, act: Callable[[Any], Any] | None, tolerance: float) -> list[str]:
     if not isinstance(env, gymnasium.Env):
         return [f"{type(env).__name__} is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
     return list(dict.fromkeys(_Check(env, act, tolerance).run()))
@@ -33,7 +33,7 @@ class _Over(HiltError):
 class _Check:
     """One run. It keeps the last observation and a copy of it, for nothing that follows may change it."""
 
-    def __init__(self, env: Any, act: Callable[[Any], Any] | None, tolerance: float):
+    def __init__(self, env: Env, act: Callable[[Any], Any] | None, tolerance: float):
         self.env, self.tolerance = env, tolerance
         space = copy.deepcopy(env.action_space)
         space.seed(0)

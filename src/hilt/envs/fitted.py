@@ -12,10 +12,10 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import RescaleAction
 
 from hilt.core.errors import ConfigError
-from hilt.envs.task import make
+from hilt.envs.task import Env, make
 
 
-def open_task(name: str, options: Mapping[str, Any]) -> Any:
+def open_task(name: str, options: Mapping[str, Any]) -> Env:
     """Makes the environment of this name (`hilt.envs.task.make`) and fits its spaces."""
     try:
         env = make(name, **options)
@@ -26,7 +26,7 @@ def open_task(name: str, options: Mapping[str, Any]) -> Any:
     return fitted(env, name)
 
 
-def fitted(env: Any, name: str) -> Any:
+def fitted(env: Env, name: str) -> Env:
     """An environment that shows one array and takes actions in bounds of its own, as most of gymnasium's: the array gets a name, and the
     actions go from -1 to 1."""
     seen, moves = env.observation_space, env.action_space
@@ -43,7 +43,7 @@ def fitted(env: Any, name: str) -> Any:
 class NamedObservation(gymnasium.ObservationWrapper):
     """The one array that an environment shows is ``state``, or ``images/front`` if it is a picture."""
 
-    def __init__(self, env: Any):
+    def __init__(self, env: Env):
         super().__init__(env)
         space = env.observation_space
         self._picture = space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] == 3

@@ -24,7 +24,7 @@ from hilt.core import platform
 from hilt.core.errors import ConfigError, SchemaError
 from hilt.core.signals import leave_to_parent
 from hilt.core.tree import Array
-from hilt.envs.task import make, register, step_chunk, success_of
+from hilt.envs.task import Env, make, register, step_chunk, success_of
 
 SAID_BYTES = 16_384
 """So much of what a worker printed last is told when it dies"""
@@ -55,7 +55,7 @@ class _Made:
     """An environment, and the slots that have an episode in it. One that can take snapshots serves many, in turns."""
 
     task: str
-    env: Any
+    env: Env
     shared: bool
     users: set[int] = field(default_factory=set)
     last: int = -1
@@ -108,7 +108,7 @@ class Simulators:
         made = self._at[slot]
         if made.last != slot:
             self._put_away(made, slot)
-            made.env.restore(self._snapshots.pop(slot))
+            made.env.get_wrapper_attr("restore")(self._snapshots.pop(slot))
             made.last = slot
         return self._seen(slot, made, *step_chunk(made.env, actions))
 
@@ -154,7 +154,7 @@ class Simulators:
     def _put_away(self, made: _Made, slot: int) -> None:
         """The episode that a shared environment is in, so that another can go on."""
         if made.last != slot and made.last in made.users:
-            self._snapshots[made.last] = made.env.snapshot()
+            self._snapshots[made.last] = made.env.get_wrapper_attr("snapshot")()
 
     def _leave(self, slot: int) -> None:
         self._snapshots.pop(slot, None)

@@ -23,7 +23,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
@@ -57,6 +57,37 @@ TASK_SUCCESS = "task_success"
 """In ``info`` beside ``succeed``, where a classifier or a person decides that one: what the task itself says, None where it does not"""
 
 
+class HasSpaces(Protocol):
+    """Whatever knows what a policy observes and which actions it takes: an environment, or the description of one."""
+
+    @property
+    def observation_space(self) -> Any: ...
+
+    @property
+    def action_space(self) -> Any: ...
+
+
+class Env(HasSpaces, Protocol):
+    """The methods of a ``gymnasium.Env`` that Hilt calls: every environment and every wrapper of gymnasium has them."""
+
+    @property
+    def unwrapped(self) -> Any: ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]: ...
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
+
+    def has_wrapper_attr(self, name: str) -> bool: ...
+
+    def get_wrapper_attr(self, name: str) -> Any: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Env: ...
+
+    def __exit__(self, *error: Any) -> Any: ...
+
+
 def success_of(info: Mapping[str, Any]) -> bool | None:
     """Success as an environment reports it: the first of `SUCCESS_KEYS` that is there. None when it does not say."""
     for key in SUCCESS_KEYS:
@@ -68,7 +99,7 @@ def success_of(info: Mapping[str, Any]) -> bool | None:
     return None
 
 
-def make(name: str, **options: Any) -> Any:
+def make(name: str, **options: Any) -> Env:
     """The task of this name, so that a recipe swaps an arm for a simulator in one line.
 
     - ``tabletop/pick``: of our suite; ``robot/127.0.0.1:5000``: an arm behind a robot server; ``libero_spatial/3``, ``robotwin2/lift_pot``:
@@ -134,7 +165,7 @@ def factory_names() -> dict[str, str | None]:
     return names
 
 
-def step_chunk(env: Any, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+def step_chunk(env: Env, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
     """Carry out ``[n, ...]`` actions one after the other until the episode ends, and observe at the end of them.
 
     As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on pictures that nobody asked for: one that
@@ -153,13 +184,13 @@ def step_chunk(env: Any, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, 
 
 
 def as_task(
-    env: Any,
+    env: Env,
     *,
     instruction: str | None = None,
     step_limit: int | None = None,
     states: Mapping[str, int] | None = None,
     success: Success | None = None,
-) -> Any:
+) -> Env:
     """Any gymnasium environment as a task; one that is a task already, and of which nothing is asked, comes back as it is.
 
     Numbered initial states are seeds, different ones in each split. `success` is for environments that do not tell it in ``info``;
@@ -174,7 +205,8 @@ def as_task(
     name = env.spec.id if env.spec else type(env.unwrapped).__name__
     own = {key: env.get_wrapper_attr(key) for key in ("instruction", "step_limit", "initial_states") if env.has_wrapper_attr(key)}
     if len(own) == 3 and (instruction, step_limit, states, success) == (None,) * 4:
-        return env
+        task: Env = env
+        return task
     limit = own.get("step_limit", env.spec and env.spec.max_episode_steps)
     if limit is None and step_limit is None:
         raise ConfigError(
@@ -194,7 +226,7 @@ def as_task(
 class PlainTask(gymnasium.Wrapper):
     """Adds to an environment what it lacks of the contract; None is for what it has itself."""
 
-    def __init__(self, env: Any, instruction: str | None, step_limit: int, states: Mapping[str, int] | None, success: Success | None):
+    def __init__(self, env: Env, instruction: str | None, step_limit: int, states: Mapping[str, int] | None, success: Success | None):
         super().__init__(env)
         self.step_limit = step_limit
         self.initial_states = states or env.get_wrapper_attr("initial_states")
@@ -256,7 +288,7 @@ def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: 
     return int(state)
 
 
-def check_task(env: Any, act: Callable[[Any], Any] | None = None, tolerance: float = 0.0) -> list[str]:
+def check_task(env: Env, act: Callable[[Any], Any] | None = None, tolerance: float = 0.0) -> list[str]:
     """What an environment lacks to be a task, in sentences, found by running it; nothing for one that is fine.
 
     Actions are random ones of its space. For a real arm give `act`, which gets the observation and gives a gentle action, and the

@@ -28,7 +28,7 @@ from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.rate import Rate
 from hilt.core.trajectory import Source
-from hilt.envs.task import TASK_SUCCESS, success_of
+from hilt.envs.task import TASK_SUCCESS, Env, success_of
 from hilt.hil.config import SENDERS, Hil, of_run
 from hilt.hil.contact import LOST, Contact
 from hilt.hil.environment import NullDevice, make_env, trainer_config
@@ -101,7 +101,7 @@ class Actor:
     def __init__(
         self,
         config: Hil,
-        env: Any,
+        env: Env,
         folder: Path,
         name: str,
         stop: Callable[[], bool],
@@ -495,7 +495,7 @@ class ActedJournal:
         DISK.close(self._fd)
 
 
-def _rate(env: Any, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
+def _rate(env: Env, config: Hil) -> tuple[Rate | None, Callable[[], dict[str, float]] | None]:
     """What paces the loop, and what tells how well that went. An environment that keeps a rate itself is left to it."""
     own = float(attribute(env, "control_hz", 0) or 0)
     if (timing := attribute(env, "timing", None)) is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from hilt.envs.task import Env
 from hilt.hil.config import Hil
 
 CONTACT = "contact to the operator"
@@ -20,7 +21,7 @@ POLL_INTERVAL_S = 0.1
 class Contact:
     """Waits for an operator who is out of reach. Nothing moves and no step is made; `lost` is what the learner is told."""
 
-    def __init__(self, env: Any, config: Hil, say: Callable[[str], None]):
+    def __init__(self, env: Env, config: Hil, say: Callable[[str], None]):
         self._env, self._say = env, say
         self._seconds = config.lost_contact_seconds if config.lost_contact == "policy" else float("inf")
         self.lost, self._times, self._waited = False, 0, 0.0

@@ -25,7 +25,7 @@ from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, equal, flatten, unflatten
-from hilt.envs.task import TASK_SUCCESS
+from hilt.envs.task import TASK_SUCCESS, HasSpaces
 from hilt.hil.config import STORE, Hil, of_run
 from hilt.hil.importing import columns_for, expanded, import_buffer, import_dataset
 from hilt.hil.states import KeptSteps, StateTable
@@ -47,7 +47,7 @@ logger = logging.getLogger("hilt.hil")
 class Experience:
     """The two logs and the batches drawn from them. `agent` says which observations it sees, and makes the features of a frozen encoder."""
 
-    def __init__(self, run: Path, config: Hil, env: Any, agent: Any, say: Callable[[str], None] = logger.info):
+    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, say: Callable[[str], None] = logger.info):
         schema = Schema.declare(columns_for(config, env))
         self._config, self._agent, self._say = config, agent, say
         self.demos, self.log = open_logs(run, config, schema, say)

@@ -11,6 +11,7 @@ from gymnasium import spaces as gym_spaces
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
+from hilt.envs.task import Env
 from hilt.envs.wrappers import GripperPenaltyWrapper
 from hilt.hil.config import Hil
 from hilt.hil.goal import check_goal
@@ -49,7 +50,7 @@ class NullDevice(Device):
         return Reading()
 
 
-def make_env(config: Hil, operator: bool) -> Any:
+def make_env(config: Hil, operator: bool) -> Env:
     """The environment that the policy sees. `operator`: whoever the settings name may take over, and every info tells who acted and what
     was executed; without, as an evaluation has it, nobody can. Closing it closes the device too."""
     env = task(config)
@@ -75,7 +76,7 @@ def open_reward(config: Hil, space: Any) -> Classifier:
     return reward_function(config.classifier, space=space)
 
 
-def task(config: Hil) -> Any:
+def task(config: Hil) -> Env:
     """The task alone, as it is recorded: with the run's limit of steps and, where a critic works the gripper, the gripper's penalty."""
     if config.observations not in OBSERVATIONS:
         raise UnknownNameError("kind of observations", config.observations, OBSERVATIONS)
@@ -131,7 +132,7 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
 
 
-def _with_operator(env: Any, config: Hil) -> Any:
+def _with_operator(env: Env, config: Hil) -> Env:
     """`mode` and `action_indices` of the operator's options are `TakeOver`'s; the others are the device's. Nobody moves what the policy
     cannot move."""
     options = dict(config.operator_options)

@@ -30,7 +30,7 @@ from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.core.trajectory import Source, Step
 from hilt.core.tree import Array
-from hilt.envs.task import TASK_SUCCESS, split_to_report, success_of
+from hilt.envs.task import TASK_SUCCESS, Env, split_to_report, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.hil.config import Hil
 from hilt.hil.environment import make_env, spaces
@@ -191,7 +191,7 @@ class EnvironmentFailed(Exception):
 
 
 def _alone(
-    plan: EvaluationPlan, agent: Any, env: Any, tries: Sequence[Try], ask: Ask | None = None
+    plan: EvaluationPlan, agent: Any, env: Env, tries: Sequence[Try], ask: Ask | None = None
 ) -> Generator[tuple[EpisodeOutcome, Steps]]:
     """One after the other, in this process. An environment that failed is made anew; the one that was given stays its owner's."""
     own = None
@@ -208,7 +208,7 @@ def _alone(
             own.close()
 
 
-def _episode(plan: EvaluationPlan, agent: Any, env: Any, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
+def _episode(plan: EvaluationPlan, agent: Any, env: Env, one: Try, ask: Ask | None) -> tuple[EpisodeOutcome, Steps]:
     state, seed = one
     draw = np.random.default_rng(seed)
     steps: Steps = []
@@ -323,7 +323,7 @@ def _work(pipe: Any) -> None:
 class EvaluationRecorder:
     """The log of an evaluation, in a new folder below the one that is given."""
 
-    def __init__(self, parent: Path, env: Any, plan: EvaluationPlan, videos: int):
+    def __init__(self, parent: Path, env: Env, plan: EvaluationPlan, videos: int):
         self._videos = videos
         self._hz = float(attribute(env, "control_hz", 0) or RATE_HZ)
         self._facts = {"split": plan.split, "task": plan.config.task, INSTRUCTION: str(attribute(env, "instruction", ""))}

@@ -25,6 +25,7 @@ from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import read_json, write_json
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
+from hilt.envs.task import Env
 from hilt.hil.config import Goal, Hil
 from hilt.teleop.intervene import attribute
 
@@ -119,7 +120,7 @@ def evaluations(run: Path, goal: Goal) -> list[dict[str, Any]]:
     return sorted(mine, key=lambda card: int(card["update"]))
 
 
-def check_goal(config: Hil, env: Any) -> None:
+def check_goal(config: Hil, env: Env) -> None:
     """Refuses a goal in an environment that cannot be evaluated beside learning."""
     goal = config.goal
     if not goal.success:

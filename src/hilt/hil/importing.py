@@ -14,7 +14,7 @@ from hilt.core.errors import ConfigError, Problems, SchemaError, StorageError
 from hilt.core.hub import local
 from hilt.core.progress import paced
 from hilt.core.tree import Array, ArraySpec, flatten, unflatten
-from hilt.envs.task import TASK_SUCCESS
+from hilt.envs.task import TASK_SUCCESS, HasSpaces
 from hilt.formats import open_dataset
 from hilt.formats.convert import EpisodeChange, decode
 from hilt.formats.episodes import Episode, map_leaves, plain
@@ -27,7 +27,7 @@ FILLED = {"times": 0.0, "succeed": False, "lost": False, TASK_SUCCESS: -1}
 """What demonstrations may leave out, and have then"""
 
 
-def columns_for(config: Hil, env: Any) -> dict[str, Any]:
+def columns_for(config: Hil, env: HasSpaces) -> dict[str, Any]:
     """The columns of a run's logs. `env` is anything that has an observation_space and an action_space."""
     flag = ArraySpec(np.dtype(bool))
     penalty = {GRASP: ArraySpec(np.dtype(np.float32))} if "learned" in config.agent.setup_mode else {}
@@ -35,7 +35,7 @@ def columns_for(config: Hil, env: Any) -> dict[str, Any]:
     return {**columns_of(env), "succeed": flag, "lost": flag, **penalty, **truth}
 
 
-def check_imports(config: Hil, env: Any) -> None:
+def check_imports(config: Hil, env: HasSpaces) -> None:
     """Refuses what cannot be imported, all of it at once: paths that are not there, and demonstrations whose first episode is of another
     task than `env`, which is anything that has an observation_space and an action_space."""
     problems, schema = Problems(), Schema.declare(columns_for(config, env))

@@ -24,6 +24,7 @@ from hilt.core.files import DISK, read_json, write_json
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
+from hilt.envs.task import HasSpaces
 from hilt.hil.config import STORES, Hil, check, facts
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
@@ -71,7 +72,7 @@ class Learner:
     """One learner of a run folder; a second one is refused. `env` is anything with an observation_space and an action_space, by default
     what the config's task has; `wire` replaces the config's own settings of the wire."""
 
-    def __init__(self, config: Hil, run: Path, resume: bool = False, env: Any = None, wire: TrainerConfig | None = None):
+    def __init__(self, config: Hil, run: Path, resume: bool = False, env: HasSpaces | None = None, wire: TrainerConfig | None = None):
         check(config)
         refuse_idle(config)
         self.config, self.run_folder = settle(config)[0], run
@@ -86,7 +87,7 @@ class Learner:
             self._make(env, wire, stack)
             self._undo = stack.pop_all()
 
-    def _make(self, env: Any, wire: TrainerConfig | None, stack: contextlib.ExitStack) -> None:
+    def _make(self, env: HasSpaces | None, wire: TrainerConfig | None, stack: contextlib.ExitStack) -> None:
         config, run = self.config, self.run_folder
         if env is None or wire is None:
             from hilt.hil.environment import spaces, trainer_config

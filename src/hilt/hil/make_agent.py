@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hilt.envs.task import HasSpaces
 from hilt.hil.config import Hil
 from hilt.recording.recording_folder import nested
 from hilt.replay.schema import spec_of_space
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from hilt.policies.agent.agent import Agent
 
 
-def make_agent(config: Hil, env: Any, seed: int | None = None) -> Agent:
+def make_agent(config: Hil, env: HasSpaces, seed: int | None = None) -> Agent:
     """One that is still to be given its weights, for an environment or for its spaces; `seed`: instead of the run's own.
 
     Reinforcement learning has the tanh-Gaussian actor of soft actor-critic; imitation (bc, hg-dagger) a plain Gaussian, as HIL-SERL has.

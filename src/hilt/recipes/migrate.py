@@ -20,7 +20,7 @@ import gymnasium
 from hilt.core import trust
 from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.core.names import load
-from hilt.envs.task import success_of
+from hilt.envs.task import Env, success_of
 from hilt.hil.config import Hil
 from hilt.hil.idle import settings
 from hilt.policies.agent.config import EncoderConfig
@@ -159,12 +159,12 @@ def _is_own(config: Any, name: str) -> bool:
     return any(name in vars(kind) for kind in type(config).__mro__ if kind.__name__ != "DefaultTrainingConfig") or name in vars(config)
 
 
-def _limit_of(env: Any) -> int | None:
+def _limit_of(env: Env) -> int | None:
     """An environment's own step limit: ours, gymnasium's, FrankaEnv's, or that of DualFrankaEnv's two."""
     if env.has_wrapper_attr("step_limit"):
         return int(env.get_wrapper_attr("step_limit"))
-    if env.spec is not None and env.spec.max_episode_steps:
-        return int(env.spec.max_episode_steps)
+    if (spec := getattr(env, "spec", None)) is not None and spec.max_episode_steps:
+        return int(spec.max_episode_steps)
     arms = [env.unwrapped, *(getattr(env.unwrapped, name, None) for name in ("env_left", "env_right"))]
     limits = [arm.max_episode_length for arm in arms if hasattr(arm, "max_episode_length")]
     return int(min(limits)) if limits else None

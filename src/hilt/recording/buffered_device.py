@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from hilt.envs.task import success_of
+from hilt.envs.task import Env, success_of
 from hilt.envs.wrappers import ChunkingWrapper, GripperPenaltyWrapper, Quat2EulerWrapper, RelativeFrame, SERLObsWrapper
 from hilt.teleop.devices import Device, Reading, Status
 from hilt.teleop.intervene import DEFLECTED, attribute, checked, images_of
@@ -84,7 +84,7 @@ def _held(reading: Reading) -> np.ndarray:
 class Waits(gymnasium.Wrapper):
     """A reset ends when somebody begins to act. An arm's environment has `look()`, what is seen now: the episode begins with that."""
 
-    def __init__(self, env: Any, seat: BufferedDevice, begun: Callable[[], bool], hz: float):
+    def __init__(self, env: Env, seat: BufferedDevice, begun: Callable[[], bool], hz: float):
         super().__init__(env)
         self._seat, self._begun, self._seconds = seat, begun, 1 / hz
 
@@ -104,7 +104,7 @@ class Waits(gymnasium.Wrapper):
 class GoesOn(gymnasium.Wrapper):
     """Success does not end the episode, or so many steps later: pictures of it are wanted."""
 
-    def __init__(self, env: Any, steps: int | None):
+    def __init__(self, env: Env, steps: int | None):
         super().__init__(env)
         self._steps, self._since = steps, 0
 
@@ -120,7 +120,7 @@ class GoesOn(gymnasium.Wrapper):
         return observation, reward, bool(terminated) and not succeeded, bool(truncated) or late, info
 
 
-def as_hil_serl(env: Any) -> Any:
+def as_hil_serl(env: Env) -> Env:
     """The wrappers of HIL-SERL's tasks that stand above the take-over: ``{"state": [1, 19], camera: [1, H, W, 3]}``, poses relative to
     the first one, actions in the gripper's frame, and the gripper's penalty where there is a gripper to command."""
     env = ChunkingWrapper(SERLObsWrapper(Quat2EulerWrapper(RelativeFrame(env))), obs_horizon=1, act_exec_horizon=None)

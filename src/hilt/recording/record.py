@@ -21,7 +21,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError, SchemaError, UnknownNameError
 from hilt.core.rate import Rate
 from hilt.core.trajectory import Source, Step
-from hilt.envs.task import as_task, success_of
+from hilt.envs.task import Env, as_task, success_of
 from hilt.formats.episodes import INSTRUCTION
 from hilt.recording.buffered_device import BufferedDevice, GoesOn, Waits, as_hil_serl
 from hilt.recording.film import Filmer, cameras
@@ -175,7 +175,7 @@ def record(
 class Recorder:
     """One session; `record` is all that others need."""
 
-    def __init__(self, env: Any, device: Device, folder: Path, settings: Settings, watch: RecordingWatch | None, stop: Callable[[], bool]):
+    def __init__(self, env: Env, device: Device, folder: Path, settings: Settings, watch: RecordingWatch | None, stop: Callable[[], bool]):
         self._settings, self._watch, self._stop, self._device = settings, watch, stop, device
         self._person = device.source == Source.HUMAN
         self._labels = settings.successes_needed > 0

@@ -19,6 +19,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError
 from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
 from hilt.core.tree import ArraySpec, flatten, unflatten
+from hilt.envs.task import Env, HasSpaces
 from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 
@@ -36,7 +37,7 @@ FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_thre
 """Of an arm's settings, those that must be the same in all of a recording: what an action does, what is seen, and what is success"""
 
 
-def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Any, labels: bool) -> Log:
+def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Env, labels: bool) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
     what = LABELED if labels else DEMONSTRATIONS
     told = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
@@ -58,7 +59,7 @@ def open_recording(folder: Path, task: str, options: Mapping[str, Any], observat
     return Log.create(path, schema)
 
 
-def fixed_settings(env: Any) -> dict[str, Any]:
+def fixed_settings(env: Env) -> dict[str, Any]:
     """What an environment tells of `FIXED` in its `settings`; of a camera without its deadlines."""
     given = env.get_wrapper_attr("settings") if env.has_wrapper_attr("settings") else {}
     fixed = {key: value for key, value in given.items() if key.rpartition("/")[2] in FIXED}
@@ -93,7 +94,7 @@ def _check_same(folder: Path, found: Mapping[str, Any], told: Mapping[str, Any])
     raise ConfigError(f"{folder} has {there}, and {asked} were to be added. {cure}")
 
 
-def columns_of(env: Any, labels: bool = False) -> dict[str, Any]:
+def columns_of(env: HasSpaces, labels: bool = False) -> dict[str, Any]:
     """The columns of a log for this environment: its spaces, and what every recording has."""
     seen = nested(spec_of_space(env.observation_space, "observation_space"))
     return {
@@ -123,13 +124,13 @@ def nested(observation: Any) -> Any:
     return unflatten({key: nested(value) for key, value in observation.items()})
 
 
-def replay_open_loop(log: Log, trajectory: int, env: Any) -> dict[str, float]:
+def replay_open_loop(log: Log, trajectory: int, env: Env) -> dict[str, float]:
     """Plays the actions of a recorded episode from its initial state: how far each observation is from the recorded one, at most.
 
     `env` is what `hilt.envs.task.make` makes of the episode's facts `task` and `options`. In a deterministic simulator all are 0.
     """
     facts, steps = log.facts.about(trajectory), log.read(log.trajectory_keys(trajectory), ["observations", "actions", "next_observations"])
-    start = {name: facts[name] for name in ("split", "state") if name in facts}
+    start: dict[str, Any] = {name: facts[name] for name in ("split", "state") if name in facts}
     furthest: dict[str, float] = {}
 
     def compare(seen: Any, recorded: Any, step: int) -> None:

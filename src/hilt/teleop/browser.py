@@ -30,6 +30,7 @@ import zmq
 from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, DeadlineError, DeviceError, MissingPackageError, SchemaError
 from hilt.core.signals import held_back
+from hilt.envs.task import Env
 from hilt.robot.request_auth import own_address
 from hilt.teleop.devices import Device, Reading, Status, arms_and_gripper
 from hilt.wire.config import is_loopback
@@ -99,7 +100,7 @@ class Browser(Device):
                 raise DeadlineError(f"the page did not start within {timeout_seconds:g} s. Give timeout_seconds=, or free the machine.")
         self._events.recv()
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: Env) -> None:
         self._arms = arms_and_gripper(env)[0]
 
     def reset(self) -> None:

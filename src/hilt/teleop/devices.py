@@ -17,6 +17,7 @@ import numpy as np
 from hilt.core.errors import ConfigError, HiltError, UnsafeError, require_module
 from hilt.core.names import ExtensionPoint, load
 from hilt.core.trajectory import Source
+from hilt.envs.task import Env
 
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 
@@ -81,7 +82,7 @@ class Device:
     def __init__(self) -> None:
         self._pressed: deque[str] = deque()  # appended to by any thread
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: Env) -> None:
         """Called once, with the environment that will be driven."""
 
     def reset(self) -> None:
@@ -122,7 +123,7 @@ def acting(motion: np.ndarray, gripper: int) -> bool:
     return bool(np.linalg.norm(motion) > AT_REST or gripper)
 
 
-def arms_and_gripper(env: Any) -> tuple[int, bool]:
+def arms_and_gripper(env: Env) -> tuple[int, bool]:
     """How many arms an environment's actions move, and whether grippers too, told by their length: 6 and 12 have none."""
     length = (env.action_space.shape or (0,))[0]
     return (2 if length in (12, 14) else 1), length in (4, 7, 14)

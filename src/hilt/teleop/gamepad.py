@@ -18,6 +18,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError, DeviceError, optional_module
 from hilt.core.platform import DEVICE_NODES
+from hilt.envs.task import Env
 from hilt.teleop.devices import Device, Reading, arms_and_gripper
 
 DEAD_ZONE = 0.12
@@ -63,7 +64,7 @@ class Gamepad(Device):
         self._pad: Any = self._open()
         self._next_try = 0.0
 
-    def attach(self, env: object) -> None:
+    def attach(self, env: Env) -> None:
         self._arms, self._gripper = arms_and_gripper(env)
 
     def read(self) -> Reading:

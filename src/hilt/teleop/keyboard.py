@@ -19,6 +19,7 @@ import threading
 import time
 
 from hilt.core.errors import ConfigError, DeviceError
+from hilt.envs.task import Env
 from hilt.teleop.devices import KEYS, Device, Reading, acting, arms_and_gripper, motion_of_keys
 
 logger = logging.getLogger("hilt.teleop")
@@ -81,7 +82,7 @@ class Keyboard(Device):
         self._thread = threading.Thread(target=self._listen, name="keyboard", daemon=True)
         self._thread.start()
 
-    def attach(self, env: object) -> None:
+    def attach(self, env: Env) -> None:
         self._arms, self._gripper = arms_and_gripper(env)
 
     def read(self) -> Reading:

@@ -24,6 +24,7 @@ import numpy as np
 
 from hilt.core.errors import ConfigError
 from hilt.core.trajectory import Source
+from hilt.envs.task import Env
 from hilt.teleop.devices import Device, Reading, function
 
 PATIENCE = 15
@@ -78,7 +79,7 @@ class Script(Device):
         self._seen: deque[tuple[float, float]] = deque(maxlen=PATIENCE)  # (made, possible) of the policy's last steps
         self.reset()
 
-    def attach(self, env: Any) -> None:
+    def attach(self, env: Env) -> None:
         if self._make is None:
             if not env.has_wrapper_attr("expert"):
                 raise ConfigError(

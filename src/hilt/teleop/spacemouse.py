@@ -16,6 +16,7 @@ import numpy as np
 
 from hilt.core.errors import DeviceError, optional_module
 from hilt.core.platform import DEVICE_NODES, install_line
+from hilt.envs.task import Env
 from hilt.teleop.devices import Device, Reading, acting, arms_and_gripper
 
 POLL_SECONDS = 0.002
@@ -51,7 +52,7 @@ class SpaceMouse(Device):
         self._thread = threading.Thread(target=self._listen, name="spacemouse", daemon=True)
         self._thread.start()
 
-    def attach(self, env: object) -> None:
+    def attach(self, env: Env) -> None:
         _, self._gripper = arms_and_gripper(env)
 
     def read(self) -> Reading:

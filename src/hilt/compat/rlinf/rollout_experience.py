@@ -25,6 +25,7 @@ from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError
 from hilt.core.files import DISK, read_json, write_json
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
+from hilt.envs.task import HasSpaces
 from hilt.formats import rlinf_folder as folders
 from hilt.hil.config import Hil, of_run
 from hilt.hil.data import Batch, Foresight, demonstrated, finish, open_logs, split, told
@@ -105,7 +106,7 @@ class Rollouts:
     """`hilt.hil.data.Experience` with trajectory buffers underneath: one for what actors send, one for demonstrations and what
     people did."""
 
-    def __init__(self, run: Path, config: Hil, env: Any, agent: Any, say: Callable[[str], None] = logger.info):
+    def __init__(self, run: Path, config: Hil, env: HasSpaces, agent: Any, say: Callable[[str], None] = logger.info):
         self._config, self._agent, self._say, self._folder = config, agent, say, run / "rollouts" / "online"
         demos, log = open_logs(run, config, Schema.declare(columns_for(config, env)), say)
         log.close()

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError
 from hilt.core.tree import flatten
 from hilt.envs.adapters import OneOf, space_of
-from hilt.envs.task import success_of
+from hilt.envs.task import Env, success_of
 
 STATE = {"tcp_pose": 7, "tcp_vel": 6, "gripper_pose": 1, "tcp_force": 3, "tcp_torque": 3}
 """What ``FrankaEnv`` reports of the arm, and of how many numbers each part is."""
@@ -44,7 +44,7 @@ class IsaacSimFrankaEnv(gymnasium.Env):
 
     def __init__(
         self,
-        env: Any,
+        env: Env,
         *,
         quaternion: Literal["wxyz", "xyzw"],
         state: Mapping[str, Part] | Sequence[str] = tuple(STATE),

@@ -13,7 +13,7 @@ from hilt.compat.simplevla.dataloader import place_of
 from hilt.core.errors import ConfigError, RequestError, UnknownNameError, optional_module
 from hilt.envs import libero
 from hilt.envs.pool import Pool
-from hilt.envs.task import make
+from hilt.envs.task import Env, make
 from hilt.policies.io.preprocess import center_crop
 from hilt.policies.vla.observation_adapters import suite
 from hilt.recipes.simplevla_names import split_name
@@ -43,7 +43,7 @@ def get_libero_env(task: Any, model_family: str = "openvla", resolution: int = 2
 class LiberoSimulator:
     """LIBERO's own interface over our task: ``reset``, ``set_init_state``, ``step`` with four results, ``close``."""
 
-    def __init__(self, env: Any):
+    def __init__(self, env: Env):
         self.env = env
 
     def seed(self, seed: int) -> None:
