@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from hilt.core.errors import DeadlineError
-from hilt.distributed.group import LateWorkerError, LostWorkerError, Placement, WorkerTraceback, open_group
+from hilt.distributed.group import LateWorkerError, LostWorkerError, Placement, Stopped, WorkerTraceback, open_group
 from hilt.observe.metrics import read_metrics
 from hilt.vla.train import begin_run, train
+from tests.distributed.toy_group import is_there
 from tests.effort import need
 from tests.vla.toy_vla import config
 
@@ -76,6 +78,30 @@ def test_ranks_on_two_machines_join_fail_and_start_again(placed):
     group.restart()
     threading.Timer(1.0, group.stop).start()
     assert [answer["version"] for answer in group.call("collect", 1, 0, True)] == [0, 0]
+
+
+@pytest.mark.parametrize("rollout_ranks", [0, 1])
+def test_a_start_is_stopped_and_no_rank_stays(machines, tmp_path, rollout_ranks):
+    """In the worker's own start: of ranks that train, which come first, and those that roll out are not begun."""
+    import ray
+
+    def begun():
+        return [int(path.name) for path in tmp_path.iterdir()]
+
+    placement = Placement(kind="ray", address=machines.address, ranks=2, rollout_ranks=rollout_ranks, wait_seconds=600)
+    with pytest.raises(Stopped):
+        open_group(placement, "tests.distributed.toy_group:NeverReady", (tmp_path,), stop=lambda: len(begun()) == 2)
+    end = time.monotonic() + 60
+    while any(map(is_there, begun())) or ray.available_resources().get("CPU") != 4:
+        assert time.monotonic() < end, "a rank is still there, or has its place"
+        time.sleep(0.05)
+
+
+def test_a_start_is_stopped_while_it_waits_for_a_place(machines):
+    asked = []
+    placement = Placement(kind="ray", address=machines.address, ranks=99, wait_seconds=600)
+    with pytest.raises(Stopped):
+        open_group(placement, ROLLER, ("runs/a",), stop=lambda: asked.append(1) or len(asked) > 2)
 
 
 def test_weights_and_frames_go_from_machine_to_machine(placed):

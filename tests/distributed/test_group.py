@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from hilt.distributed.group import (
     size_of,
 )
 from hilt.distributed.ranks import LostRankError
+from tests.distributed.toy_group import is_there
 from tests.forked import preloaded
 
 TOY = "tests.distributed.toy_group:Toy"
@@ -83,14 +83,6 @@ def test_a_start_is_stopped_and_no_rank_stays(kind: str, tmp_path: Path, made):
     while kind == "processes" and any(map(is_there, begun())):
         assert time.monotonic() < gone_by, "a rank is still there"
         time.sleep(0.05)
-
-
-def is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_an_exception_arrives_as_itself_with_its_place(group):

@@ -90,6 +90,24 @@ def test_a_vla_in_pieces_is_the_one_in_one_piece(group, value):
     assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE
 
 
+@pytest.mark.parametrize("deal", [(3, 3), (6, 0)])
+def test_a_reward_policy_in_pieces_learns_from_the_outcomes_of_both_ranks_as_one_in_one_piece_does(group, deal):
+    """PRIME's update, as the worker makes it with sharding: ranks with different numbers of chunks, or with none. Float64, for the reason
+    above; two updates, so that the second rewards by what the first one learned."""
+    figures, actor, judge = Shards(ranks=Alone()).learn_outcomes(None, (6,), 2)
+    enter(group, 2)
+    answers = group.call("learn_outcomes", {"units": ["TransformerBlock"]}, deal, 2)[:2]
+    for found in answers:
+        assert found[0] == [pytest.approx(each, rel=1e-6, abs=1e-6) for each in figures]
+    for ours, theirs in ((answers[0][1], actor), (answers[0][2], judge)):
+        same(ours, theirs, 1e-4 * LEARNING_RATE)
+        apart = torch.cat([(ours[name] - theirs[name]).abs().flatten() for name in theirs])
+        assert apart.quantile(0.9) < 1e-6 * LEARNING_RATE
+    assert figures[0]["prime_loss"] > figures[1]["prime_loss"], "it learned"
+    (_, _, other) = Shards(ranks=Alone()).learn_outcomes(None, (3,), 2)
+    assert max((other[name] - judge[name]).abs().max() for name in judge) > LEARNING_RATE / 2, "the outcomes of one rank are not enough"
+
+
 @pytest.mark.parametrize("option", ["offload_gradients", "offload_optimizer", "offload_parameters"])
 def test_offloading_changes_no_number(group, single, option):
     enter(group, 3)

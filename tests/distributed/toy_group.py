@@ -28,6 +28,14 @@ class OddError(Exception):
         super().__init__(f"{first} and {second}")
 
 
+def is_there(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class NeverReady:
     """A worker whose start takes for ever: it says who it is, and waits until it is stopped or ended."""
 
@@ -152,6 +160,18 @@ class Net(nn.Module):
         return self.last(x * self.frozen)[:, 0]
 
 
+VLA = {"image_size": 16, "state_dim": 3, "chunk": 2, "action_dim": 3, "width": 16, "depth": 2, "heads": 2, "keypoints": 2}
+
+
+def seen_by_vla(count):
+    """Observations of the small VLA, with three instructions in turn."""
+    draws, words = np.random.default_rng(0), ("push it", "lift the red cube", "close the drawer")
+    return [
+        {"full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8), "state": draws.normal(size=3), "instruction": words[i % 3]}
+        for i in range(count)
+    ]
+
+
 class Shards:
     """A worker that trains `Net` on its share of a fixed batch, in one piece or sharded, in worlds of fewer ranks than there are."""
 
@@ -182,6 +202,7 @@ class Shards:
             from hilt.distributed.shard import Sharded
 
             self.trainee = Sharded(net, settings, self.world, Sharding(enabled=True, **sharding), head)
+        return self.trainee
 
     def train_vla(self, sharding, steps, value="none"):
         """A small VLA in float64, and what it has after some steps; a value head has a rate of its own, and the first step to itself."""
@@ -189,13 +210,8 @@ class Shards:
             return None
         from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig  # not in the life of the others
 
-        sizes = {"image_size": 16, "state_dim": 3, "chunk": 2, "action_dim": 3, "width": 16, "depth": 2, "heads": 2, "keypoints": 2}
-        policy, draws = SmallVLA(SmallVLAConfig(**sizes, value=value)).double(), np.random.default_rng(0)
-        seen = [
-            {"full_image": draws.integers(0, 255, (16, 16, 3)).astype(np.uint8), "state": draws.normal(size=3), "instruction": words}
-            for words in ("push it", "lift the red cube", "close the drawer")
-        ]
-        record = policy.act(seen, generator=torch.Generator().manual_seed(0))[1]
+        policy = SmallVLA(SmallVLAConfig(**VLA, value=value)).double()
+        record = policy.act(seen_by_vla(3), generator=torch.Generator().manual_seed(0))[1]
         self._give(policy, sharding, None if value == "none" else Optimizer(learning_rate=LEARNING_RATE / 3, gradient_clip=0.1))
         mine = {name: array[self.world.rank :: self.world.size] for name, array in record.items()}
         for step in range(steps):
@@ -203,6 +219,36 @@ class Shards:
             self.trainee.backward((found.log_prob.sum() + (0 if found.value is None else found.value.square().sum())) / 10)
             self.trainee.step(1.0, head_only=value != "none" and step == 0)
         return self.trainee.state_dict()["trained"]
+
+    def learn_outcomes(self, sharding, deal, updates):
+        """PRIME, in float64: the figures of some updates, and what the policy and the reward policy have after them.
+
+        `deal`: the episodes of each rank, of two groups of three with different numbers of chunks."""
+        if self.world is None:
+            return None
+        from hilt.algos.config import Batching, PolicyGradient, Prime  # not in the life of the others
+        from hilt.policies.vla.small_vla import SmallVLA, SmallVLAConfig
+        from hilt.vla.episode import RolloutEpisode, Start
+        from hilt.vla.update import ProcessReward, Updater
+
+        policy, judge, kept = (SmallVLA(SmallVLAConfig(**VLA), seed=seed).double() for seed in (0, 1, 2))
+        lengths, made = [3, 1, 2, 1, 2, 1], []
+        record = policy.act(seen_by_vla(sum(lengths)), generator=torch.Generator().manual_seed(0))[1]
+        record["log_prob"] = record["log_prob"].astype(np.float32)  # as logs have it
+        for number, length in enumerate(lengths):
+            part = {name: array[sum(lengths[:number]) :][:length] for name, array in record.items()}
+            executed, success = np.full(length, 2, np.int32), number in (0, 4, 5)
+            executed[-1] = 1 + number % 2
+            start = Start("toy", "train", number // 3, 0, number // 3, number)
+            made.append(RolloutEpisode(start, part, executed, np.zeros(length, np.float32), success, int(executed.sum()), False, 0, b""))
+        mine = made[sum(deal[: self.world.rank]) :][: deal[self.world.rank]]
+        rewards = [np.eye(1, episode.rows, episode.rows - 1)[0] * episode.success for episode in mine]
+        trainee = self._give(policy, sharding)
+        settings = Prime(coefficient=0.7, beta=0.3, granularity="token")
+        process = ProcessReward(settings, self._give(judge, sharding), kept.requires_grad_(False))
+        updater = Updater(PolicyGradient(estimator="rloo", batch=Batching(chunks_per_pass=2)), trainee, ranks=self.world, process=process)
+        figures = [updater.update(mine, rewards) for _ in range(updates)]
+        return figures, trainee.state_dict()["trained"], process.trainee.state_dict()["trained"]
 
     def train(self, steps):
         """[loss, length of the gradient] of each step. Rank 1 has one row, and the last of three or more has none."""
