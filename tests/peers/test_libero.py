@@ -25,15 +25,11 @@ from hilt.envs.libero import LiberoEnv
 from hilt.envs.task import check_task, make, ready
 from hilt.observe.metrics import read_metrics
 from hilt.policies.registry import load_policy
-from hilt.policies.vla.flow import Flow
-from hilt.policies.vla.gemma import StackConfig, VisionConfig
-from hilt.policies.vla.normalize import statistics
-from hilt.policies.vla.pi0 import Pi0, Pi0Config
-from hilt.policies.vla.tokens import ByteTokenizer
 from hilt.recipes import vla_recipe
 from hilt.recipes.ript_run import rloo
 from hilt.replay import Log
 from hilt.vla.train import begin_run, resume_run, train
+from tests.policies.tiny_pi0 import tiny
 
 ASSETS = os.environ.get("HILT_LIBERO_ASSETS", "")
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]
@@ -233,17 +229,11 @@ task: {benchmark_name: libero_spatial, task_names_to_use: [0, 1, 2, 3, 4, 5, 6, 
 algo: {rloo_batch_size: 2, data_batch_size: 4, num_epochs: 1, gradient_accumulation_steps: 1}
 training: {num_train_steps: 1}
 """
-TINY: dict[str, Any] = {
-    "vision": VisionConfig(16, 1, 2, 24, 14, 28), "vlm": StackConfig(16, 2, 24, 4, 2, 4), "expert": StackConfig(12, 2, 16, 4, 2, 4),
-    "vocabulary": 300, "chunk_size": 10, "n_action_steps": 10, "max_action_dim": 7, "max_state_dim": 8, "action_dim": 7, "state_dim": 8,
-    "images": ("full_image", "wrist_image"), "tokenizer_max_length": 120, "flow": Flow("noise", steps=2),
-}  # fmt: skip
 
 
 def test_pi0_learns_by_rloo_on_two_ranks_over_nine_tasks_and_goes_on(tmp_path: Path) -> None:
     """The whole of a distributed RLOO trainer: two iterations, the second one resumed. It never succeeds, so only entropy moves it."""
-    rows = np.random.default_rng(0).normal(0, 0.3, (50, 8))
-    policy = Pi0(Pi0Config(**TINY), ByteTokenizer(), {"state": statistics(rows), "action": statistics(rows[:, :7])}, 0)
+    policy = tiny()
     policy.save_pretrained(tmp_path / "pi0")
     (tmp_path / "plan.yaml").write_text(PLAN)
     settings = [f"policy={tmp_path / 'pi0'}", "placement.kind=processes", "placement.ranks=2", "algorithm.entropy=0.01", "pool.workers=1"]
