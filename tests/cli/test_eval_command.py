@@ -33,7 +33,7 @@ def test_the_table_says_how_good_it_is(trained: Path, tmp_path: Path):
     card = json.loads((tmp_path / "out.json").read_text())
     assert card["episodes"] == 6 and card["update"] == 20 and card["split"] == "test" and not card["sample"] and len(card["outcomes"]) == 6
     share = f"{card['successes']} of 6: {100 * card['success']:.1f}%, 95% interval {100 * card['low']:.1f}% to {100 * card['high']:.1f}%"
-    assert share in text and f"{card['length']:.1f} steps" in text and "after 20 learner steps, actions the likeliest" in text
+    assert share in text and f"{card['length']:.1f} steps" in text and "after 20 learner steps, actions the most likely" in text
     assert "lost: 1" in text and "the environment failed: RuntimeError: the arm fell off" in text
     made = trained / "evaluations" / re.findall(r"test-00000020(?:-\d+)?", text)[-1]
     assert (made / "log").is_dir() and not list(made.rglob("*.mp4"))
@@ -83,7 +83,7 @@ def test_who_decided_is_said_and_a_person_can_be_asked(tmp_path: Path, monkeypat
     monkeypatch.setattr("hilt.classifier.reward.reward_function", lambda folder, space: lambda seen: True)
     said = run(str(silent), "--ask")
     assert "success in 6 of 6; right in 1: 5 false successes, 0 missed" in said
-    assert "the reward classifier: the task does not say, and nobody was asked (--ask)" in run(str(silent))
+    assert "the reward classifier: the task does not report success, and no person was asked (--ask)" in run(str(silent))
 
 
 def test_workers_are_processes(trained: Path, monkeypatch: pytest.MonkeyPatch):

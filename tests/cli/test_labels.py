@@ -55,7 +55,7 @@ def test_delete_what_failed(log: Path):
 
 def test_delete_asks_first(log: Path):
     said = run("delete", log, "1", code=1)
-    assert "delete 1 of 4 trajectories, 5 of 20 steps, for good? Nobody can be asked here: add --yes" in said and len(left(log)) == 4
+    assert "delete 1 of 4 trajectories, 5 of 20 steps, for good? There is no terminal to ask: add --yes" in said and len(left(log)) == 4
     assert "give the NUMBERS of trajectories, or --failures" in run("delete", log, code=2)
     assert "give the NUMBERS of trajectories, or --failures" in run("delete", log, "1", "--failures", code=2)
 

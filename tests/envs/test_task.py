@@ -176,7 +176,7 @@ FAULTS = [
     ("two resets to state 0 of 'train' begin differently", lambda: broken(begin=wanders)),
     ("the splits 'train' and 'eval' overlap", lambda: broken(begin=split_blind)),
     ("info of reset does not tell the split and state that were asked for", lambda: broken(reset=told_wrongly)),
-    ("info says that the task has succeeded right after a reset", lambda: broken(reset=succeeded)),
+    ("info reports success right after a reset", lambda: broken(reset=succeeded)),
     # success and ends
     ("info of step does not tell success: set info['succeed']", lambda: ended(lambda env, *most: (*most[:4], {}))),
     ("step: info['succeed'] is 'yes'; expected True or False", lambda: ended(lambda env, *most: (*most[:4], {"succeed": "yes"}))),
@@ -193,7 +193,7 @@ FAULTS = [
     ("an observation that was returned is written into later", reusing),
     ("observation/state/place has values that are not finite.", lambda: seen(place=lambda env: env.place + np.float32([0, np.inf]))),
     ("place is outside its space Box(-10.0, 10.0, (2,), float32).", lambda: seen(place=lambda env: env.place + np.float32(20))),
-    ("place is float64 (2,); its space says float32 (2,).", lambda: seen(place=lambda env: env.place.astype(np.float64))),
+    ("place is float64 (2,); its space has float32 (2,).", lambda: seen(place=lambda env: env.place.astype(np.float64))),
     ("front is in the observation space and not in the observation.", lambda: seen(front=None)),
 ]
 

@@ -521,7 +521,7 @@ def test_the_console_is_asked_until_it_answers_and_not_for_ever(monkeypatch: pyt
         env = HumanClassifierWrapper(ScriptedEnv(ends={1: "terminated"}), answer_seconds=0.2)
         env.reset()
         os.write(writing, b"yes\n")
-        with pytest.raises(DeadlineError, match="nobody answered within"):
+        with pytest.raises(DeadlineError, match="there was no answer within"):
             env.step(np.zeros(7))
         assert capsys.readouterr().err == "Success? (1/0) " * 2
         os.write(writing, b"1\n")

@@ -242,7 +242,7 @@ def test_a_video_by_the_time_of_its_frames(tmp_path: Path, declared: dict[str, A
     a, b = open_dataset(folder)
     assert np.array_equal(a.columns["front"], frames[:3]) and np.array_equal(b.columns["front"], frames[3:])
     edit(folder, features__front={"shape": [16, 26, 3], "names": ["height", "width", "channels"]})
-    with pytest.raises(CorruptError, match=r"file-000.mp4: its frames have 16 x 24 pixels, meta/info.json says 16 x 26"):
+    with pytest.raises(CorruptError, match=r"file-000.mp4: its frames have 16 x 24 pixels, meta/info.json has 16 x 26"):
         list(open_dataset(folder))
     late = np.array([0, 0.2, 0.45, 0, 0.2, 0.4, 0.6], np.float32)
     edit(folder, features__front={"names": None, **declared})
@@ -308,8 +308,8 @@ def test_what_is_wrong_with_the_description(tmp_path: Path, changes: dict[str, A
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"episode_index": [0, 0, 1, 0, 1, 1, 1]}, "3 frames of episode 0, or not in one piece; meta says 3"),
-        ({"episode_index": [0, 0, 1, 1, 1, 1, 1]}, "2 frames of episode 0, or not in one piece; meta says 3"),
+        ({"episode_index": [0, 0, 1, 0, 1, 1, 1]}, "3 frames of episode 0, or not in one piece; meta has 3"),
+        ({"episode_index": [0, 0, 1, 1, 1, 1, 1]}, "2 frames of episode 0, or not in one piece; meta has 3"),
         ({"episode_index": [0, 0, None, 1, 1, 1, 1]}, "episode_index is not a number in every row"),
         ({"frame_index": [0, 2, 1, 0, 1, 2, 3]}, "episode 0: its frames are not numbered from 0 to 2"),
         ({"timestamp": [0.0, float("nan"), 0.4, 0, 0.2, 0.4, 0.6]}, "episode 0: its timestamps do not rise from 0"),

@@ -334,7 +334,7 @@ def test_a_file_that_was_cut_off(shards: Path):
     assert [bool(text) for text in found] == [False, False, False, True, True]
     assert f"the record at byte {second} needs" in found[3] and found[3] == found[4]
     path.write_bytes(raw[:third])  # between two records: only dataset_info.json knows
-    assert outcomes(open_dataset(shards))[4] == f"{path}: the file has 2 records, and dataset_info.json says 3."
+    assert outcomes(open_dataset(shards))[4] == f"{path}: the file has 2 records, and dataset_info.json has 3."
 
 
 def test_a_record_that_is_no_example_is_named_with_its_place(shards: Path):

@@ -110,7 +110,7 @@ def test_what_is_missing_or_of_another_size_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.mp4", drawn(6))
     with pytest.raises(CorruptError, match=r"none.mp4: this video is missing. Restore it"):
         shown(tmp_path / "none.mp4", 0, 2)
-    with pytest.raises(CorruptError, match=r"a.mp4: its frames have 32 x 48 pixels, meta/info.json says 32 x 64"):
+    with pytest.raises(CorruptError, match=r"a.mp4: its frames have 32 x 48 pixels, meta/info.json has 32 x 64"):
         shown(path, 0, 2, size=(32, 64))
     with pytest.raises(CorruptError, match=r"a.mp4: 6 frames, fewer than the 7 of the episode"):
         shown(path, 0, 7)

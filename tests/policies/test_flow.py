@@ -178,5 +178,5 @@ def test_what_cannot_work_is_said() -> None:
         Flow(std_range=(0.1, 0.4))
     with pytest.raises(ConfigError, match=r"level=0\.7 would do nothing"):
         Flow("noise", level=0.7)
-    with pytest.raises(ConfigError, match="needs a field that also says a standard deviation"):
+    with pytest.raises(ConfigError, match="needs a field that also returns a standard deviation"):
         flow.draw(field_of(WEIGHTS, noisy=False), SHAPE, Flow("noise"), torch.ones(ROWS), generator())

@@ -95,7 +95,7 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({key: value for key, value in document.items() if key not in ("hilt", "unnorm_key")}))
     sizes = {"vit": policy.config.vit, "image_size": 28, "allow_untrained": True}
-    with pytest.raises(ConfigError, match=r"its files do not say how it decodes\. Give variant='oft'"):
+    with pytest.raises(ConfigError, match=r"its files do not determine how it decodes: give variant='oft'"):
         load_policy(folder, **sizes)
     assert load_policy(folder, variant="oft", **sizes).chunk == 8, "LIBERO's"
     assert OpenVLAOFT.from_pretrained(folder, chunk=3, **sizes).chunk == 3
@@ -104,7 +104,7 @@ def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path)
     (folder / "dataset_statistics.json").write_text(json.dumps(stats))
     aloha = OpenVLAOFT.from_pretrained(folder, unnorm_key="aloha_pour", **sizes)
     assert aloha.chunk == 25 and aloha.config.normalization == "minmax"
-    with pytest.raises(ConfigError, match=r"nothing says how many actions a chunk has\. Give chunk="):
+    with pytest.raises(ConfigError, match=r"the number of actions in a chunk is unknown\. Give chunk="):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="mystery", **sizes)
     with pytest.raises(UnknownNameError, match=r"'libero_gaol'; did you mean 'libero_goal'\? Known: aloha_pour, libero_goal, mystery"):
         OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_gaol", **sizes)

@@ -122,7 +122,7 @@ def test_what_has_no_meaning_is_refused(key: str, value: Any, cure: str, module:
 
 
 def test_demonstrations_are_not_processed(module: ModuleType):
-    with pytest.raises(ConfigError, match="nobody calls process_demos"):
+    with pytest.raises(ConfigError, match="process_demos is never called"):
         changed(module, process_demos=lambda self, demo: demo)
 
 

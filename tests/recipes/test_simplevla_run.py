@@ -16,7 +16,7 @@ from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla_run as recipe
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
 from hilt.recipes.simplevla_names import suites
-from hilt.recipes.simplevla_run import SimpleVLARun, Told, simplevla
+from hilt.recipes.simplevla_run import SimpleVLARun, CommandLine, simplevla
 from hilt.vla.trials import starts_of
 
 COMMAND = f"""
@@ -47,7 +47,7 @@ def run(*words: str, **environment: str) -> SimpleVLARun:
 def seen(*words: str) -> Any:
     """What a command line comes to before it is built, which takes longer; or why it comes to nothing."""
     try:
-        told = Told([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft", "WANDB_API_KEY": "key"})
+        told = CommandLine([*COMMAND, *words], {"SFT_MODEL_PATH": "/models/sft", "WANDB_API_KEY": "key"})
         return {**told.settings(), "folder": told.folder, "environment": told.tracker()}
     except ConfigError as error:
         return str(error)

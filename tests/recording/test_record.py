@@ -467,7 +467,7 @@ def test_an_environment_that_never_says_whether_it_succeeded(tmp_path: Path):
             *rest, _ = super().step(action)
             return *rest, {}
 
-    with pytest.raises(HiltError, match=r"does not say in info whether it succeeded.*--keep all"):
+    with pytest.raises(HiltError, match=r"does not report success in info.*--keep all"):
         record(Silent(), Script(), tmp_path / "a", Settings(TOY), videos=False)
     asked = iter([False, False, True, True])  # stopped after its first step
     assert record(Silent(), Script(), tmp_path / "a", Settings(TOY), stop=lambda: next(asked), videos=False).stopped

@@ -457,7 +457,7 @@ def token_file(path: Path, token: str, mode: int = 0o600) -> Path:
 
 def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "192.168.1.5", "robot.local", "::"):
-        with pytest.raises(ConfigError, match="whoever reaches the server moves the arm: make a token with"):
+        with pytest.raises(ConfigError, match="every client that reaches the server can move the arm: make a token with"):
             RobotServer(TOY, host=host, port=0)
     tokens = [token_file(tmp_path / f"{name}.token", f"{name}-0123456789abcdef") for name in ("anna", "ben")]
     with RobotServer(TOY, host="0.0.0.0", port=0, tokens=tokens) as server:
@@ -600,7 +600,7 @@ def test_a_control_process_that_is_killed_or_hangs_is_reported() -> None:
         process.kill()
         while "it was ended by signal 9" not in (said := refused(client, "/getstate").sentence):
             assert time.monotonic() < deadline
-        assert "and did not say that the arm is held: look at it" in said
+        assert "and did not report that the arm is held: check it" in said
 
 
 def test_a_machine_that_was_paused_is_not_mistaken_for_a_backend_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

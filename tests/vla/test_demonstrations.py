@@ -45,7 +45,7 @@ def test_a_batch_is_what_was_seen_and_what_follows(tmp_path: Path):
 
 def test_failures_are_passed_over_and_words_may_be_given(tmp_path: Path):
     log, said = write_log(tmp_path / "a", [(5, "put", False), (3, "take", None), (4, "", True)]), list[str]()
-    with pytest.raises(ConfigError, match="an episode does not say what is to be done; give instruction=TEXT"):
+    with pytest.raises(ConfigError, match="an episode has no instruction; give instruction=TEXT"):
         opened(tmp_path, log)
     lessons = opened(tmp_path, log, instruction="go", say=said.append)
     assert [len(one.keys) for one in lessons.lessons] == [3, 4] and said == ["1 episodes that failed are passed over"]

@@ -115,7 +115,7 @@ def test_it_closes_and_opens_and_says_so_once(place: Place, caplog: pytest.LogCa
             place.until(lambda: place.door.is_open)
     assert place.door.strangers == 2 * LIMIT
     assert [record.getMessage() for record in caplog.records] == [
-        f"port 1: {LIMIT} connections came without a valid key or in another protocol; while so many come, new ones may have to "
+        f"port 1: {LIMIT} connections came without a valid key or in another protocol; during such a flood, new ones may have to "
         "wait a few seconds. Look for a scanner, or for an actor that tries with the wrong keys."
     ]
 

@@ -179,7 +179,7 @@ def test_a_folder_that_is_gone_lets_nobody_in(door: Door, folder: Path, caplog: 
     folder.rename(folder.with_name("moved"))
     with caplog.at_level(logging.WARNING, "hilt.wire"):
         assert not door.enters(keys)
-    assert f"{folder}: the keys cannot be read, so nobody new gets in" in caplog.text
+    assert f"{folder}: the keys cannot be read, so no new client is accepted" in caplog.text
     folder.with_name("moved").rename(folder)
     assert door.enters(keys)
 

@@ -64,7 +64,7 @@ class Adam:
             )
 
     def descend(self, loss: Tensor) -> None:
-        """One step down the gradient of a loss. Nobody else's parameters get any."""
+        """One step down the gradient of a loss. No other parameters receive gradients."""
         gradients = torch.autograd.grad(loss, self.parameters)
         if not torch.stack([gradient.norm() for gradient in gradients]).sum().isfinite():
             raise NotFiniteError(f"the gradient of a loss of {loss.item():g} is not finite. Nothing was changed by it.")

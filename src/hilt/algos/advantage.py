@@ -15,7 +15,7 @@ Where chunks pay for a divergence (`penalty`), r is less by that, but the deviat
 the members paid is subtracted after the division, less its mean in the group: a group in which all failed alike would otherwise be
 compared by its divergence, however small, as if it were success.
 
-Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has nobody to be compared with: its baseline
+Whitened: (A - mean) / sqrt(variance + 1e-8), over all chunks of all ranks. A group of one has no other member: its baseline
 is 0 and its deviation 1.
 """
 

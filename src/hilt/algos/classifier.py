@@ -95,7 +95,7 @@ def accuracy(probability: Tensor, labels: Tensor) -> float:
 
 
 def majority(labels: Tensor) -> float:
-    """The accuracy of whoever always says the most frequent class."""
+    """Returns the accuracy of always predicting the most frequent class."""
     return float(torch.bincount(labels).max() / len(labels))
 
 

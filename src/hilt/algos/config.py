@@ -1,4 +1,4 @@
-"""What the algorithms are told. Without torch, so that a command line that only reads settings is quick."""
+"""The settings of the algorithms. This module does not import torch, so that commands that only read settings are fast."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rlpd:
     critics: int = 2
     """How many critics"""
     subset: int = 0
-    """The target is the smallest of so many critics, drawn anew for each update; 0: of all"""
+    """The number of critics whose minimum is the target, drawn for each update; 0: all"""
     learning_rate: float = 3e-4
     """Of every network's own Adam"""
     temperature: float = 0.01
@@ -57,17 +57,17 @@ class Rlpd:
     actor_average: float = 0.0
     """Share of the actor that its slow copy, the one that is evaluated, takes over at each update; 0: there is none"""
     critic_warmup: int = 0
-    """So many first updates of the actor imitate demonstrations instead of climbing Q"""
+    """The number of first updates of the actor that imitate demonstrations instead of maximizing Q"""
     imitation_weight: float = 0.0
     """Weight of imitating demonstrations beside climbing Q, at the start"""
     imitation_updates: int = 0
-    """It fades to 0 over so many updates of the actor; 0: it stays"""
+    """The number of updates of the actor over which it fades to 0; 0: it is constant"""
     imitation_loss: str = "nll"
     """What imitating means: "nll", the actions are made likely, or "mse", the actor's mean comes near to them"""
     grasp_margin: float = 0.1
     """By how much a learned gripper's shown move should be worth more than others, when it is imitated"""
     random_crop: int = 4
-    """Images are moved by up to so many pixels in each update; 0: not at all"""
+    """The maximum random shift of images in each update, in pixels; 0: none"""
     feature_noise: float = 0.0
     """Deviation of the noise on what a frozen encoder made of the images, in each update; its numbers are from -1 to 1"""
 

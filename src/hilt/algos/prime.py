@@ -12,7 +12,7 @@ The reward of a term is q of one number (`granularity` "token"), its sum over a 
     scale "batch"    p = q / max(1, largest |sum of q from a term to the end of its episode| in the batch);  beta does not count
 
 PRIME divides by the largest return + 1e-6. A reward policy that differs from its reference by rounding alone, as at the beginning, would
-then give rewards of full size that say nothing; a return of one nat, log-odds of beta, is the least that is scaled up to 1 here.
+then give large rewards that are pure noise; a return of one nat, log-odds of beta, is the least that is scaled up to 1 here.
 
 Estimators that compare the members of a group add to each advantage what the term and those after it earned more than others did:
 

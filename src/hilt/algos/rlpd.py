@@ -90,7 +90,7 @@ class Transitions:
     demo: Tensor | None = None
     """Which rows are demonstrations, bool"""
     groups: dict[str, Tensor] = field(default_factory=dict)
-    """Rows by source, bool, of which details are told"""
+    """Masks of rows by source, for detailed metrics"""
     grasps: Tensor | None = None
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
@@ -202,7 +202,7 @@ def act(nets: Networks, batch: Transitions, noise: Tensor | None, next_noise: Te
 def critic_target(
     batch: Transitions, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor, settings: Rlpd, subset: Tensor | None
 ) -> Tensor:
-    """What the critics are to say, ``[B]``."""
+    """Returns the targets of the critics, ``[B]``."""
     value = (next_q if subset is None else next_q[subset]).amin(dim=0)
     if settings.backup_entropy:
         value = value - temperature * next_log_prob
@@ -245,7 +245,7 @@ def actor_loss(
     if weight:
         if batch.demo is None:
             raise SchemaError(
-                "demo: the batch has no such column, which says whom to imitate; or set critic_warmup and imitation_weight to 0."
+                "demo: the batch has no such column, which marks the rows to imitate; or set critic_warmup and imitation_weight to 0."
             )
         if batch.demo.any():
             loss, *found = imitation_gradients(settings, mean, std, batch, weight)
@@ -297,7 +297,7 @@ def grasp_loss(nets: Networks, batch: Transitions, settings: Rlpd) -> tuple[Tens
 
 def by_group(nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trained: list[Tensor], settings: Rlpd) -> dict[str, float]:
     """Returns for the rows of each source: reward, Q, error ``[E, B]``, and the share of the critics' gradient."""
-    told, norms = {}, {}
+    details, norms = {}, {}
     for name, rows in batch.groups.items():
         rows = rows.to(errors.dtype)
         n = rows.sum().clamp(min=1)
@@ -305,12 +305,12 @@ def by_group(nets: Networks, batch: Transitions, tape: Any, errors: Tensor, trai
             continue
         found = nets.critic.gradients(tape, (errors * rows * (2 / errors.numel()))[..., None], trained, again=True)
         norms[name] = torch.cat([g.flatten() for g in found]).norm().item()
-        told[f"rows/{name}"] = n.item()
-        told[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()
-        told[f"q/{name}"] = (tape.out.squeeze(-1).mean(0) * rows).sum().item() / n.item()
-        told[f"td_error/{name}"] = (errors.abs().mean(0) * rows).sum().item() / n.item()
+        details[f"rows/{name}"] = n.item()
+        details[f"reward/{name}"] = (rewards(batch, settings) * rows).sum().item() / n.item()
+        details[f"q/{name}"] = (tape.out.squeeze(-1).mean(0) * rows).sum().item() / n.item()
+        details[f"td_error/{name}"] = (errors.abs().mean(0) * rows).sum().item() / n.item()
     whole = sum(norms.get(name, 0.0) for name in ("online", "demo"))  # these two make up the batch
-    return told | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
+    return details | {f"gradient_share/{name}": norm / whole if whole else 0.0 for name, norm in norms.items()}
 
 
 def check_finite(info: Mapping[str, float], gradients: Mapping[str, Sequence[Tensor]] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Advantage estimators and policy losses by name: what each says of itself, and the tables to which one file adds another.
+"""Advantage estimators and policy losses by name: the properties of each, and the tables to which one file adds another.
 
     algorithm.estimator=grpo  algorithm.loss=clipped               built in
     algorithm.estimator=my_package.advantages:TopK                 a subclass of `Estimator`
@@ -63,7 +63,7 @@ class ScoredEpisodes:
 
 
 class Estimator(ABC):
-    """How much better each chunk was than could be expected. A subclass says what it needs, and computes."""
+    """How much better each chunk was than could be expected. A subclass declares what it needs, and computes them."""
 
     grouped: ClassVar[bool] = False
     """Whether it compares the members of a group: collect.group_size must be at least 2, and filters may drop groups by their outcome"""
@@ -88,7 +88,7 @@ class Estimator(ABC):
 
 
 class PolicyLoss(ABC):
-    """What an update minimizes for each term: a number, an action or a chunk, as `ratio` says."""
+    """What an update minimizes for each term: a number, an action or a chunk, depending on `ratio`."""
 
     uses: ClassVar[frozenset[str]] = frozenset()
     """The settings clip_low, clip_high and dual_clip that it reads; others are refused, for they would do nothing"""

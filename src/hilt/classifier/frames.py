@@ -1,6 +1,6 @@
 """Frames with labels, for a reward classifier: read from recordings and from HIL-SERL's pickles, and split so that the split is honest.
 
-A label says what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label 0 is failure and 1
+A label describes what a step **led to**, so the frame is the step's next observation, and of a stack the newest. Label 0 is failure and 1
 success, or there are n classes, 0 to n - 1.
 """
 

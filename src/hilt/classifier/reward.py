@@ -56,7 +56,7 @@ class ClassifierConfig:
     dropout: float = 0.1
     """Share of that layer that is left out at each step of training"""
     random_crop: int = 4
-    """Images are moved by up to so many pixels in training; 0: not"""
+    """The maximum shift of images in training, in pixels; 0: none"""
     steps: int = 300
     """Gradient steps"""
     batch_size: int = 128
@@ -89,13 +89,13 @@ class TrainedClassifier:
 
     model: algo.Classifier
     card: dict[str, Any]
-    """What classifier.json says"""
+    """The contents of classifier.json"""
     pictures: Mapping[str, bytes]
     """PNG files by name"""
 
 
 Watch = Callable[[int, float, float], None]
-"""Told after each step: its number, the loss, and the share of its batch that was right"""
+"""Called after each step with its number, the loss, and the share of its batch that was right"""
 
 
 def train(clips: Sequence[Clip], config: ClassifierConfig, watch: Watch | None = None) -> TrainedClassifier:

@@ -59,7 +59,7 @@ COMMANDS = {
     "push": ("hilt.cli.fetch:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
     "keys": ("hilt.cli.new_keys", "Make the keys by which a learner and its actors know each other."),
     "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, as HIL-SERL's robot server does."),
-    "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and say how to get what is missing."),
+    "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and print how to install what is missing."),
 }
 
 
@@ -96,7 +96,7 @@ class LazyGroup(TyperGroup):
                 typer.echo(printable(f"error: {error}"), err=True)
             raise typer.Exit(1) from error
         except OSError as error:
-            if ctx.params["debug"] or error.errno == errno.EPIPE:  # whoever read the output has gone: typer ends in silence
+            if ctx.params["debug"] or error.errno == errno.EPIPE:  # the reader of the output is gone: typer ends silently
                 raise
             typer.echo(printable(f"error: {_in_words(error)}"), err=True)
             raise typer.Exit(1) from error

@@ -61,7 +61,7 @@ def doctor(
     fix: Annotated[bool, typer.Option("--fix", help="Install missing Debian packages, where it may (root, apt-get).")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what is missing or may need attention.")] = False,
 ) -> None:
-    """Check that this machine has what Hilt needs, and say how to get what is missing."""
+    """Check that this machine has what Hilt needs, and print how to install what is missing."""
     findings = examine(folder)
     packages = [finding.package for finding in findings if finding.status not in QUIET and finding.package]
     if fix and packages:
@@ -221,7 +221,7 @@ def check_file_calls(folder: Path) -> Iterator[DoctorLine]:
     with file:
         yield _try_lock(file.fileno())
         yield _try_sync(file.fileno())
-        if platform.NATIVE:  # else `check_system` has said it
+        if platform.NATIVE:  # otherwise `check_system` has reported it
             yield _try_nowait(file.fileno())
 
 

@@ -40,13 +40,13 @@ def evaluate(
     episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Actions are drawn as in training, not the likeliest ones.")] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
-    videos: Annotated[int, _option("N", "Make videos of the first so many episodes.", min=0)] = 0,
+    videos: Annotated[int, _option("N", "The number of first episodes to make videos of.", min=0)] = 0,
     workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,
     ask: Annotated[
         bool | None,
         typer.Option(
             "--ask/--no-ask",
-            help="Ask you here after each episode whether it succeeded, where the task does not say.",
+            help="Ask on the terminal after each episode whether it succeeded, if the task does not report it.",
             show_default="on an arm, at a terminal",
         ),
     ] = None,
@@ -55,7 +55,7 @@ def evaluate(
     ] = None,
     trusted: Trust = None,
 ) -> None:
-    """Try a policy on all evaluation states, each episode counted. Nobody can take over. A run of several tasks is tried on each of them;
+    """Evaluate a policy on all evaluation states, without take-overs. A run of several tasks is evaluated on each of them;
     of `hilt train sft` it is RUN/policy: the policy as it was at its lowest held-out loss."""
     one_thread()
     optional_module("gymnasium", "hilt eval", "sim")
@@ -71,7 +71,7 @@ def evaluate(
         report(f"loading the policy of {run}")
         if post_train.is_run(run):
             if ask is not None:
-                raise ConfigError(f"--ask: the tasks of {run} say themselves whether they succeeded. Leave it out.")
+                raise ConfigError(f"--ask: the tasks of {run} report success themselves. Leave it out.")
             options |= {"episodes": episodes or 0, "workers": workers if workers > 1 else 0}
             made = post_train.evaluate(
                 run, checkpoint, split, watch=partial(report, f"{run}, {split} states".replace("  ", " ")), **options
@@ -156,7 +156,7 @@ def show(done: EvaluationResult) -> None:
     share = f"{100 * (done.success or 0.0):.1f}%, 95% interval {100 * low:.1f}% to {100 * high:.1f}%"
     rows: list[list[object]] = [
         ["task", f"{done.task}, {_many(len(done.outcomes), 'episode')} from the states of {done.split}"],
-        ["policy", f"after {done.update:,} learner steps, actions {'drawn' if done.sample else 'the likeliest'}, nobody else acts"],
+        ["policy", f"after {done.update:,} learner steps, actions {'sampled' if done.sample else 'the most likely'}, no take-overs"],
         ["success", "–: the environment does not tell" if done.success is None else f"{done.successes} of {len(done.outcomes)}: {share}"],
         *_judged(done),
         ["steps per success", "–" if done.steps_per_success is None else f"{done.steps_per_success:.1f}"],
@@ -177,22 +177,22 @@ def show(done: EvaluationResult) -> None:
 JUDGES = {
     "task": "the task itself",
     "person": "the person who was asked",
-    "classifier": "the reward classifier: the task does not say, and nobody was asked (--ask), so its mistakes count too",
-    "": "nobody",
+    "classifier": "the reward classifier: the task does not report success, and no person was asked (--ask), so its mistakes count, too",
+    "": "unknown",
 }
 
 
 def _judged(done: EvaluationResult) -> list[list[object]]:
-    """Whether it is a test of new states; who decided the success, where it is not plain, and what the classifier says beside it."""
+    """Whether it is a test of new states; who decided the success, if it is not the task, and the classifier's decisions."""
     rows: list[list[object]] = []
     if done.of_train:
         rows.append(["of training", f"{done.of_train} of the states of {done.split} are of the split train, too"])
     if done.agreement or set(done.judges) - {"task", ""}:
         rows.append(["decided by", "; ".join(JUDGES[judge] for judge in done.judges)])
-    if (told := done.agreement) is not None:
-        wrong = f"{_many(told['false_successes'], 'false success', 'es')}, {told['missed_successes']:,} missed"
-        says = f"success in {told['verdicts_of_success']:,} of {told['episodes']:,}; right in {told['agree']:,}: {wrong}"
-        rows.append(["classifier says", says])
+    if (agreement := done.agreement) is not None:
+        wrong = f"{_many(agreement['false_successes'], 'false success', 'es')}, {agreement['missed_successes']:,} missed"
+        verdicts = f"success in {agreement['verdicts_of_success']:,} of {agreement['episodes']:,}; right in {agreement['agree']:,}: {wrong}"
+        rows.append(["classifier", verdicts])
     return rows
 
 

@@ -53,7 +53,7 @@ def push(
 
 
 def _check_kind(folder: Path, name: hub.Name) -> None:
-    """A dataset among the models would be found by nobody: `hilt data` and the Hub's viewer look for it among the datasets."""
+    """Rejects a dataset among the models: `hilt data` and the Hub's viewer look for it among the datasets."""
     if name.kind == "dataset":
         return
     try:

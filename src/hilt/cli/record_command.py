@@ -83,7 +83,7 @@ def record(
                 summary = run(env, opened, folder, settings, watch=watch, stop=lambda: bool(stopped), videos=not no_video)
     finally:
         env.close()
-    show_summary(summary, settings, device, watch.told)
+    show_summary(summary, settings, device, watch.printed)
     if stopped:
         raise typer.Exit(128 + stopped[0])
 
@@ -95,7 +95,7 @@ class Terminal:
         self._settings, self._device, self._shown, self._rate = settings, device, (0.0, 0), 0.0
         self._open = contextlib.ExitStack()
         self._ending = False
-        self.told = 0
+        self.printed = 0
         """Notes that were shown"""
 
     def __enter__(self) -> Terminal:
@@ -110,7 +110,7 @@ class Terminal:
             PROGRESS.say(f"{s.unfinished} unfinished episode{'s' * (s.unfinished > 1)} of a session that was killed: dropped")
         for note in s.notes:
             PROGRESS.say(note)
-        self.told = len(s.notes)
+        self.printed = len(s.notes)
         if s.complete:
             option = "--successes-needed" if self._settings.successes_needed else "--episodes"
             PROGRESS.say(f"{s.path} already has {s.have}: {option} {s.have + s.wanted} records {s.wanted} more")
@@ -161,7 +161,7 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def show_summary(s: RecordingSummary, settings: Settings, device: str, told: int = 0) -> None:
+def show_summary(s: RecordingSummary, settings: Settings, device: str, printed: int = 0) -> None:
     from rich.console import Console
 
     dropped = ", ".join(f"{count} {reason}" for reason, count in s.discarded.items())
@@ -171,7 +171,7 @@ def show_summary(s: RecordingSummary, settings: Settings, device: str, told: int
         ["this session", f"{_many(s.attempts, 'episode')}, {_many(s.steps, 'step')}" + (f"; dropped: {dropped}" if dropped else "")],
         ["control rate", s.rate()],
         ["videos", f"{s.videos} in {s.path / 'videos'}" if s.videos else "none"],
-        *[["", note] for note in s.notes[told:]],
+        *[["", note] for note in s.notes[printed:]],
     ]
     Console().print(table("", "", rows=rows))
     if not s.complete:

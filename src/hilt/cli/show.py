@@ -72,7 +72,8 @@ def progress_bar(title: str, unit: str = "", announce: bool = False) -> Iterator
 
 
 def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
-    """Import a module that may take many seconds, and say so first. A missing package is reported as by `optional_module`. `then`: a module
+    """Imports a module that may take many seconds, and prints a message first. A missing package is reported as by `optional_module`.
+    `then`: a module
     of Hilt that imports more of them, imported under the same message."""
     with PROGRESS.phase(f"importing {name}", announce=name not in sys.modules):
         found = optional_module(name, purpose, extra)
@@ -82,7 +83,7 @@ def heavy_module(name: str, purpose: str, extra: str, then: str = "") -> Any:
 
 
 def show_next(*commands: str) -> None:
-    """Says what is usually done next: commands as they can be pasted."""
+    """Prints the usual next steps, as commands that can be pasted."""
     typer.echo("\nnext:\n" + "\n".join(f"  {command}" for command in commands))
 
 

@@ -127,7 +127,7 @@ def actor_command(
     recipe: Recipe = None,
     overrides: Overrides = None,
     host: Annotated[str | None, typer.Option("--learner", metavar="HOST", help="Where the learner is.", show_default="wire.host")] = None,
-    name: Annotated[str, typer.Option("--name", help="Told apart by it; its own seeds follow from it.")] = socket.gethostname(),
+    name: Annotated[str, typer.Option("--name", help="The name of this actor, which also determines its seeds.")] = socket.gethostname(),
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Steps wait here for the learner.", show_default="spools/NAME")
     ] = None,
@@ -204,7 +204,7 @@ def _live(folder: Path, config: Hil) -> Live:
 
 @contextlib.contextmanager
 def _shown(folder: Path, config: Hil) -> Iterator[tuple[Callable[[str], None], Report]]:
-    """The live table of a learner alone. For one whose parent shows it, what it says goes into its log."""
+    """The live table of a learner alone. For one whose parent shows it, its messages go into its log."""
     if _parent():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
         yield typer.echo, silent
@@ -267,7 +267,7 @@ def _opened(recipe: str, overrides: list[str], folder: Path, resume: bool, whole
                 config = resume_run(folder, recipe, [f"wire.port={wire.port}", f"wire.broadcast_port={wire.broadcast_port}"])
             check_wire(config)
         ready_to_measure(config)
-    for line in [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]:  # a parent has said it
+    for line in [] if _parent() else [*defaults.lines(folder), *precision.lines(config, folder, resume)]:  # a parent has printed it
         typer.echo(line)
     return config
 
@@ -278,7 +278,7 @@ def _echo(warnings: list[str]) -> None:
 
 
 def ready_to_measure(config: Hil) -> None:
-    """Imports torch, and says so, where the precision of a run is found out by a trial."""
+    """Imports torch, with a message, if the precision of a run is determined by timing."""
     from hilt.runs import run_precision as precision
 
     if precision.measures(config):
@@ -345,7 +345,7 @@ def _ending() -> Iterator[list[int]]:
 
 
 def _parent() -> int:
-    """The process that started this one as a part of a run; 0 when nobody did."""
+    """The process that started this one as a part of a run; 0 if there is none."""
     from hilt.hil.launch import PARENT
 
     return int(os.environ.get(PARENT, 0))

@@ -1,4 +1,4 @@
-"""``hilt train sft``: a vision-language-action policy imitates demonstrations, until held-out episodes say that it is at its best."""
+"""``hilt train sft``: a vision-language-action policy imitates demonstrations, until the loss on held-out episodes is lowest."""
 
 from __future__ import annotations
 

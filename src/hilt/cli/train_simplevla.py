@@ -36,8 +36,8 @@ def simplevla_command(
             raise ConfigError("give the keys of SimpleVLA-RL, such as data.task_suite_name=libero_10; or --run FOLDER --resume to go on.")
         run_all(None, run, "simplevla", (), resume, dry_run)
         return
-    told = simplevla(words, here=True)
-    for name, value in told.environment.items():
+    command = simplevla(words, here=True)
+    for name, value in command.environment.items():
         os.environ.setdefault(name, value)
-    overrides = [asdict(told.config)] if resume else []
-    run_all(told.config, run or told.folder, "simplevla", overrides, resume, dry_run, told.lines)
+    overrides = [asdict(command.config)] if resume else []
+    run_all(command.config, run or command.folder, "simplevla", overrides, resume, dry_run, command.lines)

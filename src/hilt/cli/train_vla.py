@@ -31,7 +31,7 @@ def run(
     dry_run: bool = False,
     also: Sequence[str] = (),
 ) -> None:
-    """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are said before it starts."""
+    """Begins a run with a config, or resumes the one in the folder with `overrides`; `also` are lines that are printed before it starts."""
     one_thread()
     optional_module("gymnasium", "hilt train", "sim")
     heavy_module("torch", "hilt train", "torch", then="hilt.vla.train")

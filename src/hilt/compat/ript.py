@@ -168,7 +168,7 @@ class LIBEROEnvRunner:
         split = self._split_of(task, numbers)
         starts = [Start(task, split, int(state), self._seed, 0, place) for place, state in enumerate(numbers)]
         ended: dict[int, RolloutEpisode] = {}
-        told = 0
+        next_number = 0
         how: dict[str, Any] = {"suite": suite(task), "generator": self._draws, **self._how}
         rollouts = roll_out(self.policy, self.create_parallel_envs(), starts, **how)
         try:
@@ -176,9 +176,9 @@ class LIBEROEnvRunner:
                 if isinstance(outcome, LostEpisode):
                     raise HiltError(f"a rollout of {task}, state {outcome.start.state}, failed:\n{outcome.error}")
                 ended[outcome.start.member] = outcome
-                while told in ended:
-                    episode = ended.pop(told)
-                    told += 1
+                while next_number in ended:
+                    episode = ended.pop(next_number)
+                    next_number += 1
                     yield episode.success, float(episode.rewards.sum()), {**vars(episode), "episode": episode}
         finally:
             rollouts.close()  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ def distributed_collect_batches(
             rollouts = env_runner.run_single_task(task, states)
         except (ConfigError, MissingPackageError, SchemaError, StorageError, UnknownNameError):
             raise  # no other try would mend it
-        except Exception:  # noqa: BLE001  # whatever the simulator or the policy raised, it is told
+        except Exception:  # noqa: BLE001  # any exception of the simulator or the policy is reported
             failed, last = failed + 1, traceback.format_exc()
             logger.warning("%s: an attempt at task %s failed:\n%s", where, task, last)
             continue

@@ -246,7 +246,7 @@ class RayGroup(Remote):
     def _ask_standing(self, ranks: Iterable[int]) -> None:
         asked = {rank: self._actors[rank].standing.remote() for rank in ranks}
         for rank, reference in asked.items():
-            with contextlib.suppress(ray.exceptions.RayError):  # it is busy, or gone, which its answer will say
+            with contextlib.suppress(ray.exceptions.RayError):  # it is busy, or gone, which its reply will show
                 if (standing := ray.get(reference, timeout=POLL_INTERVAL_S)) is not None:
                     self.watch(rank, standing)
 
@@ -330,6 +330,6 @@ def _here(value: Any, end: float) -> Any:
 
 
 def _in_short(error: Exception) -> str:
-    """What Ray says of a loss, without its numbers and its advice."""
+    """Returns Ray's message about a lost worker, without its numbers and its advice."""
     text = " ".join(str(error).split())
     return text.rpartition("The actor is dead because ")[2].partition(" Some common causes")[0][:400]

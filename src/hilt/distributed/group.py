@@ -5,7 +5,7 @@
 
 A worker is a plain object; ``make_worker(*arguments, ranks=..., stop=...)`` makes it where it lives. An exception of a worker arrives here
 as that exception, with the traceback of its place. Nothing waits for ever: a rank that dies or does not answer in time is an error with
-its number, and when one fails, the others' waits for it end and are not what is told.
+its number, and when one fails, the others' waits for it end and are not reported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hilt.core.threads import set_threads
 KINDS = ("here", "processes", "ray")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 GRACE_SECONDS = 10.0
-"""When a rank says that it lost another one: how long that one's own words are waited for. Also: for a worker to close in peace"""
+"""Seconds to wait for the error of a rank that another rank reports as lost, and for a worker to close"""
 
 STOP_INTERVAL_S = 0.1
 """Seconds between two questions whether a run is to be stopped"""
@@ -54,7 +54,7 @@ class Placement:
     ranks: int = 1
     """Processes that train, each with simulators of its own"""
     rollout_ranks: int = 0
-    """Ray: so many processes roll out and nothing else, and the others only train; 0: each does both"""
+    """Ray: the number of processes that only roll out, while the others only train; 0: each does both"""
     address: str = ""
     """Ray: of a running cluster, host:port or "auto"; empty: a new one, on this machine alone"""
     strategy: str = "PACK"
@@ -162,15 +162,15 @@ class CallProgress(NamedTuple):
 
 
 Watch = Callable[[int, CallProgress], None]
-"""Told by rank how far a call is, now and then"""
+"""Called at intervals with the rank and the progress of a call"""
 
 
 def unwatched(rank: int, standing: CallProgress) -> None:
-    """Nobody looks on."""
+    """Ignores progress."""
 
 
 class Group(Protocol):
-    """All workers of a run. A worker that has a `report` may call it as `hilt.core.progress.Report`; `watch` is told of it here."""
+    """All workers of a run. A worker that has a `report` may call it as `hilt.core.progress.Report`; `watch` receives it here."""
 
     size: int
     watch: Watch
@@ -193,7 +193,7 @@ class Group(Protocol):
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Never asks to stop."""
     return False
 
 
@@ -208,7 +208,7 @@ def open_group(
 ) -> Group:
     """The workers that a placement asks for. `joined`: a rank that is alone gets a torch.distributed group too, which FSDP needs.
 
-    While they start, `stop` is asked every `STOP_INTERVAL_S`; when it says so, all of them end and `Stopped` is raised.
+    While they start, `stop` is called every `STOP_INTERVAL_S`; when it returns True, all of them end and `Stopped` is raised.
     """
     placement.check()
     if placement.kind == "here":
@@ -231,7 +231,7 @@ def rank_folder(placement: Placement, run: Path, rank: int) -> Path:
 
 
 class Here:
-    """One worker, in this process. Nobody can end its calls from outside, so they have no deadline but their own."""
+    """One worker, in this process. Its calls cannot be ended from outside, so they have no timeout but their own."""
 
     size = 1
     carried = 0
@@ -285,7 +285,7 @@ class WorkerHost:
         """`tell`: how far a call is, at most every `REPORT_INTERVAL_S`."""
         self._rank, self._size, self._stop, self._tell = rank, size, stop, tell
         self._ranks: Any = None
-        self._told = 0.0
+        self._reported_at = 0.0
         self.worker: Any = None
 
     def open(self, factory: str, arguments: Sequence[Any], address: str, wait_seconds: float, device: str, **further: Any) -> Answer:
@@ -309,8 +309,8 @@ class WorkerHost:
         return self._attempt("open", make)
 
     def _report(self, *given: Any, **named: Any) -> None:
-        if (now := time.monotonic()) - self._told >= REPORT_INTERVAL_S:
-            self._told = now
+        if (now := time.monotonic()) - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
             self._tell(CallProgress(*given, **named))
 
     def do(self, method: str, arguments: Sequence[Any]) -> Answer:
@@ -332,7 +332,7 @@ class WorkerHost:
 
 
 class Remote(ABC):
-    """Workers in processes of their own: what is the same, whoever started them."""
+    """Workers in separate processes: the part that is independent of how they are started."""
 
     def __init__(self, size: int, call_seconds: float, asked: Callable[[], bool] = never):
         """`asked`: whether somebody asks to stop, which ends a start."""
@@ -364,14 +364,15 @@ class Remote(ABC):
 
     def close(self) -> None:
         if not self._over:
-            with contextlib.suppress(Exception):  # who closes has no more use for what they say
+            with contextlib.suppress(Exception):  # the results are not needed any more
                 self.call("close", timeout=GRACE_SECONDS)
         self._end()
         atexit.unregister(self._end)
         self._over = self._over or "it was closed"
 
     def _answers(self, method: str, timeout: float, stop: Callable[[], bool] | None = None) -> list[Any]:
-        """Waits for all. What a worker raised comes at once; a rank that lost another one is only believed when that one says nothing.
+        """Waits for all. The exception of a worker is raised immediately; the report of a rank that lost another one is only raised if
+        that one reports nothing.
         With `stop`, which is asked meanwhile, the wait may end by `Stopped`."""
         from hilt.distributed.ranks import LostRankError  # it brings torch
 
@@ -470,7 +471,7 @@ class Processes(Remote):
         return wait_seconds + self._call_seconds
 
     def _send(self, rank: int, method: str, arguments: Sequence[Any]) -> None:
-        with contextlib.suppress(OSError):  # it has ended: its answer will say so
+        with contextlib.suppress(OSError):  # it has ended, which its reply will show
             _send(self._pipes[rank], (method, arguments))
 
     def _ready(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
@@ -518,12 +519,12 @@ def _serve(rank: int, size: int, pipe: Connection, life: Connection, opening: tu
         answer = seat.do(method, arguments)
         try:
             _send(pipe, answer)
-        except (TypeError, AttributeError, ValueError) as error:  # as Python says that it cannot be copied
+        except (TypeError, AttributeError, ValueError) as error:  # Python's errors for objects that cannot be pickled
             _send(pipe, Answer(error=RequestError(f"what {method}() answered at rank {rank} cannot be sent: {error}")))
 
 
 def portable(error: Exception) -> Exception:
-    """The exception as it is, if another process can be told of it; else its type and text."""
+    """Returns the exception itself if it can be pickled; otherwise its type and text."""
     try:
         ForkingPickler.loads(_packed(error))
     except Exception:  # noqa: BLE001  # whatever its own code does when it is copied

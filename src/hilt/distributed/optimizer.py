@@ -62,7 +62,7 @@ class DataParallelOptimizer:
         """One step down the gradient, at all ranks the same. `progress`: how much of the run is done with it, above 0 and up to 1.
 
         `head_only`: what is not the value head stays as it is, whatever its gradient. Figures of a head with an optimizer of its own
-        begin with ``critic_``. Where the gradient of all ranks together is not finite, its length is told, and the step is left out:
+        begin with ``critic_``. Where the gradient of all ranks together is not finite, its norm is returned, and the step is skipped:
         weights and moments stay as they are, at every rank.
         """
         parts: list[tuple[str, Optimizer, tuple[bool, ...]]] = [("", self.settings, (True,) if head_only else (True, False))]

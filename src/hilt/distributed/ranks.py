@@ -59,7 +59,7 @@ class Ranks(Protocol):
 
 
 class Alone(Ranks):
-    """The only rank: nobody to wait for."""
+    """The only rank, which never waits."""
 
     rank, size = 0, 1
 
@@ -80,7 +80,7 @@ class Unjoined(Ranks):
         self.rank, self.size = rank, size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        raise ClosedError(f"rank {self.rank} of {self.size} only rolls out: it has joined nobody, and adds nothing up with others.")
+        raise ClosedError(f"rank {self.rank} of {self.size} only rolls out: it has joined no group, and cannot take part in reductions.")
 
     def max(self, value: int) -> int:
         return int(self.sum_(torch.tensor(value)))
@@ -120,7 +120,8 @@ class Joined(Ranks):
         self._largest("barrier", 0)
 
     def leave(self, why: str) -> None:
-        """Leaves for good, saying why. The others' waits end as soon as nobody here holds the group (a sharded module does)."""
+        """Leaves permanently, with a reason. The others' waits end as soon as no reference to the group is left here (a sharded module
+        has one)."""
         if self._left:
             return
         self._left = True
@@ -134,7 +135,8 @@ class Joined(Ranks):
                 dist.destroy_process_group()
 
     def fail(self, what: str, error: Exception) -> Exception:
-        """Leaves because of an error, which is returned as it is; but one of torch.distributed, as others raise it, says who was lost."""
+        """Leaves because of an error, which is returned unchanged, except that an error of torch.distributed names the rank that was
+        lost."""
         known = isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError))
         if known or (type(error) is RuntimeError and any(word in str(error).lower() for word in ("gloo/", "timed out", "timeout"))):
             error = self.explain(what, error)
@@ -142,11 +144,11 @@ class Joined(Ranks):
         return error
 
     def explain(self, what: str, error: BaseException) -> LostRankError:
-        """The error of one who waited in vain, from what the others have said of themselves."""
+        """Returns the error of a rank that waited in vain, from the status of the others."""
         late = "timeout" in str(error).lower() or "timed out" in str(error).lower()
         try:
-            stands = {r: self._said(f"at/{r}") for r in range(self.size) if r != self.rank}
-            left = {r: why for r in stands if (why := self._said(f"left/{r}"))}
+            stands = {r: self._status(f"at/{r}") for r in range(self.size) if r != self.rank}
+            left = {r: why for r in stands if (why := self._status(f"left/{r}"))}
         except RuntimeError:
             return LostRankError(f"rank {self.rank} in {what}: the ranks' meeting place does not answer; the process that kept it is gone.")
         behind = [r for r, at in stands.items() if int((at or "0").split()[0]) < self._calls] or list(stands)
@@ -175,7 +177,7 @@ class Joined(Ranks):
         except RuntimeError as error:  # all that torch.distributed raises: also its own DistBackendError and DistNetworkError
             raise self.fail(what, error) from error  # nothing more can be done in this group, and others may wait for this rank
 
-    def _said(self, key: str) -> str:
+    def _status(self, key: str) -> str:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
 

@@ -150,7 +150,7 @@ def _shard(module: nn.Module, sharding: Sharding, device: torch.device, size: in
     for unit in sharded:
         unit.set_gradient_divide_factor(1.0)  # losses of all ranks add up, as `DataParallelOptimizer` adds them
         unit.set_force_sum_reduction_for_comms(True)
-    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # nobody writes into what a policy answers
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # the outputs of a policy are not modified
     for name in METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)

@@ -85,8 +85,8 @@ class _Custom(gymnasium.Env):
         return to_numpy(self._observe(self._inner.get_obs()))
 
     def _succeeded(self) -> bool:
-        told = self._inner.eval_success
-        return bool(success_of({"succeed": told() if callable(told) else told}))
+        given = self._inner.eval_success
+        return bool(success_of({"succeed": given() if callable(given) else given}))
 
 
 class BatchedEpisode(NamedTuple):
@@ -96,15 +96,15 @@ class BatchedEpisode(NamedTuple):
     """Which of the N"""
     steps: list[Step]
     success: bool | None
-    """As its last step told it"""
+    """As reported by its last step"""
 
 
 class Batched:
     """Simulators that step N environments at once and begin new episodes inside ``step``, as Isaac Lab, ManiSkill and gymnasium's vector
-    environments do. Arrays or tensors come in, on whatever device; numpy arrays that nobody overwrites go out.
+    environments do. Arrays or tensors come in, on any device; the output is numpy arrays that are not overwritten.
 
     The last step of an episode has that episode's last observation, never the first of the next one. When a new episode begins is read
-    from ``metadata["autoreset_mode"]``, and is taken to be the same step where nothing is said; `autoreset` says otherwise.
+    from ``metadata["autoreset_mode"]``, and defaults to the same step; `autoreset` overrides it.
     """
 
     def __init__(self, env: Env, autoreset: str | None = None):
@@ -121,7 +121,7 @@ class Batched:
         self.observation: Any = None
         """What to act on, ``[N, ...]``"""
         self.infos: list[dict[str, Any]] = []
-        """Of the last step, or of reset, by environment; ``succeed`` is in it where success was told."""
+        """Of the last step, or of reset, by environment; it has ``succeed`` if success was reported."""
         self.over = np.zeros(self.num_envs, bool)
         """Whose episode ended in the last step"""
         self._a_leaf: Any = None
@@ -181,15 +181,15 @@ class Batched:
         return sys.modules["torch"].as_tensor(actions, device=self._a_leaf.device) if hasattr(self._a_leaf, "detach") else actions
 
     def _final(self, infos: Mapping[str, Any], i: int) -> tuple[Any, Any]:
-        """What environment i saw last, and what was told then."""
+        """Returns the last observation and info of environment i."""
         seen = next((infos[key] for key in ("final_obs", "final_observation") if infos.get(key) is not None), None)
         if seen is None:
             raise SchemaError(
                 f"{type(self.env).__name__} begins a new episode inside step, and its info has no 'final_obs': what an episode ended with "
                 "is lost. Make it tell (Isaac Lab: compute_final_obs=True in its config; ManiSkill: ManiSkillVectorEnv), or give autoreset."
             )
-        told = infos.get("final_info", infos)
-        return to_numpy(_row(seen, i)), told[i] if isinstance(told, np.ndarray | list | tuple) else told
+        given = infos.get("final_info", infos)
+        return to_numpy(_row(seen, i)), given[i] if isinstance(given, np.ndarray | list | tuple) else given
 
 
 def one_of(env: Env, autoreset: str | None = None, **options: Any) -> Env:
@@ -258,7 +258,8 @@ def _attribute(env: Env, name: str, *otherwise: Any) -> Any:
 
 
 def _info(infos: Mapping[str, Any], i: int, count: int) -> dict[str, Any]:
-    """What is told of environment i: its row of what has one for each, and what is said of all. ``_key`` says of whom ``key`` is told."""
+    """Returns the info of environment i: its rows of batched values, and shared values. ``_key`` marks the environments that have
+    ``key``."""
     info: dict[str, Any] = {}
     for key, value in infos.items():
         if key.startswith(("_", "final_")) or (f"_{key}" in infos and not infos[f"_{key}"][i]):

@@ -93,7 +93,7 @@ class _Check:
             return
         declared = self.env.get_wrapper_attr("states_of_train") if self.env.has_wrapper_attr("states_of_train") else {}
         for split, other in dict.fromkeys((a[0], b[0]) for a, b in alike):
-            if split != other and declared.get(other):  # it says so itself, and so do evaluations
+            if split != other and declared.get(other):  # it declares them, and evaluations use them
                 continue
             yield f"the splits {split!r} and {other!r} overlap: a state of one begins as a state of the other."
 
@@ -132,7 +132,7 @@ class _Check:
             raise _Over("reset does not give two things: return observation, info.")
         observation, info = result
         if (yield from self.seen(observation, info, "reset")):
-            yield "info says that the task has succeeded right after a reset."
+            yield "info reports success right after a reset."
         if any(info.get(key) != value for key, value in (options or {}).items()):
             yield "info of reset does not tell the split and state that were asked for: set info['split'] and info['state']."
 
@@ -176,7 +176,7 @@ def _picture(path: tuple[str, ...], space: Any) -> Iterator[str]:
 
 
 def _unfit(path: tuple[str, ...], space: Any, observation: Any) -> Iterator[str]:
-    """How one leaf of an observation is not what its space says."""
+    """Yields how one leaf of an observation violates its space."""
     value = observation
     for key in path:
         if not isinstance(value, Mapping) or key not in value:
@@ -188,7 +188,7 @@ def _unfit(path: tuple[str, ...], space: Any, observation: Any) -> Iterator[str]
         yield f"{_name(path)} has values that are not finite."
     elif not space.contains(value):
         if space.shape is not None and (array.dtype, array.shape) != (space.dtype, space.shape):
-            yield f"{_name(path)} is {array.dtype} {array.shape}; its space says {space.dtype} {space.shape}."
+            yield f"{_name(path)} is {array.dtype} {array.shape}; its space has {space.dtype} {space.shape}."
         else:
             yield f"{_name(path)} is outside its space {space}."
 

@@ -230,7 +230,7 @@ class LiberoEnv(gymnasium.Env[Any, Any]):
         if self._made is None:
             _check_assets(self._suite, [self._number], self._assets)
             self._made = _simulator(self._bddl, self._assets, self.image_size)
-            for key, observable in self._made._observables.items():  # the rest is about objects, of which a policy is told nothing
+            for key, observable in self._made._observables.items():  # the rest is about objects, which a policy does not see
                 if key not in {*STATE, *CAMERAS}:
                     observable.set_enabled(False)
                     observable.set_active(False)
@@ -366,10 +366,10 @@ def _libero() -> Any:
     """LIBERO's environments. On import it asks on the terminal for its folders, unless a file tells them: so one does."""
     root = _root()
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)  # three warnings that mean nothing here
-    told = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
-    with tempfile.TemporaryDirectory() if not told.exists() else contextlib.nullcontext(str(told.parent)) as folder:
+    existing = Path(os.environ.get("LIBERO_CONFIG_PATH", Path.home() / ".libero")) / "config.yaml"
+    with tempfile.TemporaryDirectory() if not existing.exists() else contextlib.nullcontext(str(existing.parent)) as folder:
         config = Path(folder) / "config.yaml"
-        if not told.exists():
+        if not existing.exists():
             places = {"bddl_files": "bddl_files", "init_states": "init_files", "datasets": "../datasets", "assets": "assets"}
             config.write_text(json.dumps({"benchmark_root": str(root)} | {key: str(root / place) for key, place in places.items()}))
         before = os.environ.get("LIBERO_CONFIG_PATH")

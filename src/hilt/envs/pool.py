@@ -4,13 +4,13 @@ A slot is a place for one episode. ``start`` and ``step`` ask something of a slo
 so the simulators of one half of the slots work while a policy thinks about the other half. A step carries out a whole chunk of actions
 and observes once, at its end.
 
-Slot ``i`` belongs to worker ``i % workers``, which does what its slots ask in the order in which it was asked. What a message says is
+Slot ``i`` belongs to worker ``i % workers``, which processes the requests of its slots in order. The content of a message is
 small: the frames of a slot lie in memory that both processes see, written there once by the worker and never copied again. Environments
 are made in the worker by `hilt.envs.task.make`, and kept for the episodes that follow.
 
 A worker that dies, or does not answer within its deadline, is started anew when its answer is collected. The episodes that it had are
 lost: their answers carry its own traceback. A worker ends with the process that started it, however that ended, and even when it hangs
-itself. ``workers=0`` does everything in the caller's process with the same results, but nobody watches it there.
+itself. ``workers=0`` does everything in the caller's process with the same results, but without supervision.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from hilt.core.children import run_code
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, HiltError
 from hilt.core.signals import held_back
 from hilt.core.tree import Array
-from hilt.envs.simulators import SAID_BYTES, Frames, Simulators
+from hilt.envs.simulators import OUTPUT_BYTES, Frames, Simulators
 from hilt.envs.task import factory_names
 
 CLOSE_S = 5.0
-"""Workers may take so long to close their environments; then they are killed"""
+"""Seconds that workers have to close their environments before they are killed"""
 ABORT_S = 2.0
-"""A worker that hangs may take so long to say where"""
-BEGIN = "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; from hilt.envs.simulators import work; work(told)"
-"""What a worker's Python is told to run: our modules are where the caller has them"""
+"""Seconds that a hanging worker has to print its traceback"""
+BEGIN = "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; from hilt.envs.simulators import work; work(given)"
+"""The program of a worker, with the caller's module path"""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
 """For BLAS and for Mesa's software renderer: threads of many workers would only stand in each other's way"""
 ASKED_WRONGLY = ("ConfigError", "UnknownNameError", "MissingPackageError", "StorageError")
@@ -81,7 +81,7 @@ class Reply:
     terminated: bool
     truncated: bool
     success: bool | None
-    """None: the environment does not say"""
+    """None if the environment does not report success"""
     error: str = ""
     """When the episode is lost: the traceback of where it happened. The slot can be started again."""
 
@@ -120,11 +120,12 @@ class Pool:
         self._start_s, self._step_s, self._restarts = start_s, step_s, restarts
         self._about: dict[str, dict[str, Any]] = {}
         self._factories = factory_names()
-        told = {"factories": self._factories, "options": _plain(task_options or {}), "envs": envs_per_worker or most}
-        told["deadline"] = max(start_s, step_s) + ABORT_S + CLOSE_S  # of a worker that nobody is left to watch
+        config = {"factories": self._factories, "options": _plain(task_options or {}), "envs": envs_per_worker or most}
+        config["deadline"] = max(start_s, step_s) + ABORT_S + CLOSE_S  # of a worker without a supervisor
         self._slots = [_Slot(number) for number in range(slots + 1)]  # the last is for `describe`
-        self._here = None if processes else Simulators(told, {slot.number: Frames(os.dup(slot.frames.descriptor)) for slot in self._slots})
-        self._workers = [_Worker(number, told, self._slots[number:-1:processes]) for number in range(processes)]
+        copies = {} if processes else {slot.number: Frames(os.dup(slot.frames.descriptor)) for slot in self._slots}
+        self._here = None if processes else Simulators(config, copies)
+        self._workers = [_Worker(number, config, self._slots[number:-1:processes]) for number in range(processes)]
         if processes:
             self._slots[-1].worker = self._workers[0]
         self._close = weakref.finalize(self, _close_all, self._workers)
@@ -154,7 +155,7 @@ class Pool:
     def collect(self, slots: Sequence[int], timeout: float | None = None) -> list[Reply]:
         """The answers of exactly these slots, in this order; each was asked something.
 
-        Every wait ends by the deadlines of start and step; `timeout` is for callers that cannot wait so long.
+        Every wait ends by the deadlines of start and step; `timeout` is for callers that cannot wait that long.
         """
         awaited = [self._slot(number) for number in slots]
         if idle := [slot.number for slot in awaited if slot.asked is None]:
@@ -177,7 +178,7 @@ class Pool:
         return False
 
     def describe(self, task: str) -> dict[str, Any]:
-        """What a task says of itself: ``instruction``, ``step_limit``, ``initial_states``, ``action_dim``. A worker makes it for that."""
+        """Returns ``instruction``, ``step_limit``, ``initial_states`` and ``action_dim`` of a task, which a worker creates for that."""
         if task not in self._about:
             self._open()
             slot = self._slots[-1]
@@ -267,11 +268,11 @@ class Pool:
     def _restart(self, worker: _Worker, why: str, hangs: bool) -> None:
         """The episodes of a worker are lost with it; what it had not begun yet is asked of the next process."""
         doing, *later = worker.queue or [{}]
-        code, said = worker.stop(hangs)
+        code, output = worker.stop(hangs)
         self.counts["restarts"] += 1
         worker.failures += 1
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        error = f"worker {worker.number} {why} ({how}) while it did {_words(doing)}; what it said last:\n{said or '(nothing)'}"
+        error = f"worker {worker.number} {why} ({how}) while it did {_words(doing)}; its last output:\n{output or '(nothing)'}"
         if worker.failures > self._restarts:
             self.close()
             raise HiltError(f"{worker.failures} failures of a worker without an episode that ended between them. The last: {error}")
@@ -317,7 +318,7 @@ class _Slot:
     running: bool = False
     """Whether it has an episode that is not over"""
     lost: str = ""
-    """Why that episode cannot go on, though nobody has asked yet"""
+    """Why that episode cannot continue, to be returned by the next request"""
 
     def take(self) -> tuple[dict[str, Any], dict[str, Any]]:
         assert self.asked is not None and self.answer is not None
@@ -331,13 +332,13 @@ class _Worker:
 
     pipe: Connection
 
-    def __init__(self, number: int, told: dict[str, Any], slots: Sequence[_Slot]):
+    def __init__(self, number: int, config: dict[str, Any], slots: Sequence[_Slot]):
         self.number, self.slots = number, slots
         self.queue: deque[dict[str, Any]] = deque()
         """What it was asked and has not answered; it does the first of these"""
         self.since = 0.0
         self.failures = 0
-        self._told = told
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         for slot in slots:
             slot.worker = self
@@ -345,15 +346,15 @@ class _Worker:
     def start(self) -> None:
         self.pipe, theirs = platform.message_pipe()
         alive, self._alive = os.pipe()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         frames = {slot.number: slot.frames.descriptor for slot in self.slots}
-        told = {**self._told, "pipe": theirs.fileno(), "alive": alive, "frames": frames, "path": sys.path}
+        config = {**self._config, "pipe": theirs.fileno(), "alive": alive, "frames": frames, "path": sys.path}
         with held_back():
             self._process = subprocess.Popen(
-                run_code(BEGIN, json.dumps(told)),
+                run_code(BEGIN, json.dumps(config)),
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
+                stdout=self._output,
+                stderr=self._output,
                 pass_fds=[theirs.fileno(), alive, *frames.values()],
                 env={**ONE_THREAD, **os.environ},
             )
@@ -365,7 +366,7 @@ class _Worker:
         if not self.queue:
             self.since = time.monotonic()
         self.queue.append(asked)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # that it is dead is seen by whoever waits for its answer
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is noticed when its reply is awaited
             self.pipe.send_bytes(msgpack.packb(asked))
 
     def is_dead(self) -> bool:
@@ -380,16 +381,16 @@ class _Worker:
             self._process.wait(ABORT_S)
         self._process.kill()
         code = self._process.wait()
-        size = os.fstat(self._said.fileno()).st_size
-        said = os.pread(self._said.fileno(), SAID_BYTES, max(0, size - SAID_BYTES)).decode(errors="replace").strip()
+        size = os.fstat(self._output.fileno()).st_size
+        output = os.pread(self._output.fileno(), OUTPUT_BYTES, max(0, size - OUTPUT_BYTES)).decode(errors="replace").strip()
         self._release()
-        return code, said
+        return code, output
 
     def _release(self) -> None:
         self._process = None
         self.pipe.close()
         os.close(self._alive)
-        self._said.close()
+        self._output.close()
 
     def hang_up(self) -> None:
         """It closes its environments and ends."""

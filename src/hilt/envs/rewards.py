@@ -45,8 +45,8 @@ def reward_and_success(given: Any) -> tuple[float, bool]:
 
 
 class _RewardWrapper(gymnasium.Wrapper):
-    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit. What the task itself says of
-    success stays in ``task_success`` beside a classifier's word: None where it does not say, as an arm without a target pose."""
+    """Another reward and another ``succeed``; success ends the episode, and a time limit stays a time limit. The success reported by
+    the task itself is kept in ``task_success``: None if it reports none, as an arm without a target pose."""
 
     classifies = True
     """Whether it may be wrong: a person's word is the truth"""
@@ -57,7 +57,7 @@ class _RewardWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if "marked" in info:  # a person has said success or failure, by ``TakeOver``'s device: their word counts
+        if "marked" in info:  # a person has marked success or failure with ``TakeOver``'s device, which takes precedence
             return obs, float(reward), bool(terminated), bool(truncated), info
         reward, succeed = self.judged(obs, float(reward), bool(terminated or truncated))
         return obs, reward, bool(terminated) or succeed, bool(truncated), {**info, "succeed": succeed, **self._truth(info)}
@@ -71,7 +71,7 @@ class _RewardWrapper(gymnasium.Wrapper):
 
 
 class MultiCameraBinaryRewardClassifierWrapper(_RewardWrapper):
-    """The reward is what the classifier says of the observation; anything but 0 is success.
+    """The reward is the output of the classifier for the observation; anything but 0 is success.
 
     With `target_hz` a step lasts at least its period, by deadlines that do not drift.
     """
@@ -116,7 +116,7 @@ class MultiStageBinaryRewardClassifierWrapper(_RewardWrapper):
 
 
 class HumanClassifierWrapper(_RewardWrapper):
-    """A person says at the end of an episode, also of one that ran out of time, whether it succeeded.
+    """A person decides at the end of an episode, also of one that ran out of time, whether it succeeded.
 
     `ask(question, seconds)` gives True or False, or raises ``DeadlineError``; by default it reads 1 or 0 from the console.
     """
@@ -143,7 +143,7 @@ def ask_on_console(question: str, seconds: float) -> bool:
         if line.strip() in ("0", "1"):
             return line.strip() == "1"
         if not line:
-            why = "the console is closed" if ready else f"nobody answered within {seconds:g} s"
+            why = "the console is closed" if ready else f"there was no answer within {seconds:g} s"
             raise DeadlineError(f"{question.strip()}: {why}. Answer 1 or 0 in time, or give HumanClassifierWrapper another `ask`.")
 
 

@@ -26,25 +26,25 @@ from hilt.core.signals import leave_to_parent
 from hilt.core.tree import Array
 from hilt.envs.task import Env, make, register, step_chunk, success_of
 
-SAID_BYTES = 16_384
-"""So much of what a worker printed last is told when it dies"""
+OUTPUT_BYTES = 16_384
+"""The number of bytes of a worker's last output that is reported when it dies"""
 
 
-def work(told: dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """The whole life of a worker process: it answers until its pool hangs up."""
     leave_to_parent()
     faulthandler.enable()  # a crash, and the signal that ends a hang, print where they happened
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # When the caller is gone, however it ended, the kernel ends this process where it can: a thread of Python could be kept from it.
-    platform.end_with_pipe(told["alive"], told["deadline"])
-    for prefix, factory in told["factories"].items():
+    platform.end_with_pipe(config["alive"], config["deadline"])
+    for prefix, factory in config["factories"].items():
         if factory:
             register(prefix, factory)
-    simulators = Simulators(told, {int(slot): Frames(descriptor) for slot, descriptor in told["frames"].items()})
-    with Connection(told["pipe"]) as pipe, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    simulators = Simulators(config, {int(slot): Frames(descriptor) for slot, descriptor in config["frames"].items()})
+    with Connection(config["pipe"]) as pipe, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             pipe.send_bytes(msgpack.packb(simulators.answer(msgpack.unpackb(pipe.recv_bytes()))))
-            if os.lseek(2, 0, os.SEEK_CUR) > 64 * SAID_BYTES:  # the file of what it prints does not grow for ever
+            if os.lseek(2, 0, os.SEEK_CUR) > 64 * OUTPUT_BYTES:  # the file of what it prints does not grow for ever
                 os.ftruncate(2, 0)
                 os.lseek(2, 0, os.SEEK_SET)
     simulators.close()
@@ -65,8 +65,8 @@ class _Made:
 class Simulators:
     """The environments of one process."""
 
-    def __init__(self, told: Mapping[str, Any], frames: Mapping[int, Frames]):
-        self._options, self._limit, self._frames = told["options"], told["envs"], frames
+    def __init__(self, config: Mapping[str, Any], frames: Mapping[int, Frames]):
+        self._options, self._limit, self._frames = config["options"], config["envs"], frames
         self._made: list[_Made] = []
         """The one that was used last is at the end"""
         self._at: dict[int, _Made] = {}
@@ -86,10 +86,10 @@ class Simulators:
             if "task" in asked:
                 return self._begin(slot, asked)
             return self._go_on(slot, np.frombuffer(asked["actions"], asked["dtype"]).reshape(asked["shape"]))
-        except Exception as error:  # noqa: BLE001  (told to the caller; an environment that raised is not used again)
-            told = {"slot": slot, "error": traceback.format_exc(), "kind": type(error).__name__, "text": str(error)}
+        except Exception as error:  # noqa: BLE001  (reported to the caller; an environment that raised is not used again)
+            reply = {"slot": slot, "error": traceback.format_exc(), "kind": type(error).__name__, "text": str(error)}
             self._forget(slot)
-            return told
+            return reply
 
     def close(self) -> None:
         for made in self._made:
@@ -128,7 +128,7 @@ class Simulators:
         }
 
     def _environment(self, task: str, slot: int) -> _Made:
-        """One that is free, or is shared, or is made now; then the ones that nobody uses and that were used longest ago may have to go."""
+        """One that is free, or is shared, or is made now; then the least recently used idle ones may be closed."""
         found = next((made for made in self._made if made.task == task and (made.shared or not made.users)), None)
         if found is None:
             for made in [made for made in self._made if not made.users][: max(0, len(self._made) + 1 - self._limit)]:
@@ -168,7 +168,7 @@ class Simulators:
         if made is None:
             return
         self._made.remove(made)
-        with contextlib.suppress(Exception):  # it failed already, and that was told
+        with contextlib.suppress(Exception):  # it failed already, which was reported
             made.env.close()
         if made.users:
             fresh = _Made(made.task, self._make(made.task), True, made.users)

@@ -54,7 +54,8 @@ TASKS = ExtensionPoint(
 """The prefix of a task's name to a function of the rest of it, which makes the environment"""
 
 TASK_SUCCESS = "task_success"
-"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: what the task itself says, None where it does not"""
+"""In ``info`` beside ``succeed``, where a classifier or a person decides that one: the success reported by the task itself, None if it
+reports none"""
 
 
 class HasSpaces(Protocol):
@@ -89,7 +90,7 @@ class Env(HasSpaces, Protocol):
 
 
 def success_of(info: Mapping[str, Any]) -> bool | None:
-    """Success as an environment reports it: the first of `SUCCESS_KEYS` that is there. None when it does not say."""
+    """Success as an environment reports it: the first of `SUCCESS_KEYS` that is present. None if there is none."""
     for key in SUCCESS_KEYS:
         if (value := info.get(key)) is None:
             continue
@@ -168,7 +169,7 @@ def factory_names() -> dict[str, str | None]:
 def step_chunk(env: Env, actions: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
     """Carry out ``[n, ...]`` actions one after the other until the episode ends, and observe at the end of them.
 
-    As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on pictures that nobody asked for: one that
+    As ``step``, but the rewards are float32 [executed]. Simulators spend most of their time on images that are not needed: one that
     has a ``step_chunk`` itself renders once. States, rewards and success are those of single steps.
     """
     if hasattr(env, "step_chunk"):
@@ -278,7 +279,7 @@ def scene_of(name: str) -> str:
 
 
 def choose_state(states: Mapping[str, int], split: str, state: int | None, rng: np.random.Generator) -> int:
-    """The state of a split that was asked for, or a random one; what does not exist is an error that says what does."""
+    """The state of a split that was asked for, or a random one; the error for one that does not exist lists those that do."""
     if split not in states:
         raise UnknownNameError("split", str(split), states)
     if state is None:

@@ -31,7 +31,7 @@ from hilt.core.errors import ConfigError, UnknownNameError
 from hilt.envs.rotations import Array, from_matrix, to_euler, to_matrix
 
 ACTIONS = ("intervene_action", "executed_action")
-"""What ``TakeOver`` puts into info, for whoever is above: a person's action, and whatever was executed."""
+"""The keys that ``TakeOver`` adds to info for outer wrappers: a person's action, and the executed action."""
 
 
 class RelativeFrame(gymnasium.Wrapper):
@@ -230,7 +230,7 @@ class GripperCloseEnv(gymnasium.ActionWrapper):
 
 
 class GripperPenaltyWrapper(gymnasium.Wrapper):
-    """``info["grasp_penalty"]``: `penalty` for each gripper that is told to close while open or to open while closed, else 0.
+    """``info["grasp_penalty"]``: `penalty` for each gripper that is commanded to close while open or to open while closed, else 0.
 
     The action is the executed one. Open is what is above `open_above`: 0.9 in upstream's tasks with one arm, 0.85 in its task with two. The
     gripper is found by name in whatever ``SERLObsWrapper`` chose, and in the newest observation of a stack.
@@ -256,8 +256,8 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        told, were = np.asarray(info.get("intervene_action", action))[6::7], np.array(self._were)
-        changes = np.count_nonzero(((told < -0.5) & (were > self.open_above)) | ((told > 0.5) & (were < self.open_above)))
+        commands, were = np.asarray(info.get("intervene_action", action))[6::7], np.array(self._were)
+        changes = np.count_nonzero(((commands < -0.5) & (were > self.open_above)) | ((commands > 0.5) & (were < self.open_above)))
         self._were = self._openings(obs)
         return obs, reward, terminated, truncated, {**info, "grasp_penalty": float(changes * self.penalty if changes else 0)}
 
@@ -274,7 +274,7 @@ class GripperPenaltyWrapper(gymnasium.Wrapper):
 class EpisodeStatistics(gymnasium.Wrapper):
     """``info["episode"]`` at an episode's end: return ``r``, length in executed steps ``l``, seconds ``t``, and the interventions in it.
 
-    ``intervention_count`` and ``intervention_steps`` are what ``TakeOver`` counted, 0 where nobody could take over.
+    ``intervention_count`` and ``intervention_steps`` are what ``TakeOver`` counted, 0 without ``TakeOver``.
     """
 
     def __init__(self, env: gymnasium.Env):

@@ -4,7 +4,7 @@
         ...
     convert("bridge/1.0.0", "bridge-log")
 
-Each format is one module, or class, with up to three functions: `matches` says whether a path looks like one, `open_dataset` reads it,
+Each format is one module, or class, with up to three functions: `matches` returns whether a path looks like one, `open_dataset` reads it,
 and `create` writes it. Nothing of a format is imported before it is asked for.
 """
 
@@ -83,7 +83,7 @@ def detect(path: Path) -> str:
         module = _module(name)
         if hasattr(module, "matches") and module.matches(path):
             return name
-    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS.known())}). If it is one of them, say which with --from.")
+    raise FormatError(f"{path}: none of the known formats ({', '.join(FORMATS.known())}). If it is one of them, name it with --from.")
 
 
 def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
@@ -98,7 +98,7 @@ def options_of(format: str, function: str) -> dict[str, inspect.Parameter]:
 
 
 def meaning_of(format: str, function: str) -> str:
-    """What a format says of its options."""
+    """Returns the documentation of the options of a format."""
     return " ".join((inspect.getdoc(getattr(_module(format), function)) or "").split())
 
 

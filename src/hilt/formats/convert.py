@@ -58,7 +58,7 @@ class ConversionSummary:
     successes: int = 0
     failures: int = 0
     unknown: int = 0
-    """Episodes of which nothing says whether they succeeded"""
+    """The number of episodes whose success is unknown"""
     damaged: int = 0
     """Episodes that could not be read, and were passed over"""
     empty: int = 0
@@ -354,7 +354,7 @@ def _line(number: int, episode: Episode | None, noted: Counter[str], damaged: bo
 
 
 def success_of(episode: Episode) -> bool | None:
-    """Returns the success as the facts of an episode say, or else a column ``success``; None when nothing says."""
+    """Returns the success from the facts of an episode, or else from a column ``success``; None if it is unknown."""
     known = episode.facts.get("success")
     if known is None and "success" in episode.columns:
         return bool(np.any(episode.columns["success"]))

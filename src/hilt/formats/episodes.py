@@ -29,7 +29,7 @@ from hilt.replay.schema import mate
 from hilt.replay.writer import same_rows
 
 INSTRUCTION = "language_instruction"
-"""The fact that says what was to be done, whatever a format calls it."""
+"""The fact with the instruction, whatever a format calls it."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What there is to say of it without reading it all: plain values, by name."""
+        """A summary that does not require reading everything: plain values by name."""
 
     def __iter__(self) -> Iterator[Episode]:
         for job in self.jobs():
@@ -229,7 +229,7 @@ def plain(value: Any) -> Any:
 def gaps(episode: Episode) -> Array:
     """Where the next observation of a step is not what the step after it saw: the numbers of those later steps.
 
-    Formats that store each observation once cannot say this; an episode is cut there.
+    Formats that store each observation once cannot represent this; an episode is split there.
     """
     broken = np.zeros(max(0, len(episode) - 1), bool)
     leaves = flatten(episode.columns)

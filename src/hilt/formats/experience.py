@@ -83,7 +83,7 @@ def create(path: Path, *, durability: str = "every episode", compression: str = 
 class LogWriter(Writer):
     """Writes a log whose columns are those of the first episode.
 
-    A step's sequence number is the number of its job, so the log itself says where to go on.
+    A step's sequence number is the number of its job, so the log itself determines where to continue.
     """
 
     def __init__(self, path: Path, durability: str, compression: str):

@@ -5,7 +5,7 @@
     buffer/transitions_{step}.pkl                                every step of the actor; a file begins and ends anywhere
     demo_buffer/transitions_{step}.pkl                           those of them on which a person acted, once more
 
-Each is a list of transitions, read without running what it carries. They say where an episode ends only by ``dones``, which a time
+Each is a list of transitions, read without executing code. The end of an episode is only marked by ``dones``, which a time
 limit does not set; so an episode goes on, also into the next file, as long as a step sees what the step before it ended with.
 
 In ``hilt.json`` beside them, which HIL-SERL does not look at, our writer keeps what has no place in a transition.
@@ -298,7 +298,7 @@ class HilSerlWriter(FolderWriter):
             differs = ", ".join(sorted(p for p in {**known, **layout} if known.get(p) != layout.get(p)))
             raise SchemaError(f"{differs}: not as in the episodes before, and all transitions of a buffer have the same columns.")
         self._state["columns"], self.next = layout, number + 1
-        recorded = episode.facts.get("recorded_as")  # `hilt record` says it
+        recorded = episode.facts.get("recorded_as")  # set by `hilt record`
         if recorded == "labeled frames" and "labels" in columns and columns["labels"].ndim == 1:
             for part in cut(episode, (np.flatnonzero(np.diff(columns["labels"])) + 1).tolist()):
                 good = bool(part.columns["labels"][0])
@@ -320,7 +320,7 @@ class HilSerlWriter(FolderWriter):
         self._mark_complete(columns=self._state["columns"], episodes=self._episodes)
 
     def _end_unit(self) -> None:
-        """Writes what waits, and then the line that says so."""
+        """Writes the buffered steps, and then the line that records them."""
         online, marked = self._waiting["online"], len(self._waiting["success"])
         moment = time.strftime("%Y-%m-%d_%H-%M-%S", time.gmtime(self._state["began"] + self._state["files"]))
         count = sum(entry[0] == "demo" for entry in self._entries)

@@ -36,7 +36,7 @@ def decode_all(
 ) -> Array:
     """Images side by side ``[count, height, width, channels]``, or an array of objects when they are not of one size.
 
-    Gray becomes color and color gray, and transparency is dropped, when the declared channels say so. The dtype is uint8, uint16,
+    Gray becomes color and color gray, and transparency is dropped, as the declared channels require. The dtype is uint8, uint16,
     or float32, whose four bytes are stored as the four channels of a PNG. JPEG is decoded as by TensorFlow, or as by Pillow when
     not `fast`. `memory` lends the array.
     """

@@ -40,7 +40,7 @@ OLD_VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_
 PATHS = {"v2.0": (OLD_DATA_PATH, OLD_VIDEO_PATH), "v2.1": (OLD_DATA_PATH, OLD_VIDEO_PATH), "v3.0": (DATA_PATH, VIDEO_PATH)}
 ENDS = ("next.done", "next.terminated", "next.truncated")
 INTERVENTION = ("is_intervention", "intervention")
-"""How the names end under which datasets say that a person acted."""
+"""Endings of the names of columns that mark steps in which a person acted."""
 RESERVED = ("observations", "next_observations", "actions", "rewards", "terminated", "truncated", "source", "policy_version")
 DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 SINGLE = {"rewards": "", "terminated": "bool", "truncated": "bool", "source": "uint8"}
@@ -60,7 +60,7 @@ def open_dataset(path: Path, *, tolerance_s: float = 1e-4) -> LeRobotDataset:
 
 @dataclass(frozen=True)
 class Feature:
-    """What meta/info.json says of one column."""
+    """The entry of meta/info.json for one column."""
 
     name: str
     kind: str
@@ -133,7 +133,7 @@ class LeRobotDataset(Dataset):
         return Episode(self._columns(found, length, ends=last is None), facts)
 
     def _columns(self, found: dict[str, Array], length: int, ends: bool) -> dict[str, Any]:
-        """The columns of an episode from ``[length + 1, ...]`` arrays by feature. `ends`: nothing says how it ended."""
+        """The columns of an episode from ``[length + 1, ...]`` arrays by feature. `ends`: the data do not contain how it ended."""
         leaves = {f.path: found[name].reshape(length + 1, *f.shape) for name, f in self.features.items() if f.path and name in found}
         flags = {name: values[:-1, 0] != 0 for name, values in found.items() if values.shape == (length + 1, 1)}
         columns = {path: values[:-1] for path, values in leaves.items() if path.split("/")[0] != "observations"}
@@ -158,11 +158,11 @@ class LeRobotDataset(Dataset):
         if isinstance(self.info.get("robot_type"), str):
             facts["robot_type"] = self.info["robot_type"]
         for fact, index, known in ((INSTRUCTION, "task_index", self._tasks), ("subtask", "subtask_index", self._subtasks)):
-            told = [known.get(int(number), "") for number in found[index][:-1, 0]] if index in found else []
-            if any(told):
-                facts[fact] = text_fact(told)
-        for name, told in texts.items():
-            facts[name] = text_fact(["" if text is None else str(text) for text in told])
+            texts_of_steps = [known.get(int(number), "") for number in found[index][:-1, 0]] if index in found else []
+            if any(texts_of_steps):
+                facts[fact] = text_fact(texts_of_steps)
+        for name, texts_of_steps in texts.items():
+            facts[name] = text_fact(["" if text is None else str(text) for text in texts_of_steps])
         if "next.success" in found:
             facts["success"] = bool(found["next.success"].any())
         return facts
@@ -184,7 +184,7 @@ class LeRobotDataset(Dataset):
         file, begin = self._file("video_path", place, feature.name), self._episodes.get(f"videos/{feature.name}/from_timestamp")
         offset = 0.0 if begin is None else float(begin[place])
         if not 0 <= offset < 1e7:
-            raise CorruptError(f"{file}: an episode is said to begin at {offset} s. Restore meta/episodes.")
+            raise CorruptError(f"{file}: an episode begins at {offset} s by meta/episodes, which is impossible. Restore meta/episodes.")
         height, width = feature.spec.shape[:2]
         return read_frames(file, np.append(times, times[-1]) + offset, height, width, self._tolerance)
 
@@ -203,7 +203,7 @@ class LeRobotDataset(Dataset):
         with _parquet(file) as pq, self._lock:
             rows = np.flatnonzero(self._listing(file, ("episode_index",))["episode_index"] == episode)
             if len(rows) != length or rows[-1] - rows[0] != length - 1:
-                raise CorruptError(f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta says {length}. Restore it.")
+                raise CorruptError(f"{file}: {len(rows)} frames of episode {episode}, or not in one piece; meta has {length}. Restore it.")
             groups, first, parts = pq.read_metadata(file.absolute()), 0, []
             for group in range(groups.num_row_groups):
                 low, high = max(int(rows[0]) - first, 0), min(int(rows[-1]) + 1 - first, groups.row_group(group).num_rows)
@@ -294,7 +294,7 @@ def _path_of(name: str, shape: tuple[int, ...], taken: Sequence[str]) -> str:
 
 
 def _read_episodes(path: Path, version: str, videos: list[str]) -> dict[str, Array]:
-    """What meta says of each episode, as columns: its number and length, and in version 3.0 the places of its frames."""
+    """Returns the metadata of each episode as columns: its number and length, and in version 3.0 the locations of its frames."""
     names, files = ["episode_index", "length"], [path / "meta/episodes.jsonl"]
     if version == "v3.0":
         names += ["data/chunk_index", "data/file_index"]

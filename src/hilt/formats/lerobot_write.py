@@ -33,7 +33,7 @@ EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.par
 LAST_PATH = "meta/hilt/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 JOURNAL_OF_ALL, FILES_PER_CHUNK = "meta/hilt/journal.jsonl", 1000
 BOOKKEEPING = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index", "subtask_index"), "int64")}
-"""Columns that say where a frame belongs, and nothing of what happened. No other column has such a name."""
+"""Columns with the position of a frame in the dataset. No other column has such a name."""
 NAMES = {
     "observations": "observation.state",
     "actions": "action",
@@ -81,7 +81,7 @@ class Column:
     """A column of an episode, and the feature that it becomes."""
 
     path: str
-    """Empty when the feature repeats what other columns say, for programs that know it under this name"""
+    """Empty if the feature duplicates other columns, for programs that expect it under this name"""
     name: str
     kind: str
     """Its dtype, ``image`` or ``video``"""
@@ -96,13 +96,13 @@ class Column:
 
     def feature(self, fps: float, codec: str) -> dict[str, Any]:
         axes = ["height", "width", "channels"]
-        said: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes if self.is_image else None}
-        said["hilt"] = {"path": self.path, "shape": list(self.origin)}
+        entry: dict[str, Any] = {"dtype": self.kind, "shape": list(self.shape), "names": axes if self.is_image else None}
+        entry["hilt"] = {"path": self.path, "shape": list(self.origin)}
         if self.kind == "video":
             kind = {"video.codec": {"lossless": "h264"}.get(codec, codec), "video.pix_fmt": CODECS[codec][1], "video.fps": fps}
             size = {f"video.{axis}": length for axis, length in zip(axes, self.shape, strict=True)}
-            said["info"] = {**size, **kind, "video.is_depth_map": False, "has_audio": False}
-        return said
+            entry["info"] = {**size, **kind, "video.is_depth_map": False, "has_audio": False}
+        return entry
 
 
 class LeRobotWriter(FolderWriter):
@@ -231,10 +231,10 @@ class LeRobotWriter(FolderWriter):
         length = len(next(iter(leaves.values())))
         count, texts = np.arange(length), texts_of(facts.get(INSTRUCTION, ""), length)
         begin, chunk, file = self._frames, *divmod(self._units, FILES_PER_CHUNK)
-        told = {"next.success": count == (length - 1 if facts.get("success") else -1)}
-        told["complementary_info.is_intervention"] = leaves.get("source", count * 0) == Source.HUMAN
-        told["next.done"] = leaves.get("terminated", count < 0) | leaves.get("truncated", count < 0)
-        values = {c.name: (leaves[c.path] if c.path else told[c.name]).reshape(length, *c.shape) for c in self._columns}
+        derived = {"next.success": count == (length - 1 if facts.get("success") else -1)}
+        derived["complementary_info.is_intervention"] = leaves.get("source", count * 0) == Source.HUMAN
+        derived["next.done"] = leaves.get("terminated", count < 0) | leaves.get("truncated", count < 0)
+        values = {c.name: (leaves[c.path] if c.path else derived[c.name]).reshape(length, *c.shape) for c in self._columns}
         tasks = [self._tasks.setdefault(text, len(self._tasks)) for text in texts]
         places = (count / self._given["fps"], count, count * 0 + self._episodes, begin + count, np.array(tasks))
         values |= {n: place.astype(BOOKKEEPING[n]).reshape(-1, 1) for n, place in zip(BOOKKEEPING, places, strict=False)}
@@ -252,7 +252,7 @@ class LeRobotWriter(FolderWriter):
         self._count(row)
 
     def _count(self, row: dict[str, Any]) -> None:
-        """Takes an episode into what meta says of all of them."""
+        """Adds an episode to the metadata of the dataset."""
         self._episodes += 1
         self._frames += row["length"]
         for task in row["tasks"]:

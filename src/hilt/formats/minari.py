@@ -115,7 +115,7 @@ class MinariDataset(ListedDataset):
             raise CorruptError(f"{folder}: damaged ({' '.join(str(error).split())[:300]}). Copy it again from where it came.") from error
 
     def _space(self, path: str) -> dict[str, Any]:
-        """What metadata.json says of a leaf."""
+        """Returns the entry of metadata.json for a leaf."""
         head, *rest = path.split("/")
         space = self._spaces.get(head, {})
         for part in rest:
@@ -125,9 +125,9 @@ class MinariDataset(ListedDataset):
 
     def _episode(self, found: dict[str, Any], about: dict[str, Any], where: str) -> Episode | None:
         for name in ("rewards", *NAMES):
-            told = found.get(name)
-            if not isinstance(told, np.ndarray) or told.ndim != 1 or told.dtype.kind not in ("biuf" if name == "rewards" else "b"):
-                got = f"{told.dtype} {told.shape}" if isinstance(told, np.ndarray) else "none"
+            values = found.get(name)
+            if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in ("biuf" if name == "rewards" else "b"):
+                got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else "none"
                 raise CorruptError(f"{where}/{name}: expected one number for each step, got {got}.")
         length = len(found["rewards"])
         if not length:
@@ -135,18 +135,18 @@ class MinariDataset(ListedDataset):
         facts = {name: plain(about.pop(key)) for key, name in FACTS.items() if key in about}
         columns: dict[str, Array] = {"source": np.full(length, Source.DEMO, np.uint8)}
         for path, value in found.items():
-            seen, told = path.partition("/")[0] == "observations", path.startswith("infos/")
+            seen, is_info = path.partition("/")[0] == "observations", path.startswith("infos/")
             if isinstance(value, list):
                 facts[INSTRUCTION if path.endswith(("mission", "instruction")) else path] = text_fact(list(map(str, value)))
             elif value is None or value.dtype.kind not in "biuf":
                 self.notes.add(f"{path}: not numbers of one shape for each step, not carried over")
-            elif len(value) != length + seen and not (told and len(value) == length + 1):
+            elif len(value) != length + seen and not (is_info and len(value) == length + 1):
                 raise CorruptError(f"{where}/{path} has {len(value)} rows, for {length} steps.")
             elif seen:
                 columns[path], columns[mate(path)] = value[:-1], value[1:]
             else:
                 columns[NAMES.get(path, path)] = value[-length:]
-                if told and len(value) > length:
+                if is_info and len(value) > length:
                     self.notes.add("infos of the reset, before the first step: not carried over")
         rest = {name: plain(value) for name, value in about.items() if name != "total_steps"}
         return Episode(unflatten(columns), facts | ({"episode_metadata": rest} if rest else {}))
@@ -186,7 +186,7 @@ def _pictures(encoded: Sequence[bytes], space: Mapping[str, Any], where: str) ->
 def _table(files: Sequence[str], kind: str) -> Any:
     """All rows of an episode as an array of structs. They are read in small parts, since few bytes can stand for many.
 
-    What parquet says about its own columns is not looked at: Arrow ends the process when that is damaged.
+    The schema stored in a parquet file is ignored: Arrow ends the process if it is damaged.
     """
     import pyarrow as pa
     import pyarrow.dataset as datasets
@@ -203,20 +203,20 @@ def _table(files: Sequence[str], kind: str) -> Any:
     return pa.Table.from_batches(parts).combine_chunks().to_struct_array().combine_chunks()
 
 
-def _shape(space: Mapping[str, Any], told: str | None) -> Sequence[int]:
-    """Returns the shape of one row of numbers, which Arrow has flat: as the space says, or what lies beside infos."""
-    if told is not None:
-        return [int(size) for size in told.split(",") if size]
+def _shape(space: Mapping[str, Any], declared: str | None) -> Sequence[int]:
+    """Returns the shape of one row of numbers, which Arrow has flat: from the space, or from the metadata of infos."""
+    if declared is not None:
+        return [int(size) for size in declared.split(",") if size]
     many = space.get("n")
     return space["shape"] if "shape" in space else np.shape(space["nvec"]) if "nvec" in space else many if isinstance(many, list) else [-1]
 
 
 def _arrow_leaves(array: Any, prefix: str) -> Iterator[tuple[str, Any, str | None]]:
-    """Path, array and what is told of its shape, of every leaf of a struct."""
+    """Yields path, array and declared shape of every leaf of a struct."""
     for i, field in enumerate(array.type):
         column = array.field(i)
         if str(column.type).startswith("struct<"):
             yield from _arrow_leaves(column, f"{prefix}{field.name}/")
         else:
-            told = (field.metadata or {}).get(b"shape")
-            yield f"{prefix}{field.name}", column, None if told is None else told.decode()
+            declared = (field.metadata or {}).get(b"shape")
+            yield f"{prefix}{field.name}", column, None if declared is None else declared.decode()

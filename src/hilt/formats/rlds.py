@@ -353,9 +353,9 @@ def _finite_at(last: Array, good: Array, column: Any) -> Any:
 
 
 def _invalid(place: int, text: str, episode: int, pushed: int | None = None) -> InvalidArgumentError:
-    said = text if pushed is None else f"{text} It is step {place} of episode {episode}; {pushed} steps were pushed before."
+    message = text if pushed is None else f"{text} It is step {place} of episode {episode}; {pushed} steps were pushed before."
     theirs = getattr(getattr(sys.modules.get("tensorflow"), "errors", None), "InvalidArgumentError", None)
-    error = InvalidArgumentError(said) if theirs is None else _of_both(theirs)(None, None, said)
+    error = InvalidArgumentError(message) if theirs is None else _of_both(theirs)(None, None, message)
     error.episode, error.step, error.pushed = episode, place, pushed
     return error
 
@@ -369,7 +369,7 @@ def _of_both(theirs: type[Exception]) -> Any:
 
 
 def _giver(target: Any, data: _Data, policy_info_fn: PolicyInfo | None) -> Callable[[_Checked], Iterator[int]]:
-    """What gives a target one episode, and says after each part of it how many steps that was."""
+    """Pushes one episode to a target, and yields the number of steps after each part."""
     if hasattr(target, "get_table_signature"):
         theirs = _fields(target.get_table_signature())
         if policy_info_fn is not None and not any(path.startswith("policy_info") for path in theirs):
@@ -429,8 +429,8 @@ def _with_masks(columns: dict[str, Any]) -> dict[str, Any]:
 def _require_same(name: str, theirs: Mapping[str, str], ours: Mapping[str, str], paths: list[str]) -> None:
     differing = [path for path in dict.fromkeys(paths) if theirs.get(path) != ours.get(path)]
     if differing:
-        said = [f"{path}: the {name} has {theirs.get(path, 'nothing')}, the data {ours.get(path, 'nothing')}" for path in differing]
-        raise SchemaError(f"{MISMATCH} {'; '.join(said)}.")
+        differences = [f"{path}: the {name} has {theirs.get(path, 'nothing')}, the data {ours.get(path, 'nothing')}" for path in differing]
+        raise SchemaError(f"{MISMATCH} {'; '.join(differences)}.")
 
 
 def _fields(spec: Any, path: str = "", outer: tuple[None, ...] = ()) -> dict[str, str]:

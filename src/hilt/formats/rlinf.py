@@ -170,8 +170,8 @@ class RLinfWriter(FolderWriter):
         if "actions" not in columns or "observations" not in episode.columns:
             raise SchemaError("RLinf's trajectories have actions, one array, and observations.")
         fields = _fields(columns)
-        told = str(episode.facts.get("model_weights_id", ""))
-        weights = told if re.fullmatch(r"[\w-]{1,64}", told) else get_model_weights_id(fields.get("versions"))
+        given = str(episode.facts.get("model_weights_id", ""))
+        weights = given if re.fullmatch(r"[\w-]{1,64}", given) else get_model_weights_id(fields.get("versions"))
         limit = episode.facts.get("max_episode_length")
         trajectory = Trajectory(limit if isinstance(limit, int) else len(episode), weights, **unflatten(fields))
         entry = {

@@ -29,7 +29,7 @@ FORMATS = ("pt", "pkl")
 
 @dataclass
 class FolderIndex:
-    """What the two JSON files of a folder say."""
+    """The contents of the two JSON files of a folder."""
 
     trajectory_format: str = "pt"
     seed: int = 1234
@@ -107,7 +107,7 @@ def write_index(folder: Path, index: FolderIndex) -> None:
 
 
 def read_index(folder: Path) -> FolderIndex:
-    """What a folder's JSON files say."""
+    """Reads the JSON files of a folder."""
     metadata = _read_json(folder / "metadata.json", "Metadata")
     listed = _read_json(folder / "trajectory_index.json", "Trajectory index")
     try:

@@ -67,7 +67,7 @@ class Trajectory:
     def extract_intervene_traj(self, mode: str = "any") -> list[Trajectory] | None:
         """Only the steps on which a person acted, one trajectory [t, 1, ...] for each environment that has any; None if none has.
 
-        `mode` says when a step of several chunks and action dimensions counts: when "any" of them is flagged, or "all".
+        `mode` determines when a step of several chunks and action dimensions counts: if "any" of them is flagged, or "all".
         """
         if mode not in ("any", "all"):
             raise ConfigError(f"mode is {mode!r}; pass 'any' or 'all'.")

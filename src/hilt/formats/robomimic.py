@@ -143,7 +143,7 @@ def create(path: Path) -> RobomimicWriter:
 class RobomimicWriter(FolderWriter):
     """Each episode is a file of its own until the end: an HDF5 file that is being written does not survive its writer.
 
-    The names of these files say how far it came, so its journal has no lines.
+    The names of these files show the progress, so its journal has no lines.
     """
 
     def __init__(self, path: Path):
@@ -185,8 +185,9 @@ class RobomimicWriter(FolderWriter):
                     facts = json.loads(source["demo/hilt_facts"].asstr()[()])[0]
                 for key in keys if isinstance(keys := facts.get("filter_keys"), list) else ():
                     masks.setdefault(str(key).replace("/", "_"), []).append(f"demo_{number}")
-                said = json.dumps(facts.get("env_args"))
-                environment = said if said != "null" and len(said) < 60_000 else environment  # the most that an attribute can hold
+                arguments = json.dumps(facts.get("env_args"))
+                # the most that an attribute can hold
+                environment = arguments if arguments != "null" and len(arguments) < 60_000 else environment
             data.attrs["total"], data.attrs["env_args"] = total, environment
             if environment == "{}":
                 self.notes.add("env_args: not known, so robomimic cannot make the environment of this file")
@@ -228,7 +229,7 @@ def _theirs(path: str) -> str:
 
 
 def _facts(data: Any, demo: Any, notes: Notes) -> dict[str, Any]:
-    """What the attributes of a file and of a demonstration say."""
+    """Returns facts from the attributes of a file and of a demonstration."""
     facts = _facts_of_all(data)
     own = {name: value for name, value in attributes(demo).items() if name != "num_samples"}
     for name in [name for name, value in (facts | own).items() if isinstance(value, str) and len(value) > 4096]:
@@ -245,7 +246,7 @@ def _facts_of_all(data: Any) -> dict[str, Any]:
     for name in ("env_args", "problem_info"):
         with contextlib.suppress(ValueError, TypeError, RecursionError):  # not JSON: it stays a text
             facts[name] = plain(json.loads(facts.get(name, "")))
-    told = facts.get("problem_info")
-    if isinstance(told, dict) and INSTRUCTION in told:
-        facts[INSTRUCTION] = "".join(map(str, told.pop(INSTRUCTION))).strip('"')
+    problem_info = facts.get("problem_info")
+    if isinstance(problem_info, dict) and INSTRUCTION in problem_info:
+        facts[INSTRUCTION] = "".join(map(str, problem_info.pop(INSTRUCTION))).strip('"')
     return facts

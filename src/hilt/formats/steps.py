@@ -34,7 +34,7 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
     """An RLDS episode of N steps as N - 1 transitions; None when that is none.
 
     Further columns of the steps keep their names (``extra/NAME`` where a log means something else by it); texts and metadata become
-    facts. The last step's action and reward belong to no transition: where they say something they are the fact ``last_step``.
+    facts. The last step's action and reward belong to no transition: if they are not zero, they become the fact ``last_step``.
     `keep_last` makes a transition of it, whose next observation is its own. What we wrote ourselves comes back as it was.
     """
     steps = as_steps(rlds_episode["steps"])
@@ -67,8 +67,8 @@ def to_episode(rlds_episode: Mapping[str, Any], notes: Notes, keep_last: bool = 
         out["extra"] = clashing
     out |= {name: column for name, column in further.items() if name not in clashing}
     facts |= _facts_of_all(rlds_episode, columns)
-    if not keep_last and (said := _last_words(columns)):
-        facts["last_step"] = said
+    if not keep_last and (last_step := _last_action_and_reward(columns)):
+        facts["last_step"] = last_step
         notes.add("the last step's action and reward belong to no transition: kept as the fact last_step")
     return Episode(out, facts)
 
@@ -185,24 +185,24 @@ def _without_text(steps: StoredSteps, notes: Notes) -> tuple[dict[str, Any], dic
 
 
 def _facts_of_all(rlds_episode: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What lies beside the steps, and whether the episode succeeded, if that is said anywhere."""
+    """Returns the metadata of an episode, and whether it succeeded, if that is recorded."""
     metadata = rlds_episode.get("episode_metadata", {})
     beside = {name: value for name, value in rlds_episode.items() if name not in ("steps", "episode_metadata")}
     metadata = plain({**beside, **(metadata if isinstance(metadata, Mapping) else {"episode_metadata": metadata})})
     facts = {"episode_metadata": metadata} if metadata else {}
     for name in ("success", "is_success"):
-        if isinstance(said := metadata.get(name), (bool, int, float)):
-            return {**facts, "success": bool(said)}
+        if isinstance(success := metadata.get(name), (bool, int, float)):
+            return {**facts, "success": bool(success)}
         if isinstance(column := columns.get(name), np.ndarray) and column.ndim == 1:
             return {**facts, "success": bool(column.any())}
     return facts
 
 
-def _last_words(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What a last step has for action, reward and discount, unless the first two are zeros and NaN."""
+def _last_action_and_reward(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns action, reward and discount of a last step, unless the first two are zeros and NaN."""
     found = {name: _take(columns[name], -1) for name in AT_THE_END if name in columns}
-    said = flatten({name: value for name, value in found.items() if name != "discount"})
-    return plain(found) if any(np.nan_to_num(leaf).any() for leaf in said.values()) else {}
+    leaves = flatten({name: value for name, value in found.items() if name != "discount"})
+    return plain(found) if any(np.nan_to_num(leaf).any() for leaf in leaves.values()) else {}
 
 
 def _with_last_step(episode: Episode, paired: bool, is_end: bool) -> dict[str, Any]:

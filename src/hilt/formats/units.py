@@ -33,8 +33,8 @@ class FolderWriter(Writer):
             except ConfigError:
                 raise
             except (StorageError, ValueError, LookupError, TypeError, RecursionError):
-                said = "expected a new or empty folder, got one with other files in it. Choose another path."
-                raise ConfigError(f"{path}: {said}") from None
+                problem = "expected a new or empty folder, got one with other files in it. Choose another path."
+                raise ConfigError(f"{path}: {problem}") from None
         else:
             DISK.make_folders(path)
         self._journal = Journal(path / PROGRESS, DISK, write=not self._complete)

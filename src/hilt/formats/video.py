@@ -126,7 +126,7 @@ def _frames_from(container: Any, stream: Any, time: float, tolerance: float) -> 
 
 def _check_size(path: Path, found: Any, height: int, width: int) -> None:
     if (found.height, found.width) != (height, width):
-        raise CorruptError(f"{path}: its frames have {found.height} x {found.width} pixels, meta/info.json says {height} x {width}.")
+        raise CorruptError(f"{path}: its frames have {found.height} x {found.width} pixels, meta/info.json has {height} x {width}.")
 
 
 def _av() -> Any:

@@ -146,7 +146,7 @@ def select(record: Record, rows: Any) -> Record:
 
 
 def widen(record: Record, prompt: int) -> Record:
-    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever is said.
+    """The record with prompts of this width, zeros at their end: a log's columns have one shape, whatever the instruction.
 
     It evaluates to the same numbers within rounding (1e-5): what is summed over a prompt has another width.
     """
@@ -206,7 +206,7 @@ def text(instruction: Any, place: int) -> str:
 def to_imitate(policy: Policy, actions: Any, mask: Any, longest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Actions and mask of `supervised_loss`, checked. Under the mask NaN and infinity become 0: after an episode there may be any.
 
-    `longest`: so many actions may be given, of a policy that predicts more of them than it answers with."""
+    `longest`: the maximum number of actions, for a policy that predicts more actions than it returns."""
     actions, mask, most = np.asarray(actions), np.asarray(mask, bool), longest or policy.chunk
     if mask.ndim != 2 or not policy.chunk <= mask.shape[1] <= most or actions.shape != (*mask.shape, policy.action_dim):
         length = f"{policy.chunk}" if most == policy.chunk else f"{policy.chunk}..{most}"

@@ -129,7 +129,7 @@ def _of_cpu() -> PrecisionChoice:
 
 
 def _by_instructions() -> str | None:
-    """What the CPU's instructions say; None where they are not conclusive."""
+    """Returns the choice by the CPU's instruction set; None if it is not conclusive."""
     flags = cpu_instructions()
     if flags is None:
         return None

@@ -51,7 +51,7 @@ def is_vla(name: str) -> bool:
         try:
             return "tasks" in list(read_yaml(file_of(name)))
         except HiltError:
-            return False  # whoever reads it says what is wrong with it
+            return False  # reading it raises the error
     if name in VLA_RECIPES or ":" not in name or name.startswith("hil-serl:"):
         return name in VLA_RECIPES
     return type(_made(name)).__name__ == "Vla"
@@ -113,7 +113,7 @@ def recipe_of(task: str) -> str:
 
 
 def _of_file(kind: type[T], name: str) -> T:
-    """The settings in a file; where they are those of another job, the error says which command takes it."""
+    """The settings in a file; if they belong to another job, the error names the command for it."""
     try:
         return build(kind(), file_of(name))
     except ConfigError:

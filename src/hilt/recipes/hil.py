@@ -32,7 +32,7 @@ def hil_debug() -> Hil:
 
 
 CAP_S = 3600.0
-"""A run ends after so many seconds, however few updates the machine has made"""
+"""The maximum duration of a run in seconds, however few updates the machine has made"""
 
 
 def tabletop(task: str, moves: list[int], max_steps: int, speed: float = 0.7, noise: float = 0.15) -> Hil:
@@ -122,7 +122,7 @@ def tabletop_drawer() -> Hil:
 
 
 def seen_twice(config: Hil, steps: int, imitation: float = 0.0) -> Hil:
-    """For tasks in which the eye is what twenty demonstrations do not suffice for: what the operator shows in so many steps is seen, too,
+    """For tasks in which twenty demonstrations are too few to train the encoder: the operator's steps are used, too,
     before the encoder is frozen; and its features are not taken at their word."""
     config.collect_steps = steps
     config.agent.encoder.pretrain_learning_rate = 3e-3

@@ -59,24 +59,24 @@ def from_hil_serl(config: Any, **overrides: Any) -> Hil:
     """
     name = config if isinstance(config, str) else _name_of(config)
     trust.given(name if ":" in name else trust.EXPERIMENTS)  # by the command, or by a recipe of the user's: their word either way
-    told = _config(name)
-    name = name if ":" in name else _name_of(told)
+    given = _config(name)
+    name = name if ":" in name else _name_of(given)
     trust.given(name)
     for key, (passing, cure) in NEUTRAL.items():
-        if (value := getattr(told, key, passing[0])) not in passing:
+        if (value := getattr(given, key, passing[0])) not in passing:
             raise ConfigError(f"{name}: {key}={value!r} has no meaning here: {cure}.")
-    if _is_own(told, "process_demos"):
-        raise ConfigError(f"{name}: nobody calls process_demos, there as well; use `hilt data convert` for demonstrations, and remove it.")
+    if _is_own(given, "process_demos"):
+        raise ConfigError(f"{name}: process_demos is never called, as in HIL-SERL; remove it, and use `hilt data convert` instead.")
     hil = Hil(task=f"{__name__}:HilSerlTask", task_options={"config": name})
     for key in SAME:
-        setattr(hil, key, getattr(told, key, getattr(hil, key)))
-    hil.agent.rlpd.discount = getattr(told, "discount", hil.agent.rlpd.discount)
-    hil.agent.setup_mode = getattr(told, "setup_mode", hil.agent.setup_mode)
-    hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(told, "encoder_type", "resnet-pretrained")))
-    hil.image_keys, hil.proprio_keys = list(getattr(told, "image_keys", None) or []), ["state"]  # theirs are flattened into this one
-    hil.demo_path = _listed(getattr(told, "demo_path", None))
-    if _is_own(told, "max_traj_length"):
-        hil.max_traj_length = told.max_traj_length
+        setattr(hil, key, getattr(given, key, getattr(hil, key)))
+    hil.agent.rlpd.discount = getattr(given, "discount", hil.agent.rlpd.discount)
+    hil.agent.setup_mode = getattr(given, "setup_mode", hil.agent.setup_mode)
+    hil.agent.encoder = encoder_of(overrides.pop("encoder_type", getattr(given, "encoder_type", "resnet-pretrained")))
+    hil.image_keys, hil.proprio_keys = list(getattr(given, "image_keys", None) or []), ["state"]  # theirs are flattened into this one
+    hil.demo_path = _listed(getattr(given, "demo_path", None))
+    if _is_own(given, "max_traj_length"):
+        hil.max_traj_length = given.max_traj_length
     if overrides.get("classifier"):
         hil.task_options["classifier"] = False  # ours takes its place
     return settings(hil, {key: _listed(value) if key == "demo_path" else value for key, value in overrides.items()})
@@ -89,12 +89,12 @@ class HilSerlTask(gymnasium.Env[Any, Any]):
     def __init__(self, config: str, classifier: bool = True, save_video: bool = False):
         if ":" not in config:
             raise ConfigError(f"task_options.config={config!r}: expected module:Class of a HIL-SERL config, as from_hil_serl writes it.")
-        told = _config(config)
-        self._make, self._options = told.get_environment, {"classifier": classifier, "save_video": save_video}
+        given = _config(config)
+        self._make, self._options = given.get_environment, {"classifier": classifier, "save_video": save_video}
         self._env: Any = None
         fake = self._make(fake_env=True, save_video=False, classifier=False)
         self.observation_space, self.action_space, self.spec = fake.observation_space, fake.action_space, fake.spec
-        self.step_limit: int = _limit_of(fake) or int(getattr(told, "max_traj_length", UPSTREAM_LIMIT))
+        self.step_limit: int = _limit_of(fake) or int(getattr(given, "max_traj_length", UPSTREAM_LIMIT))
         module = [part for part in config.partition(":")[0].split(".") if part != "config"]
         self.instruction = module[-1].replace("_", " ")
         if fake.has_wrapper_attr("control_hz"):
@@ -155,7 +155,7 @@ def _name_of(config: Any) -> str:
 
 
 def _is_own(config: Any, name: str) -> bool:
-    """Whether the task's own class says it, rather than HIL-SERL's defaults."""
+    """Returns whether the task's own class defines it, rather than HIL-SERL's defaults."""
     return any(name in vars(kind) for kind in type(config).__mro__ if kind.__name__ != "DefaultTrainingConfig") or name in vars(config)
 
 

@@ -4,7 +4,7 @@
 RLinf-VLA (arXiv 2510.06710), as the files under ``examples/embodiment/config`` of github.com/RLinf/RLinf have it (read in August 2026);
 each recipe names its file. Sizes are those of all GPUs together there, and of one rank here: divide `collect.data_batch_size` by the ranks.
 
-What is not the same: a step of the optimizer has so many episodes, where theirs has so many chunks; others are drawn in place of groups
+What is not the same: the size of an optimizer step is in episodes, where theirs is in chunks; others are drawn in place of groups
 that the filter drops, where theirs have smaller batches then; a time limit is an end, and no value is expected after it; advantages of
 OpenVLA-OFT are of chunks, theirs of actions; a critic's gradient is clipped apart from the policy's; theirs for `oft_ppo` expects a value
 after terminations, too (`bootstrap_type: always`); they train for 1,000 steps (`max_epochs`), and 200 are the cap here; they evaluate

@@ -131,7 +131,7 @@ READ: dict[str, Any] = {
     "trainer.default_local_dir": "",
     "trainer.val_only": False,
 }
-"""Keys that `Told` makes settings of, and their defaults"""
+"""Keys that `CommandLine` converts to settings, and their defaults"""
 
 AGREE: dict[str, str] = {
     f"{ACTOR}vla": f"{MODEL}vla",
@@ -184,7 +184,7 @@ AGREE: dict[str, str] = {
     "algorithm.adv_params.verifier_gamma": "algorithm.gamma",
     "algorithm.adv_params.reward_model_gamma": "algorithm.gamma",
 }  # fmt: skip
-"""Keys that say once more what another one says: one value counts for both"""
+"""Keys that duplicate another one: one value counts for both"""
 
 _ULYSSES = (
     "a sequence of a few hundred tokens is not split over GPUs (Ulysses), there as well; for memory give a smaller "
@@ -213,7 +213,7 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     f"{MODEL}resume": ((False,), "a projector of proprioception is found in the checkpoint; --resume goes on with a run"),
     f"{MODEL}external_lib": ((None,), _OUTSIDE),
-    f"{MODEL}override_config": (({}, None), "a checkpoint is what its config.json says; its options are hilt.policy_options.NAME=VALUE"),
+    f"{MODEL}override_config": (({}, None), "a checkpoint is defined by its config.json; its options are hilt.policy_options.NAME=VALUE"),
     f"{ACTOR}strategy": (("fsdp",), _STRATEGY),
     f"{ACTOR}ulysses_sequence_parallel_size": ((1,), _ULYSSES),
     f"{ACTOR}optim.total_training_steps": ((-1,), _BY_STEPS),
@@ -260,7 +260,7 @@ PASSING: dict[str, tuple[tuple[Any, ...], str]] = {
         "ranks have the environment of this shell: export what the file (align.json) sets",
     ),
 }
-"""Keys that change nothing: the values that pass, and what is said of others"""
+"""Keys without an effect: the accepted values, and the message for others"""
 
 
 def known() -> list[str]:

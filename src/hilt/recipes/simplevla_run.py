@@ -79,10 +79,10 @@ def simplevla(words: Sequence[str], environment: Mapping[str, str] | None = None
     if words and words[0].endswith(".sh") and "=" not in words[0]:
         keys, variables = words_of(Path(words[0]))
         words, environment = [*keys, *words[1:]], {**variables, **environment}
-    return Told(words, environment).run(here)
+    return CommandLine(words, environment).run(here)
 
 
-class Told:
+class CommandLine:
     """A command line, on its way to a `SimpleVLARun`."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]):
@@ -267,7 +267,7 @@ class Told:
         return made
 
     def _sizes(self) -> dict[str, Any]:
-        """Their sizes are of all ranks together and are divided by their number; ours are of one rank, or say so."""
+        """Their sizes are of all ranks together and are divided by their number; ours are per rank, unless noted."""
         ranks, group = self.ranks, self.whole("data.n_samples")
         prompts, mini, micro = (
             self.whole(key) for key in ("data.train_batch_size", f"{ACTOR}ppo_mini_batch_size", f"{ACTOR}ppo_micro_batch_size")
@@ -367,8 +367,8 @@ class Told:
                 f"{prompts}: an epoch would have no step. Give at most {prompts}, or trainer.total_training_steps=N."
             )
         steps = int(self["trainer.total_training_steps"] or epochs * (prompts // drawn))
-        told = "total_training_steps" if self["trainer.total_training_steps"] else f"{epochs} epochs x ({prompts} initial states / {drawn})"
-        self.lines.append(f"run: {steps} training steps ({told})")
+        size = "total_training_steps" if self["trainer.total_training_steps"] else f"{epochs} epochs x ({prompts} initial states / {drawn})"
+        self.lines.append(f"run: {steps} training steps ({size})")
         if self.suite in libero.SUITES:
             self.lines.append(self._states())
         save, test = (max(int(self[f"trainer.{name}_freq"]), 0) for name in ("save", "test"))
@@ -413,7 +413,7 @@ class Told:
         return wanted and ("trainer.logger" in self.given or _installed("wandb"))
 
     def tracker(self) -> dict[str, str]:
-        """What Weights & Biases is told by its own variables."""
+        """Returns the environment variables for Weights & Biases."""
         if not self._tracked:
             return {}
         mode = str(self["trainer.wandb_mode"])
@@ -476,26 +476,26 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _check_platform(told: Told) -> None:
+def _check_platform(line: CommandLine) -> None:
     """ROBOT_PLATFORM is not needed; one that contradicts the checkpoint would have been the cause of a policy that does nothing."""
-    name = told._environment.get("ROBOT_PLATFORM", "").upper()
+    name = line._environment.get("ROBOT_PLATFORM", "").upper()
     if not name:
         return
     if name not in PLATFORMS:
         raise UnknownNameError("ROBOT_PLATFORM", name, PLATFORMS)
-    folder = Path(str(told[f"{MODEL}path"] or told._environment.get("SFT_MODEL_PATH", "")))
-    chunk, numbers, where = told.chunk, int(told[f"{MODEL}action_token_len"]), "the command line"
+    folder = Path(str(line[f"{MODEL}path"] or line._environment.get("SFT_MODEL_PATH", "")))
+    chunk, numbers, where = line.chunk, int(line[f"{MODEL}action_token_len"]), "the command line"
     if (folder / "config.json").is_file():
         document, file = read_json(folder / "config.json"), folder / "dataset_statistics.json"
         stats = read_statistics(file) if file.is_file() else document.get("norm_stats") or {}
-        key = str(told[f"{ROLLOUT}unnorm_key"] or told.suite)
+        key = str(line[f"{ROLLOUT}unnorm_key"] or line.suite)
         action = stats[resolve_key(stats, key if len(stats) > 1 else None)]["action"]
         chunk, numbers, where = document.get("hilt", {}).get("chunk", chunk), len(action.get("q01") or action["min"]), str(folder)
-    if (chunk, numbers) != PLATFORMS[name] and told[f"{MODEL}vla"] == "openvla-oft":
+    if (chunk, numbers) != PLATFORMS[name] and line[f"{MODEL}vla"] == "openvla-oft":
         wanted = PLATFORMS[name]
         raise ConfigError(
             f"ROBOT_PLATFORM={name} has chunks of {wanted[0]} actions of {wanted[1]} numbers, and {where} has {chunk} of {numbers}: unset "
-            "the variable (a checkpoint says what it is), or take the checkpoint that it is meant for."
+            "the variable (the checkpoint determines it), or take the checkpoint that it is meant for."
         )
 
 

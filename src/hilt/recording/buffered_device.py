@@ -102,7 +102,7 @@ class Waits(gymnasium.Wrapper):
 
 
 class GoesOn(gymnasium.Wrapper):
-    """Success does not end the episode, or so many steps later: pictures of it are wanted."""
+    """Success does not end the episode, or only this number of steps later, to record images of it."""
 
     def __init__(self, env: Env, steps: int | None):
         super().__init__(env)

@@ -1,7 +1,7 @@
 """Videos of recorded episodes: all cameras side by side, a bar in the color of who acted, the step, the reward and how it ended.
 
 They are made by a process of their own that reads the log, so the control loop never compresses an image. Run as a program,
-``python -m hilt.recording.film LOG VIDEOS HZ`` makes a video of each trajectory whose number it reads, and says what it could not make.
+``python -m hilt.recording.film LOG VIDEOS HZ`` makes a video of each trajectory whose number it reads, and prints what it could not make.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEIGHT, BAR, CAPTION, GAP = 240, 8, 44, 4
 LAST_SECONDS = 1.0
 """So long the end is shown"""
 DEADLINE_S, POLL_INTERVAL_S = 120.0, 0.5
-"""The last videos are waited for so many seconds, and counted so often"""
+"""Seconds to wait for the last videos, and seconds between two counts of them"""
 
 
 class Filmer:
@@ -68,17 +68,18 @@ class Filmer:
             self._process.stdin.flush()
 
     def close(self, trajectories: list[int], wait: bool = True, watch: Callable[[int], None] = lambda made: None) -> None:
-        """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories. `watch` is told
+        """Waits for the videos that were asked for, ends the process, and counts what there is of these trajectories. `watch` is called
+        with
         again and again how many there are."""
         if not wait:
             self._process.kill()
-        end, said = time.monotonic() + DEADLINE_S, None
+        end, output = time.monotonic() + DEADLINE_S, None
         try:
-            while said is None and (left := end - time.monotonic()) > 0:
+            while output is None and (left := end - time.monotonic()) > 0:
                 watch(self._count(trajectories))
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    said = self._process.communicate(timeout=min(left, POLL_INTERVAL_S))[0]
-            self.notes += [f"videos were not done after {DEADLINE_S:.0f} s"] if said is None else said.splitlines()
+                    output = self._process.communicate(timeout=min(left, POLL_INTERVAL_S))[0]
+            self.notes += [f"videos were not done after {DEADLINE_S:.0f} s"] if output is None else output.splitlines()
         finally:
             self._process.kill()
             self._process.wait(DEADLINE_S)
@@ -158,9 +159,9 @@ def picture(images: list[Array], color: tuple[int, int, int], lines: list[str], 
 
 
 def main(log_path: str, folder: str, hz: str) -> None:
-    """Makes videos until there is nothing more to read, or whoever asks is gone."""
+    """Makes videos until there is nothing more to read, or the parent process is gone."""
     leave_to_parent()
-    os.nice(10)  # whoever drives an arm goes first
+    os.nice(10)  # the control of an arm has priority
     parent = os.getppid()
     for line in sys.stdin:
         if os.getppid() != parent:

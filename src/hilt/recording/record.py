@@ -40,7 +40,7 @@ NO_CAMERAS = (
     'an arm\'s in its settings, such as cameras: {front: {kind: opencv, source: "0"}}'
 )
 SUCCESS_FRAMES = 20
-"""Labeled frames: so many steps a script goes on after success, for there are to be many of them."""
+"""Labeled frames: the number of steps that a script continues after success, to get many of them."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Settings:
     keep: str = "successes"
     """Which episodes stay and count: "successes", or "all", marked"""
     successes_needed: int = 0
-    """Above 0, frames for a reward classifier are recorded instead, until so many are marked as success"""
+    """Above 0, frames for a reward classifier are recorded instead, until this number is marked as success"""
     split: str = "train"
     """Where the initial states come from"""
     states: Sequence[int] = ()
@@ -107,7 +107,7 @@ class RecordingSummary:
     videos: int = 0
     """That are there"""
     notes: list[str] = field(default_factory=list)
-    """What else there is to say"""
+    """Further notes"""
     timing: Mapping[str, float] | None = None
     """Of the control rate, as `Rate.timing` has it; None for scripts in simulation, which go as fast as they can"""
     seconds: float = 0.0
@@ -135,13 +135,14 @@ class Recorded:
     """Its number in the log"""
     steps: int
     success: bool | None
-    """None: the environment does not say, and nobody could mark it"""
+    """None if the environment does not report it, and no person marked it"""
     dropped: str
     """Why it did not stay, in words; empty when it did, and is power-safe"""
 
 
 class RecordingWatch(Protocol):
-    """Who looks on: told once, after each step (and while a person is awaited, with step 0), after each episode, and again and again
+    """An observer of the recording: called once, after each step (and while a person is awaited, with step 0), after each episode, and
+    again and again
     while the last videos are waited for."""
 
     def begin(self, summary: RecordingSummary) -> None: ...
@@ -238,7 +239,7 @@ class Recorder:
     def _check_script(self, done: Recorded, failures: int) -> None:
         """It would go on for ever when nothing of it can stay."""
         if done.success is None:
-            raise HiltError(f"{self._settings.task} does not say in info whether it succeeded, so nothing stays. Keep all with --keep all.")
+            raise HiltError(f"{self._settings.task} does not report success in info, so nothing would be kept. Give --keep all.")
         if failures == FAILURES_IN_A_ROW:
             who = f"{self._settings.task}: the device {self._device.name}"
             raise HiltError(f"{who} failed {failures} times one after the other. Keep all with --keep all, and look at them.")
@@ -369,7 +370,7 @@ class Recorder:
         elif lost > facts["steps"] / 2:
             reason = "contact lost"
         elif not facts["intervention_steps"] and not (self._labels and success):
-            reason = "nobody acted"
+            reason = "no person acted"
         elif not success and not self._labels and self._settings.keep == "successes":
             reason = "no success"
         if reason:
@@ -435,6 +436,6 @@ def _states(settings: Settings, known: Mapping[str, int]) -> list[int]:
 
 
 def _nothing(space: Any) -> Any:
-    """The action of nobody."""
+    """Returns an action without motion."""
     zero = np.zeros(space.shape, space.dtype)
     return np.clip(zero, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else zero[()]

@@ -24,7 +24,7 @@ from hilt.replay import Log, Schema
 from hilt.replay.schema import spec_of_space
 
 DEMONSTRATIONS, LABELED = "demonstrations", "labeled frames"
-"""What a recording is, also told by the fact `recorded_as` of its episodes"""
+"""The kind of a recording, also in the fact `recorded_as` of its episodes"""
 TIMES = ("observed", "sent", "applied")
 GRASP = "grasp_penalty"
 SUMMED = frozenset({"rewards", GRASP})
@@ -40,12 +40,12 @@ FIXED = ("hz", "action_scale", "lead", "compliance", "target_pose", "reward_thre
 def open_recording(folder: Path, task: str, options: Mapping[str, Any], observations: str, env: Env, labels: bool) -> Log:
     """The log of a recording, new or to go on with; one of something else is refused, unless nothing is in it."""
     what = LABELED if labels else DEMONSTRATIONS
-    told = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
-    told = json.loads(json.dumps(told))
+    metadata = {"task": task, "options": dict(options), "observations": observations, "what": what, "settings": fixed_settings(env)}
+    metadata = json.loads(json.dumps(metadata))
     card, path, schema = folder / "recording.json", folder / "log", Schema.declare(columns_of(env, labels))
     if card.exists() and (log := _log_of(path)) is not None:
         try:
-            _check_same(folder, {**told, **read_json(card)}, told)
+            _check_same(folder, {**metadata, **read_json(card)}, metadata)
             (with_penalty(schema) if GRASP in log.schema.columns else schema).grown_from(log.schema)
         except HiltError:
             log.close()
@@ -55,7 +55,7 @@ def open_recording(folder: Path, task: str, options: Mapping[str, Any], observat
     with storage_errors(folder):
         if not card.exists() and (others := set(folder.iterdir()) - set(leftovers(folder))):
             raise ConfigError(f"{folder} is not a recording: {min(others).name} is in it, and no recording.json. Choose another --out.")
-    write_json(card, told)
+    write_json(card, metadata)
     return Log.create(path, schema)
 
 
@@ -81,16 +81,16 @@ def _log_of(path: Path) -> Log | None:
     return None
 
 
-def _check_same(folder: Path, found: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    if found == told:
+def _check_same(folder: Path, found: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    if found == metadata:
         return
     cure = "Choose another folder with --out."
-    if changed := [key for key in told["settings"] if found["settings"].get(key) != told["settings"][key]]:
+    if changed := [key for key in metadata["settings"] if found["settings"].get(key) != metadata["settings"][key]]:
         key = changed[0]
-        values = f"{key} was {found['settings'].get(key)} in {folder} and is {told['settings'][key]} now"
-        raise ConfigError(f"{values}: both in one log cannot be told apart. {cure} Or set it back.")
+        values = f"{key} was {found['settings'].get(key)} in {folder} and is {metadata['settings'][key]} now"
+        raise ConfigError(f"{values}: both in one log cannot be distinguished. {cure} Or set it back.")
     words = "{what} of {task} with the options {options} and {observations} observations"
-    there, asked = (words.format(**it) for it in (found, told))
+    there, asked = (words.format(**it) for it in (found, metadata))
     raise ConfigError(f"{folder} has {there}, and {asked} were to be added. {cure}")
 
 

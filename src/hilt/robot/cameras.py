@@ -1,4 +1,4 @@
-"""Cameras behind one protocol: ``read()`` gives the newest RGB frame and its time, or says what is wrong and how to mend it.
+"""Cameras behind one protocol: ``read()`` returns the newest RGB frame and its time, or raises an error with the fix.
 
 Real cameras are read by a thread of their own that keeps only the newest frame, so a slow camera does not slow the control loop and an
 old picture is never taken for a new one: a frame older than ``stale_seconds`` is waited for, then an error names the camera.

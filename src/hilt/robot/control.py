@@ -41,7 +41,8 @@ CURES = {
     "follow": "ask again when poses have ceased for a heartbeat",
 }
 PERIOD_WINDOW_S = 120
-SLOW, TELL_S = 2, 10.0  # periods that a call of the backend may take; it is told when three in so many seconds took more
+# periods that a call of the backend may take; a warning is logged if three calls within WARN_INTERVAL_S took more
+SLOW, WARN_INTERVAL_S = 2, 10.0
 SPARE = 0.1  # of each period, for others on this core: with real-time priority they would else have nothing when a backend is too slow
 MAX_LINE_BYTES = 1 << 20
 RESET_DEADLINE_S = 30.0
@@ -51,7 +52,7 @@ STOP_S = 5.0
 
 @dataclass(frozen=True)
 class ArmLimits:
-    """What the server allows, whoever asks."""
+    """The limits of the server, for all clients."""
 
     max_speed: float = 0.6
     "Meters per second at which the commanded tool point moves at most"
@@ -72,7 +73,7 @@ class ArmLimits:
 
 
 class ControlledArm:
-    """Brings one arm to the pose that was asked for, at most at the speed allowed, and holds it when nobody asks any more."""
+    """Brings one arm to the pose that was asked for, at most at the speed allowed, and holds it when commands cease."""
 
     def __init__(self, backend: Backend, arm: int, limits: ArmLimits):
         self._backend, self._arm, self._limits = backend, arm, limits
@@ -108,7 +109,7 @@ class ControlledArm:
         self.outcome = RefusedError(f"arm {self._arm}: the joint reset was ended by another command, or its client left.")
 
     def release(self) -> None:
-        """Ends whatever motion there is; an arm that is stopped is not told to stay, lest it begins to obey."""
+        """Ends whatever motion there is; a stopped arm is not commanded to hold, which could start it."""
         if self.mode != "stopped":
             self.hold()
 
@@ -182,7 +183,7 @@ class Periods:
         self._count += 1
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        """Over the last so many seconds, at most two minutes."""
+        """Over the last `seconds`, at most two minutes."""
         number = min(self._count, len(self._ring), max(1, round(seconds / self._nominal)))
         last = np.take(self._ring, np.arange(self._count - number, self._count), mode="wrap")
         if not number:
@@ -206,9 +207,9 @@ class News:
 
 
 class Board:
-    """The newest `News`, in memory that two processes share; nobody waits for anybody.
+    """The newest `News`, in memory that two processes share, without locks.
 
-    Whoever reads while the other writes gets bytes that do not fit their checksum, and reads again.
+    A reader that reads during a write gets bytes that do not match their checksum, and reads again.
     """
 
     HEADER = struct.Struct("<III")  # checksum, then the number of arms and of values
@@ -255,7 +256,7 @@ class Loop:
         self._backend = cast(Any, Timed(backend))
         self._limits, self._line, self._board = limits, line, board
         self.arms = [ControlledArm(self._backend, number, limits) for number in range(backend.arms)]
-        self._told = -TELL_S
+        self._warned_at = -WARN_INTERVAL_S
         self._slow = deque([-math.inf] * 3, maxlen=3)  # when calls were slow
         self._periods = Periods(1 / limits.rate)
         self._received = b""
@@ -284,11 +285,11 @@ class Loop:
         if seconds <= SLOW * period:
             return
         self._slow.append(now)
-        if now - self._slow[0] < TELL_S < now - self._told:
-            self._told = now
-            told = f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is {period:g} s: no method may wait."
+        if now - self._slow[0] < WARN_INTERVAL_S < now - self._warned_at:
+            self._warned_at = now
+            warning = f"the backend's {name}() took {seconds:.2g} s, and a tick of the control loop is {period:g} s: no method may wait."
             with contextlib.suppress(OSError):
-                send_line(self._line, {"warning": told})
+                send_line(self._line, {"warning": warning})
 
     def _move(self, now: float, period: float) -> None:
         for arm in self.arms:
@@ -355,7 +356,7 @@ class Loop:
 
 
 def send_line(line: socket.socket, message: dict[str, Any]) -> None:
-    line.settimeout(1.0)  # answers are short; who does not take one for so long is as good as gone
+    line.settimeout(1.0)  # answers are short; a peer that does not read one within this time counts as disconnected
     try:
         line.sendall(json.dumps(message).encode() + b"\n")
     finally:
@@ -402,13 +403,13 @@ def main() -> None:
             gc.freeze()
             send_line(line, {**hello, "realtime": platform.take_real_time_priority()})
             loop.run()
-    except Exception as error:  # noqa: BLE001 - told to the process that started this one, which raises it
+    except Exception as error:  # noqa: BLE001 - reported to the process that started this one, which raises it
         expected = f"{error}" if isinstance(error, HiltError) else ""
-        with contextlib.suppress(OSError):  # when there is nobody to tell it to
+        with contextlib.suppress(OSError):  # if the parent process is gone
             send_line(line, {"failed": expected, "traceback": traceback.format_exc()})
         raise SystemExit(1) from None
     finally:
-        if held and all(held):  # else nobody says so
+        if held and all(held):  # otherwise it is not reported
             with contextlib.suppress(OSError):
                 send_line(line, {"held": True})
 

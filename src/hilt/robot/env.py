@@ -82,13 +82,13 @@ class RobotConfig:
     random_reset: list[float] = field(default_factory=lambda: [0.0, 0.0])
     "Meters in x and y, and radians about z, by which the begin differs at most; a numbered initial state is always the same one"
     joint_reset_period: int = 0
-    "Every so many episodes the joints are reset too; 0: never"
+    "The joints are reset every this many episodes; 0: never"
     compliance: dict[str, float] = field(default_factory=dict)
     "Impedance parameters of an episode, by upstream's names; empty: as they are"
     precision: dict[str, float] = field(default_factory=dict)
     "Impedance parameters of the way to the reset pose; empty: as they are"
     target_pose: list[float] | None = None
-    "Success is this pose; None: what the simulation says, and a real arm has no success of its own"
+    "Success is this pose; None: as reported by the simulation; a real arm then reports no success"
     reward_threshold: list[float] = field(default_factory=lambda: [0.01, 0.01, 0.01, 0.1, 0.1, 0.1])
     "How far from the target pose, in meters and radians, is still success"
     step_limit: int | None = None
@@ -194,7 +194,7 @@ class _Arms(gymnasium.Env[Any, Any]):
         return obs, float(bool(_all(successes))), any(successes), self._steps >= self.step_limit, info
 
     def look(self) -> dict[str, Any]:
-        """What is seen now; the next period begins now. For whoever waits between a reset and the first step."""
+        """Returns the current observation; the next period begins now. For a wait between a reset and the first step."""
         obs = self._observed()
         self._rate.restart()
         return obs
@@ -242,8 +242,8 @@ class _Arms(gymnasium.Env[Any, Any]):
         return {**merged, "images": images} if images else merged
 
     def _successes(self) -> list[bool]:
-        """Returns the success of each arm that has a target pose; else what the simulation says. Of a real arm without a target nobody
-        knows: none."""
+        """Returns the success of each arm that has a target pose; else that of the simulation; empty for a real arm
+        without a target."""
         if targets := [(arm, target) for arm in self.arms if (target := arm.config.target_pose) is not None]:
             return [arm.is_at(target) for arm, target in targets]
         return [bool(self.arms[0].client.post("scene", {})["succeed"])] if self.simulation else []
@@ -268,7 +268,7 @@ class RobotEnv(_Arms):
 class DualRobotEnv(_Arms):
     """Two arms: 14 actions, left first, keys with ``left/`` and ``right/``. The reward needs both arms, the end of an episode one.
 
-    What belongs to both (`TOGETHER`) is taken from `left`; `right` may say the same, or nothing. `cameras` are those that belong to no
+    What belongs to both (`TOGETHER`) is taken from `left`; `right` may have the same values, or none. `cameras` are those that belong to no
     arm; an arm's own are seen as ``left/NAME`` and ``right/NAME``.
     """
 
@@ -363,7 +363,7 @@ class ArmConnection:
         return bool(np.all(np.abs([*(self.pose[:3] - target[:3]), *left]) < self.config.reward_threshold))
 
     def _move(self, goal: Array) -> None:
-        """Goes straight to a pose, waits until the arm is there, and says so if it does not get there."""
+        """Goes straight to a pose, waits until the arm is there, and raises an error if it does not get there."""
         start, rate = self._measured()["pose"], Rate(self.config.hz)
         turn = to_rotation_vector(multiply(goal[3:], inverse(start[3:])))
         steps = max(1, round(self.config.reset_seconds * self.config.hz))
@@ -381,7 +381,7 @@ class ArmConnection:
             )
 
     def _measured(self) -> dict[str, Array]:
-        """What the server says of the arm, each as numbers in a row."""
+        """Returns the state of the arm from the server, each part as a flat array."""
         reply, values = self.client.post("getstate"), {}
         for name, size in STATE.values():
             try:
@@ -433,5 +433,5 @@ def robot_task(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 
 def _all(successes: list[bool]) -> bool | None:
-    """Whether all succeeded; None where nobody knows."""
+    """Whether all succeeded; None if unknown."""
     return all(successes) if successes else None

@@ -23,13 +23,13 @@ MAKE_TOKEN = "(umask 077; python3 -c 'import secrets; print(secrets.token_urlsaf
 
 
 class RequestAuth:
-    """Looks at a request's address and headers, and says who asks."""
+    """Identifies the client of a request by its address and headers."""
 
     def __init__(self, host: str, tokens: Mapping[str, str]):
         self._loopback, self._tokens = is_loopback(host), dict(tokens)
         if not self._loopback and not tokens:
             raise ConfigError(
-                f"host {host} is reached from other machines, and whoever reaches the server moves the arm: make a token with "
+                f"host {host} is reached from other machines, and every client that reaches the server can move the arm: make a token with "
                 f"{MAKE_TOKEN}, and give --token robot.token."
             )
 
@@ -53,7 +53,7 @@ class RequestAuth:
 
 
 class Lease:
-    """One controller at a time: whoever commands holds the arm until it has been silent for a heartbeat.
+    """One controller at a time: a client that sends commands has the arm until it has been silent for a heartbeat.
 
     A command that has not been answered yet is no silence, however short the heartbeat is and however late this process looks at it.
     """
@@ -86,7 +86,7 @@ class Lease:
 
 
 def read_tokens(paths: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
-    """Each file is one token, and its name is the name of whoever has it."""
+    """Each file is one token, and its name is the name of its client."""
     tokens: dict[str, str] = {}
     for path in map(Path, paths):
         token = read(path).decode("ascii", "replace").strip()
@@ -118,7 +118,7 @@ def host_name(header: str) -> str:
 def own_address() -> str:
     """Returns the address of this machine in its network, or its name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # sends nothing; an address that is nobody's
+        probe.connect(("192.0.2.1", 9))  # sends nothing; an address reserved for documentation
         return str(probe.getsockname()[0])
     return socket.gethostname()
 

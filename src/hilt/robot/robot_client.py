@@ -63,7 +63,7 @@ class RobotClient:
         except _GONE:
             if not reused:
                 raise
-        # the server had closed an idle connection: that is no failure, and every command may be said twice
+        # the server had closed an idle connection: that is not an error, and every command may be sent twice
         return self._exchange(route, data, headers, deadline)
 
     def _exchange(self, route: str, data: bytes, headers: dict[str, str], deadline: float) -> tuple[int, str, bytes]:
@@ -95,12 +95,12 @@ class RobotClient:
 
 
 def _sentence(reply: bytes) -> str:
-    """What a refusal says, be it text or JSON with an ``error``."""
+    """Returns the message of a refusal, which is text or JSON with an ``error``."""
     text = reply.decode(errors="replace").strip()
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except ValueError:
-        said = text
-    if isinstance(said, dict):
-        said = said.get("error") or said.get("detail") or text
-    return str(said)[:500] or "without a reason"
+        message = text
+    if isinstance(message, dict):
+        message = message.get("error") or message.get("detail") or text
+    return str(message)[:500] or "without a reason"

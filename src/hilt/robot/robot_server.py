@@ -1,10 +1,10 @@
-"""The robot server: the HTTP routes of HIL-SERL over any arm, with limits that hold whoever asks.
+"""The robot server: the HTTP routes of HIL-SERL over any arm, with limits that hold for every client.
 
     with RobotServer("tabletop", {"task": "pick"}, port=5000) as server:
         ...
 
 This process speaks HTTP and renders simulated cameras. The arm moves in a process of its own, ``control.py``: it reads no request and
-waits for nobody. Between them go lines of JSON on a socket; the state comes by shared memory, so that reading it costs the arm nothing.
+never waits. They exchange lines of JSON on a socket; the state is in shared memory, so that reading it does not delay the arm.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IDLE_S = 30.0
 FIRST_S = 10.0  # until the first whole request of a connection
 BODY_S = 5.0
 ANSWER_S = 60.0
-PATIENCE_S = 2.0  # until it is told for what the server waits
+PATIENCE_S = 2.0  # until the server reports what it waits for
 STALE_S = 1.0
 LOOKS = 50  # of 10 ms each: after a pause of the whole machine, the first state is some milliseconds away
 POLL_INTERVAL_S = 0.1  # how often a long request is checked for a client that has gone
@@ -96,7 +96,7 @@ class RobotServer:
         def serve() -> None:
             try:
                 asyncio.run(self.serve(ready.set))
-            except Exception as error:  # noqa: BLE001 - raised below, or told by `failure` later
+            except Exception as error:  # noqa: BLE001 - raised below, or reported by `failure` later
                 problems.append(error)
                 ready.set()
 
@@ -192,7 +192,7 @@ class App:
             asked = asyncio.ensure_future(self._control.ask(command.do, self._arm, **values))
             try:
                 while not (await asyncio.wait({asked}, timeout=POLL_INTERVAL_S))[0]:
-                    if gone.done():  # nobody waits for this motion any more
+                    if gone.done():  # the client of this motion has disconnected
                         await self._control.ask("release", self._arm)
                 await asked
             finally:
@@ -238,7 +238,7 @@ class Control:
         self.failure: str | None = None
         """Why the control process is no more: its own traceback."""
         self.held = False
-        """Whether it said, as it ended, that the arms hold: one that was killed could not"""
+        """Whether it reported at its end that the arms hold; a killed process cannot"""
         self._numbers, self._asked = itertools.count(), dict[int, asyncio.Future[Any]]()
         self._closing = False
         self._line, theirs = socket.socketpair()
@@ -311,7 +311,7 @@ class Control:
     def _need(self) -> None:
         if self.failure is not None:
             last = self.failure.strip().splitlines()[-1]
-            held = "and the arm is held" if self.held else "and did not say that the arm is held: look at it, and use its own stop"
+            held = "and the arm is held" if self.held else "and did not report that the arm is held: check it, and use its emergency stop"
             raise Refusal(503, f"the control process has ended, {held}: {last} (the server's log has all of it).")
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -396,7 +396,7 @@ def web_server(app: App) -> Any:
             self.loop.call_later(IDLE_S, self.look)
 
         def make_room(self, crowd: list[Any]) -> None:
-            """Ends the connection that is worth least, so that a crowd shuts nobody out: of those that have sent no request that was
+            """Closes the least valuable connection, so that many connections block no client: of those that have sent no request that was
             let in the oldest, then the one that was used longest ago. If all the others wait for their answers, it is this one."""
             others = [c for c in crowd if c is not self and not (c.proven() and c.is_busy())]
             worst = min(others, key=lambda c: (c.proven(), c.used), default=self)

@@ -1,7 +1,7 @@
 """The routes of the robot server: what each expects, checked before it comes near the arm, and what it answers.
 
 They are those of HIL-SERL's ``franka_server.py`` and of its egg-flip variant, with their replies to the letter. All are POST. What is
-wrong with a request is told in one sentence, by `Refusal`.
+wrong with a request is reported in one sentence, by `Refusal`.
 """
 
 from __future__ import annotations

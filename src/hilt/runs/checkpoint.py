@@ -43,7 +43,7 @@ class Checkpoint:
 
 def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, Any], keep: int, files: Files = DISK) -> Path:
     """Writes a checkpoint, power-safe when this returns, and then removes the oldest ones beyond `keep`, but for that of update 0. Where
-    one of this update is there and whole, its `state` is told anew: time may have passed without an update."""
+    one of this update is complete, only its `state` is written again: time may have passed without an update."""
     if keep < 1:
         raise ConfigError(f"checkpoint_keep={keep}: expected at least 1.")
     folder = run / FOLDER
@@ -98,14 +98,14 @@ def load(run: Path, update: int) -> Checkpoint:
 
 
 def latest(run: Path, say: Callable[[str], None] = logger.warning) -> Checkpoint | None:
-    """The newest whole checkpoint; damaged ones are passed over, and said. None when there is none at all."""
+    """Returns the newest complete checkpoint; damaged ones are skipped with a warning. None if there is none at all."""
     errors = []
     for update in reversed(numbers(run)):
         try:
             return load(run, update)
         except (CorruptError, FormatError, StorageError) as error:
             errors.append(error)
-            say(f"checkpoint {update} is passed over, the one before it is taken: {error}")
+            say(f"checkpoint {update} is skipped, and the one before it is used: {error}")
     if errors:
         raise CorruptError(f"{run}: none of its {len(errors)} checkpoints is whole; the first error is: {errors[0]}")
     return None
@@ -151,7 +151,7 @@ class Saver:
         self.error = None
         try:
             save(self._run, update, agent, state, self._keep, self._files)
-        except Exception as error:  # noqa: BLE001  # whatever it was, it is told to who waits for the checkpoint
+        except Exception as error:  # noqa: BLE001  # any error is raised where the checkpoint is awaited
             self.error = error
             with contextlib.suppress(HiltError):
                 self._files.remove(self._run / FOLDER / f".{update}.new")
@@ -170,7 +170,7 @@ class Buffers:
         known: dict[str, Any] = read_json(self._path) if self._path.exists() else {"steps": 0, "trajectories": []}
         self._steps, self._written = int(known["steps"]), set(known["trajectories"])
         for path in [*run.glob("buffer/transitions_*.pkl"), *run.glob("demo_buffer/transitions_*.pkl")] if period else []:
-            if int(path.stem.rpartition("_")[2]) > self._steps:  # of a process that was killed before it said so
+            if int(path.stem.rpartition("_")[2]) > self._steps:  # of a process that was killed before it recorded it
                 DISK.remove(path)
 
     def write_if_due(self, experience: Any) -> None:
@@ -211,7 +211,7 @@ def _copied(value: Any, _: str) -> Any:
 
 @contextlib.contextmanager
 def alone(run: Path, otherwise: str, cure: str = "") -> Iterator[None]:
-    """Nobody else trains in this folder meanwhile; whoever comes second is told `otherwise`."""
+    """Locks this folder for training; a second process gets the error `otherwise`."""
     lock = WriterLock(run)
     try:
         lock.__enter__()

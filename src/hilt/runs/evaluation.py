@@ -23,16 +23,16 @@ class EpisodeOutcome:
     """The initial state's number in its split"""
     seed: int
     success: bool | None
-    """None when nobody knows"""
+    """None if unknown"""
     steps: int
     total: float
     """Sum of its rewards"""
     error: str = ""
     """What the environment raised: the episode is lost"""
     verdict: bool | None = None
-    """What the run's reward classifier says of it; None when there is none"""
+    """The decision of the run's reward classifier; None without one"""
     judge: str = "task"
-    """Who decided the success: the "task", a "person" who was asked, the "classifier", or nobody: empty"""
+    """Who decided the success: the "task", a "person" who was asked, or the "classifier"; empty if unknown"""
 
 
 @dataclass
@@ -59,14 +59,14 @@ class EvaluationResult:
 
     @property
     def success(self) -> float | None:
-        """The share of episodes that succeeded; None when the environment never said anything of it."""
+        """The share of episodes that succeeded; None if the environment never reports success."""
         return self.successes / len(self.outcomes) if self.interval else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the success."""
-        said = any(one.success is not None for one in self.outcomes if not one.error)
-        return wilson(self.successes, len(self.outcomes)) if said else None
+        known = any(one.success is not None for one in self.outcomes if not one.error)
+        return wilson(self.successes, len(self.outcomes)) if known else None
 
     @property
     def steps_per_success(self) -> float | None:

@@ -41,7 +41,7 @@ def settle(config: T) -> tuple[T, PrecisionChoice | None]:
 def frozen(kind: type[T], run: Path) -> T:
     """The settings that a run of fine-tuning or post-training was begun with.
 
-    Before there was `auto`, settings that said no precision meant float32, or what the policy's folder said.
+    Before there was `auto`, settings without a precision meant float32, or the precision in the policy's folder.
     """
     config = thaw(kind, run / "config.yaml")
     setting = setting_of(config)

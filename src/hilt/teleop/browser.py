@@ -44,7 +44,7 @@ class Browser(Device):
 
     Of several viewers one drives, the first who takes over. When contact to the driver is lost, or the driver's page is closed,
     readings are `lost` until somebody takes over or gives back. *Stop* counts from every viewer; success, fail and reset from the
-    driver, or from anybody while nobody drives, and only if pressed in the episode that they end.
+    driver, or from any viewer while there is no driver, and only if pressed in the episode that they end.
     """
 
     name = "browser"
@@ -56,7 +56,7 @@ class Browser(Device):
         if importlib.util.find_spec("nicegui") is None:
             raise MissingPackageError("nicegui", "The page", "teleop")
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(16)
-        self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))  # of mode 0700: nobody else gets at the sockets in it
+        self._folder = Path(tempfile.mkdtemp(prefix="hilt-page-"))  # of mode 0700: other users cannot access the sockets in it
         self._context: zmq.Context[Any] = zmq.Context()
         self._page: subprocess.Popen[bytes] | None = None
         self._held: dict[str, Any] = {"driving": False, "lost": False, "at": 0.0}
@@ -81,14 +81,14 @@ class Browser(Device):
         return link
 
     def _start(self, listener: socket.socket, host: str) -> subprocess.Popen[bytes]:
-        """The page gets the socket on which we listen: whoever opens the address early waits there."""
+        """Passes the listening socket to the page's process: a browser that connects early waits there."""
         with open(self._folder / "output", "wb") as output:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output, "pass_fds": [listener.fileno()]}
             with held_back():
                 page = subprocess.Popen(run_module("hilt.teleop.page"), **pipes, start_new_session=True)
         settings = {"folder": str(self._folder), "listener": listener.fileno(), "host": host, "token": self.token, "parent": os.getpid()}
         assert page.stdin is not None
-        with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: what it said is reported below
+        with contextlib.suppress(BrokenPipeError), page.stdin as stdin:  # it died: its output is reported below
             stdin.write(json.dumps(settings).encode() + b"\n")
         return page
 

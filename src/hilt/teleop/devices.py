@@ -22,12 +22,12 @@ from hilt.envs.task import Env
 EVENTS = ("success", "fail", "reset", "stop", "toggle")
 
 AT_REST = 1e-3
-"""The norm of a motion up to which nobody is acting: HIL-SERL's number."""
+"""The norm of a motion up to which the device is at rest: HIL-SERL's number."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a device says now."""
+    """The current reading of a device."""
 
     motion: np.ndarray = field(default_factory=lambda: np.zeros(6))
     """x y z roll pitch yaw in [-1, 1], in the frame of the robot's base; given whether `engaged` or not."""
@@ -36,7 +36,7 @@ class Reading:
     engaged: bool = False
     """A person is acting now: a stick is moved, a key or the dead-man button is held. Counts in mode "hold"."""
     lost: bool = False
-    """Contact is gone, and nobody knows what the person wants: the arm holds still."""
+    """Whether contact with the person is lost: the arm holds still."""
     events: tuple[str, ...] = ()
     """Buttons pressed since the last reading, of `EVENTS`, in order."""
     arm: int = 0
@@ -62,7 +62,7 @@ class Status:
     reward: float = 0.0
     """Sum of the episode so far."""
     gripper: tuple[float, ...] = ()
-    """How far each arm's gripper is open, from 0 to 1; empty where nobody knows."""
+    """How far each arm's gripper is open, from 0 to 1; empty if unknown."""
     message: str = ""
 
 
@@ -124,7 +124,7 @@ def acting(motion: np.ndarray, gripper: int) -> bool:
 
 
 def arms_and_gripper(env: Env) -> tuple[int, bool]:
-    """How many arms an environment's actions move, and whether grippers too, told by their length: 6 and 12 have none."""
+    """How many arms an environment's actions move, and whether they have grippers, from their length: 6 and 12 have none."""
     length = (env.action_space.shape or (0,))[0]
     return (2 if length in (12, 14) else 1), length in (4, 7, 14)
 

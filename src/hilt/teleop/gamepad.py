@@ -43,7 +43,7 @@ class Gamepad(Device):
             raise ConfigError(f"gamepad {index} with the dead zone {dead_zone}: expected a number from 0 and a share below 1")
         self._index, self._dead_zone = index, dead_zone
         self._arms, self._gripper, self._arm = 1, True, 0
-        # SDL gives a joystick's events only to the program with the window in front, unless told otherwise
+        # SDL gives a joystick's events only to the program with the focused window by default
         for setting, value in (("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1"), ("PYGAME_HIDE_SUPPORT_PROMPT", "1")):
             os.environ.setdefault(setting, value)
         self._pygame = optional_module("pygame", "A gamepad", "teleop")

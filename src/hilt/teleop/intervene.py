@@ -35,7 +35,7 @@ DEFLECTED = 0.05
 LET_GO = "Let go, then press again: what was held before you took over moves nothing."
 LET_GO_CONTACT = "Let go, then press again: contact was lost, and what was held meanwhile moves nothing."
 LET_GO_ARM = "Let go, then press again: what was held for the other arm moves nothing."
-"""What a person is told meanwhile, and why."""
+"""The messages shown to a person meanwhile, by reason."""
 
 BRIEF_SECONDS = 1.0
 """After contact was lost for no longer than this, what the person still holds moves the arm on: they know what they hold, and they have
@@ -54,7 +54,7 @@ class TakeOver(gymnasium.Wrapper):
     - ``intervene_action``: the same, only when a person acted.
     - ``intervention_count``, ``intervention_steps``: how often and how long a person acted in this episode so far.
     - ``lost``: only when contact to the device is lost. Nothing moves then; the source is the person, whose ``intervention_steps`` do not
-      count it. Whoever steps may wait until contact is back (`poll`), or let the policy go on without it (`release`).
+      count it. The caller may wait until contact is back (`poll`), or let the policy continue without it (`release`).
 
     Events: *success* ends the episode (terminated, reward 1, ``succeed``), *fail* too (reward 0), and ``info["marked"]`` is there, True
     or False, where a person decided; *reset* truncates it, *stop* truncates it and sets ``info["stop"]``, for the loop around to end.
@@ -120,7 +120,7 @@ class TakeOver(gymnasium.Wrapper):
             self._steps += not reading.lost
             self._count += not before
         executed = executable(action, self.env.action_space)
-        given = copy.deepcopy(executed)  # an environment may change it in place, and what is told is what was asked of it
+        given = copy.deepcopy(executed)  # an environment may change it in place, and info has the action as it was given
         observation, reward, terminated, truncated, info = self.env.step(given)
 
         info = dict(info)
@@ -148,7 +148,7 @@ class TakeOver(gymnasium.Wrapper):
 
     def poll(self) -> Reading:
         """What the device gives between two steps. Nothing moves, and its events count in the next step. Where contact was lost, nothing
-        moves in that one either: after a pause whoever acts decides from an observation that is new."""
+        moves in that one either: after a pause the next action is chosen from a new observation."""
         reading = self._read()
         self._polled, self._still = reading.events, self._still or reading.lost
         self._show(self._seen, "nobody")
@@ -238,7 +238,7 @@ def motion_action(reading: Reading, space: gymnasium.spaces.Box) -> np.ndarray:
 
     Length 3 is xyz, 4 xyz and gripper, 6 xyz and rotation, 7 that and gripper; 12 and 14 are two of 6 or 7, and the arm that
     is not meant holds still. The gripper's command is -1 or 1 exactly. HIL-SERL draws it between 0.9 and 1, which makes a
-    recording differ from its replay for no gain: full deflection of an axis is 1 too, so whoever learns from it meets 1 anyway.
+    recording differ from its replay for no gain: full deflection of an axis is 1, too, so a policy sees 1 anyway.
     """
     (length,) = space.shape
     arms = 2 if length in (12, 14) else 1
@@ -289,7 +289,7 @@ def images_of(observation: Any, name: str = "") -> dict[str, np.ndarray]:
 
 
 def grippers_of(observation: Any) -> tuple[float, ...]:
-    """How far they are open, left arm first, where the state says so: `gripper_pose`, or one for each arm."""
+    """Returns how far the grippers are open, left arm first, if the state has `gripper_pose`, or one for each arm."""
     state = observation.get("state") if isinstance(observation, Mapping) else None
     found = {name: value for name, value in state.items() if name.endswith("gripper_pose")} if isinstance(state, Mapping) else {}
     return tuple(float(np.ravel(found[name])[0]) for name in sorted(found))

@@ -40,7 +40,7 @@ ASK = b"\x1b[?u" + ALIVE
 KITTY_ON, KITTY_OFF = b"\x1b[>11u\x1b[?1004h", b"\x1b[?1004l\x1b[<u"
 SEQUENCE = re.compile(
     rb"\x1b\[(?P<code>\d*)[\d:]*(?:;(?P<modifiers>\d*)(?::(?P<event>\d))?)?[\d:;]*(?P<final>[@-~])"
-    rb"|\x1bO(?P<arrow>.)|(?P<character>[^\x1b])|\x1b\[[ -?]*[@-~]|\x1b[^\[O\x1b]"  # the last two: known to nobody here
+    rb"|\x1bO(?P<arrow>.)|(?P<character>[^\x1b])|\x1b\[[ -?]*[@-~]|\x1b[^\[O\x1b]"  # the last two: unknown sequences
 )
 NAMES = {9: "tab", 13: "enter", 27: "escape", 127: "backspace", 8: "backspace", 10: "enter"}
 ARROWS = {b"A": "arrowup", b"B": "arrowdown", b"C": "arrowright", b"D": "arrowleft"}
@@ -109,7 +109,7 @@ class Keyboard(Device):
         os.close(self._fd)
 
     def _raw(self) -> None:
-        """Characters at once and unseen. Ctrl-C still interrupts; Ctrl-Z does not, for nobody would control the arm then."""
+        """Switches to unbuffered input without echo. Ctrl-C still interrupts; Ctrl-Z does not, because the arm would be without control."""
         mode = termios.tcgetattr(self._fd)
         mode[0] &= ~(termios.ICRNL | termios.IXON)
         mode[3] &= ~(termios.ICANON | termios.ECHO)

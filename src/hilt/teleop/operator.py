@@ -163,7 +163,7 @@ def _checked(plan: Any) -> Expert:
             f"the expert made a function that cannot be called without arguments ({error}): expected one that takes none and gives the "
             "next action. It is made for an environment, which it may ask for what it needs to know."
         ) from None
-    except ValueError:  # nobody knows its arguments, as of some builtins
+    except ValueError:  # its arguments are unknown, as for some builtins
         pass
     result: Callable[[], Any] = plan
     return result

@@ -39,13 +39,13 @@ from hilt.robot.request_auth import host_name
 from hilt.teleop.devices import EVENTS, KEYS
 
 SEAT_SECONDS = 2.0
-"""A driver who was not heard for so long no longer has the wheel."""
+"""Seconds of silence after which a driver loses control."""
 DRIFT = 2e-3
 """Seconds by which the clocks of a browser and of this machine may part in a second."""
 VIEWERS = 32
 """More at a time are refused."""
 NAME_S = 10.0
-"""Seconds within which a viewer says its name"""
+"""Seconds within which a viewer must send its name"""
 IN_FLIGHT = 2
 """Messages on their way to a browser: more would only be older when they arrive."""
 QUALITY = 95
@@ -54,7 +54,7 @@ STILL = {"motion": [0.0] * 6, "gripper": 0, "arm": 0}
 
 
 class Wheel:
-    """Who drives: nobody or one viewer, and what they hold.
+    """The driver, at most one viewer, and the inputs that they hold.
 
     A driver who vanishes loses the wheel but leaves it *lost*: the arm holds still until a person takes the wheel or gives it
     back to the policy. Times are the monotonic clock's, which this machine's processes share.
@@ -163,7 +163,7 @@ class Page:
             await connection.accept()
             await connection.close(1013, f"{VIEWERS} viewers are connected, no more are served: close one of the other pages.")
             return
-        self._connections.add(connection)  # counted from here on, whether they say who they are or not
+        self._connections.add(connection)  # counted from here on, even without a name
         viewer = sender = None
         hurry = asyncio.create_task(_close_later(connection, NAME_S))
         try:
@@ -268,7 +268,7 @@ class Page:
 async def _close_later(connection: Any, seconds: float) -> None:
     await asyncio.sleep(seconds)
     with contextlib.suppress(RuntimeError):  # it is closed already
-        await connection.close(1008, "this page said no name, or is open elsewhere.")
+        await connection.close(1008, "this page sent no name, or is open elsewhere.")
 
 
 def compress(frames: dict[str, tuple[list[int], bytes]]) -> list[tuple[str, bytes]]:
@@ -389,7 +389,7 @@ def main() -> None:
     try:
         asyncio.run(run(settings))
     finally:
-        if os.getppid() != settings["parent"]:  # nobody else is left to do it
+        if os.getppid() != settings["parent"]:  # the parent process is gone
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
 

@@ -119,7 +119,7 @@ class SpaceMouse(Device):
 
 
 def cure(trouble: str) -> str:
-    """What to do about what pyspacemouse says."""
+    """Returns the fix for an error of pyspacemouse."""
     if "HID API" in trouble:
         return f"a SpaceMouse needs the library hidapi, which is not there: {INSTALL}"
     if "open" in trouble and not DEVICE_NODES:

@@ -12,7 +12,7 @@ from hilt.policies.vla.observation_adapters import Suite
 
 
 class ChunkAgent:
-    """Asks the policy once for each chunk, and gives its actions one after the other. `execute`: so many of each chunk, 0: all of them;
+    """Evaluates the policy once for each chunk, and returns its actions one by one. `execute`: the number of actions of each chunk, 0: all;
     then the policy looks again."""
 
     def __init__(self, policy: Any, suite: Suite, instruction: str, execute: int = 0):

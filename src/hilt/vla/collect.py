@@ -8,7 +8,7 @@ nothing are dropped by filters, and others are rolled out in their place; what i
 step, and so are the groups of a step for which no whole batch was found. The members of a group share task, state and first frame, or
 `collect` raises: without that, comparing them means nothing.
 
-Ranks do not talk with each other here. One without a task has nothing to collect, and says so in figures of the same names.
+Ranks do not communicate here. One without a task collects nothing, and returns figures with the same names.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Collecting:
     split: str = "train"
     """Whose initial states; validation has another split"""
     states_per_task: int = 0
-    """So many initial states of each task, from the first on; 0: all of the split"""
+    """The number of initial states of each task, from the first on; 0: all of the split"""
     init_state_mode: str = "group"
     """ "group": one initial state for all members; "distinct": the next one for each member, so that they differ in difficulty"""
     tasks_per_step: int = 0
@@ -79,7 +79,7 @@ class Collecting:
     groups_at_once: int = 0
     """Groups that are drawn at a time, which is one attempt (num_parallel_envs); 0: as many as are missing"""
     oversample_factor: float = 1.0
-    """Of those that are missing, so many times are drawn, so that filters leave enough"""
+    """The number of drawn groups relative to the missing ones, so that filters leave enough"""
     carry_over: bool = True
     """Groups beyond the need are learned from in the next step; otherwise they are thrown away"""
     filter_accuracy: bool = False
@@ -221,7 +221,8 @@ class Collector:
         keep: Callable[[RolloutEpisode], None] = lambda episode: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Collected:
-        """The episodes of one training step. `keep` is told of every episode that ended, also of those that are dropped or carried over."""
+        """The episodes of one training step. `keep` is called with every episode that ended, including those that are dropped or carried
+        over."""
         if greedy and self._config.init_state_mode == "distinct":
             raise ConfigError("a greedy episode is of one initial state: it needs init_state_mode=group.")
         before, tally = self.state_dict(store=lambda episode: {"": episode}), _Tally(self._surplus, self._taken, self._solved)
@@ -528,10 +529,10 @@ class _Tally:
 
     def report(self) -> str:
         whole = self.groups + self.dropped["lost"]
-        said = [f"{whole} groups in {self.attempts} attempts"] if self.attempts else ["nothing was rolled out"]
-        said += [f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]]
-        said += [f"{len(self.lost)} episodes lost"] if self.lost else []
-        return ", ".join(said)
+        parts = [f"{whole} groups in {self.attempts} attempts"] if self.attempts else ["nothing was rolled out"]
+        parts += [f"{self.dropped[reason]} dropped ({words})" for reason, words in REASONS.items() if self.dropped[reason]]
+        parts += [f"{len(self.lost)} episodes lost"] if self.lost else []
+        return ", ".join(parts)
 
     def cure(self) -> str:
         reason = max(REASONS, key=lambda reason: self.dropped[reason]) if self.dropped.total() else ""

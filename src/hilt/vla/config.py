@@ -1,7 +1,7 @@
-"""What a run of post-training is told: a policy rolls out groups of episodes over tasks and learns from how they ended.
+"""The settings of post-training: a policy rolls out groups of episodes over tasks and learns from their outcomes.
 
 Sizes are named with their unit: an *episode* is one rollout, a *group* is `collect.group_size` episodes from one initial state, a *row*
-is one chunk that the policy was asked for. `Vla.arithmetic` says in words what they come to, before anything starts.
+is one chunk that the policy was asked for. `Vla.arithmetic` describes the resulting sizes in text, before anything starts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SimulatorSettings:
 
 @dataclass
 class Critic:
-    """Who says what a state is worth: for algorithm.estimator=gae."""
+    """The critic, which estimates values for algorithm.estimator=gae."""
 
     kind: str = "none"
     """ "shared": a head on the policy's trunk, which it trains too; "detached": the head alone is trained; "separate": a policy of its
@@ -116,7 +116,7 @@ class Validation:
     hold: int = 2
     """Number of validations in a row that must reach the goal"""
     videos: int = 0
-    """Of so many episodes each time, one picture for each chunk"""
+    """The number of episodes with a video at each validation, one image per chunk"""
 
 
 @dataclass
@@ -167,27 +167,28 @@ class Vla:
     """Training steps: each collects episodes and learns from them. A step whose groups only wait for the next one does not count; after
     as many of these in a row, 20 at least, the run ends. 0: the policy is validated, and that is all"""
     max_seconds: float = 0.0
-    """A cap: it ends after the step in which so many seconds of work have passed; 0: max_steps alone counts. The learning rate's schedule
+    """A cap: it ends after the step in which this number of seconds has passed; 0: only max_steps applies. The learning rate's schedule
     follows whichever of the two comes first"""
     solved_steps: int = 5
-    """It ends as solved after so many training steps in a row, of 256 episodes at least, in which all members of all groups succeeded; 0:
+    """It ends as solved after this number of training steps in a row, of 256 episodes at least, in which all members of all groups
+    succeeded; 0:
     never. For runs that reward success alone, and late success as much (algorithm.discount=1)"""
     stop_on: list[str] = field(default_factory=list)
     """Alarms that end the run when they are raised, with a checkpoint, such as [ppo_kl, validation]: docs/observe.md lists them"""
     checkpoint_period: int = 10
     """Training steps between two checkpoints"""
     checkpoint_keep: int = 1
-    """The newest so many stay"""
+    """The number of newest ones that are kept"""
     export_period: int = 0
     """Training steps between two complete checkpoint folders of the policy, RUN/actor/global_step_N, with adapters merged and, in its
     lora_adapter, alone; 0: none but RUN/policy, when the run ends or is stopped"""
     export_keep: int = 0
-    """The newest so many of these folders stay; 0: all"""
+    """The number of newest folders that are kept; 0: all"""
     copy_to: str = ""
     """A URL of any file system that fsspec knows (hdfs, s3, gs, file), to which each checkpoint is copied, checked, and from which a run
     can be resumed; empty: none"""
     rollouts_gb: float = 20.0
-    """Of collected episodes each rank keeps so many gigabytes on its disk, the newest; 0: all"""
+    """The gigabytes of newest collected episodes that each rank keeps on its disk; 0: all"""
     sinks: list[str] = field(default_factory=list)
     """Where metrics go besides: tensorboard, wandb, trackio; or another one by name or module:Class"""
     seed: int = 0

@@ -63,7 +63,8 @@ class Demonstrations:
         say: Callable[[str], None] = lambda text: None,
         report: Report = silent,
     ):
-        """What is no log is made one in `folder`, once. An `instruction` is said of every episode; empty: as the data has it.
+        """Converts other formats to a log in `folder`, once. An `instruction` applies to every episode; empty: the instructions in the
+        data.
         `successes_only` passes over episodes that are known to have failed."""
         self._suite, self._datasets = suite, [_opened(path, folder, number, say, report) for number, path in enumerate(paths)]
         self.lessons: list[Lesson] = []
@@ -78,10 +79,10 @@ class Demonstrations:
                 if successes_only and episode.facts.get("success") is False:
                     failed += 1
                     continue
-                told = instruction or episode.facts.get(INSTRUCTION, "")
-                texts, begins = ((told,), (0,)) if isinstance(told, str) else (tuple(told["texts"]), tuple(told["begins"]))
+                given = instruction or episode.facts.get(INSTRUCTION, "")
+                texts, begins = ((given,), (0,)) if isinstance(given, str) else (tuple(given["texts"]), tuple(given["begins"]))
                 if not all(texts):
-                    raise ConfigError(f"{path}: an episode does not say what is to be done; give instruction=TEXT.")
+                    raise ConfigError(f"{path}: an episode has no instruction; give instruction=TEXT.")
                 self.lessons.append(Lesson(dataset.log, keys, _taught(suite, episode.columns, path), texts, begins))
         if not self.lessons:
             lost = f"; {failed} failed, and successes_only=true" if failed else ""
@@ -153,8 +154,8 @@ class Demonstrations:
             keys = [self.lessons[rows[place, 0]].keys[rows[place, 1]] for place in mine]
             views = self._suite.views(log.read(keys, ["observations"])["observations"])
             for at, place in enumerate(mine):
-                told = self.lessons[rows[place, 0]].instruction(int(rows[place, 1]))
-                found[place] = {**{view: column[at] for view, column in views.items()}, "instruction": told}
+                text = self.lessons[rows[place, 0]].instruction(int(rows[place, 1]))
+                found[place] = {**{view: column[at] for view, column in views.items()}, "instruction": text}
         return found
 
 

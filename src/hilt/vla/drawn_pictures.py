@@ -73,7 +73,7 @@ class DrawnPictures(NamedTuple):
 
 
 def learn(policy: SmallVLA, drawing: DrawingSettings, seed: int = 0, watch: Callable[[int, float], None] = lambda step, loss: None) -> None:
-    """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is told each step and its loss."""
+    """Trains the eyes of a policy and its reading of words, and nothing else of it. `watch` is called with each step and its loss."""
     trained = [*policy.eyes.parameters(), *policy.text.parameters()]
     adam, rng = Adam(trained, drawing.learning_rate), np.random.default_rng([seed, 5])
     for step in range(drawing.steps):

@@ -102,22 +102,22 @@ def digest(observation: Any) -> bytes:
     return total.digest()
 
 
-TOLD = ("success", "steps", "truncated", "version", "ill_formed", "instruction", "trajectory")
+PACKED_FIELDS = ("success", "steps", "truncated", "version", "ill_formed", "instruction", "trajectory")
 """What is neither an array nor where it began"""
 
 
 def pack(episode: RolloutEpisode) -> dict[str, Any]:
     """An episode as arrays and text, for a checkpoint."""
-    told = {"start": asdict(episode.start), **{name: getattr(episode, name) for name in TOLD}}
+    fields = {"start": asdict(episode.start), **{name: getattr(episode, name) for name in PACKED_FIELDS}}
     arrays = {"executed": episode.executed, "rewards": episode.rewards, "first": np.frombuffer(episode.first, np.uint8)}
     last = {} if episode.last is None else {"last": episode.last}
-    return {"told": json.dumps(told), "record": dict(episode.record), **arrays, **last}
+    return {"fields": json.dumps(fields), "record": dict(episode.record), **arrays, **last}
 
 
 def unpack(packed: Mapping[str, Any]) -> RolloutEpisode:
     """What `pack` was given; arrays may have become tensors meanwhile."""
-    told = json.loads(packed["told"])
+    fields = json.loads(packed["fields"])
     executed, rewards, first = (np.asarray(packed[name]) for name in ("executed", "rewards", "first"))
     record = {name: np.asarray(array) for name, array in packed["record"].items()}
     last = map_tree(lambda array, path: np.asarray(array), packed["last"]) if "last" in packed else None
-    return RolloutEpisode(Start(**told.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **told)
+    return RolloutEpisode(Start(**fields.pop("start")), record, executed, rewards, first=first.tobytes(), last=last, **fields)

@@ -31,7 +31,7 @@ ENDED = ("success", "steps", "truncated", "version", "ill_formed")
 
 
 class EpisodeLog:
-    """Opened by the one rank that writes it. `path` is made with the first episode, which says what the columns are. Beyond
+    """Opened by the one rank that writes it. `path` is made with the first episode, which determines the columns. Beyond
     `capacity_bytes` the oldest go that are not pinned; 0: none does."""
 
     def __init__(self, path: Path, capacity_bytes: int = 0):
@@ -90,9 +90,9 @@ class EpisodeLog:
         record = dict(columns["record"])
         if facts["prompt_width"]:
             record["prompt"] = np.ascontiguousarray(record["prompt"][:, : facts["prompt_width"]])
-        told = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
+        stored = {name: facts[name] for name in ENDED} | {"instruction": facts[INSTRUCTION], "first": bytes.fromhex(facts["first"])}
         start = Start(**{name: facts[name] for name in STARTED})
-        return RolloutEpisode(start, record, columns["executed"], columns["rewards"], **told, trajectory=trajectory), columns["earned"]
+        return RolloutEpisode(start, record, columns["executed"], columns["rewards"], **stored, trajectory=trajectory), columns["earned"]
 
     def __contains__(self, trajectory: int) -> bool:
         """Whether it is there."""

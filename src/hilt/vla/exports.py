@@ -141,7 +141,7 @@ class RunCopy:
 
 
 def fetch_run(url: str, run: Path, say: Callable[[str], None] = lambda text: None, report: Report = silent) -> None:
-    """Makes the folder of a run from its copy, so that it can be resumed here. A state that is damaged is passed over, and said."""
+    """Makes the folder of a run from its copy, so that it can be resumed here. A damaged state is skipped with a message."""
     place = UrlFolder(url)
     place.check()
     if run.exists() and any(run.iterdir()):

@@ -2,7 +2,7 @@
 
 The slots of a pool are two halves. While one half simulates, the policy answers the other; the halves take turns, and each waits for all
 of its slots. So what happens does not depend on how many processes the pool has or how quick they are, and a run can be repeated bit for
-bit. A slot whose episode has ended takes the next start at once; nobody asks the policy about an episode that has ended.
+bit. A slot whose episode has ended takes the next start immediately; the policy is not evaluated for an episode that has ended.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def roll_out(
 ) -> Iterator[RolloutEpisode | LostEpisode]:
     """Each episode as it ends, in an order that the starts alone decide. Starts are taken when a slot is free.
 
-    `execute`: so many actions of each chunk are carried out, 0: all. `rows_at_once`: observations that go through the policy together,
+    `execute`: the number of actions of each chunk that are executed, 0: all. `rows_at_once`: observations that go through the policy
+    together,
     0: those of half the slots. `retries`: times that an episode is begun again after its simulator failed, before it counts as lost.
     `strict`: an ill-formed chunk ends its episode, and so does a policy that raises; otherwise what the policy raises is raised, and only
-    numbers that are not finite end an episode. `begun`: slots whose `pool.start` was called before. Closed early or told to `stop`, it
+    numbers that are not finite end an episode. `begun`: slots whose `pool.start` was called before. Closed early or stopped by `stop`, it
     waits for what the simulators are doing, so that the pool can be used again.
     """
     if not 0 <= execute <= policy.chunk:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: a policy imitates demonstrations until held-out episodes say that it is at its best.
+"""Supervised fine-tuning: a policy imitates demonstrations until the loss on held-out episodes is lowest.
 
     RUN/config.yaml, run.json   every setting, frozen; its identity
     RUN/tasks/NAME/             demonstrations that the script of a task recorded before
@@ -88,7 +88,7 @@ class Sft:
     task_options: dict[str, Any] = field(default_factory=dict)
     """What all of them are given"""
     demonstrations: int = 0
-    """So many are recorded of each task"""
+    """The number of episodes recorded for each task"""
     demonstration_options: dict[str, Any] = field(default_factory=dict)
     """What their script is given, such as speed and noise"""
     suite: str = ""
@@ -96,7 +96,7 @@ class Sft:
     columns: dict[str, str] = field(default_factory=dict)
     """Instead of a suite: the policy's names to paths in the observations, full_image: images/top"""
     instruction: str = ""
-    """Said of every episode; empty: as the data has it"""
+    """The instruction of every episode; empty: from the data"""
     successes_only: bool = True
     """Episodes that failed are passed over"""
     validation: float = 0.1
@@ -170,7 +170,7 @@ class Sft:
 
 
 class NamesObservations(Protocol):
-    """Settings that say how observations are named."""
+    """Settings for the names of observations."""
 
     columns: dict[str, str]
     suite: str
@@ -261,7 +261,7 @@ def open_policy(run: Path, config: Sft) -> Any:
 
 
 Watch = Callable[[int, dict[str, float]], None]
-"""Told of each record of metrics: the step, and what was measured"""
+"""Called with each record of metrics: the step, and the values"""
 
 
 def train(
@@ -279,7 +279,7 @@ def train(
         stack.enter_context(checkpoint.taken_back(run, "tasks", "data", "best"))
         stack.enter_context(checkpoint.alone(run, "is being trained already"))
         report(f"loading the policy {config.policy}")
-        policy = None if is_new(config.policy) else open_first(config)  # what is wrong with it is told before anything is recorded
+        policy = None if is_new(config.policy) else open_first(config)  # its errors are raised before anything is recorded
         paths = [local(path) for path in config.data]
         for task in config.tasks if config.demonstrations else []:
             folder, wanted = demonstrations_of(run, task), Settings(task, config.task_options, config.demonstrations, seed=config.seed)
@@ -460,7 +460,7 @@ class Training:
 
         self._best, self._best_step, self._waited = loss, self.step, 0
         folder = self._run / "best" / str(self.step)
-        DISK.remove(folder)  # of a process that was killed before it said so
+        DISK.remove(folder)  # of a process that was killed before it recorded it
         DISK.make_folders(folder.parent)
         with new_folder(folder) as beside:
             write_tensors(beside, {name: p.detach() for name, p in self._trained.items()})

@@ -115,7 +115,7 @@ class Agenda:
         solved: Solved | None = None,
     ):
         """`tasks`: those of all ranks. `states`: how many initial states one has. `steal`: a rank for which no task is left takes a share
-        of the states of another's. `tasks_at_once`: an iteration works on so many tasks; 0: on all, group by group in turn."""
+        of the states of another's. `tasks_at_once`: the number of tasks of an iteration; 0: all, group by group in turn."""
         if mode not in MODES:
             raise UnknownNameError("init_state_mode", mode, MODES)
         self._rank, self._ranks, self._split, self._mode, self._seed = rank, ranks, split, mode, seed
@@ -146,7 +146,8 @@ class Agenda:
         self.cursor += min(self._at_once or self._turn, self._turn)
 
     def draw(self, groups: int, group_size: int) -> list[Start]:
-        """The members of so many groups, one group after the other. "group": one state for all of its members; "distinct": one for each."""
+        """Returns the members of this number of groups, one group after the other. "group": one state for all of its members;
+        "distinct": one for each."""
         drawn = []
         for _ in range(groups):
             task = self.current[self._turn % len(self.current)]

@@ -99,7 +99,7 @@ class TrainSummary:
 
     reason: str
     """"goal": success held at validation.goal; "solved": every group succeeded in `solved_steps` training steps in a row; "max_steps",
-    "max_seconds"; "exhausted": nothing was learned from in so many steps in a row; "stopped" from outside; or "alarm": one that `stop_on`
+    "max_seconds"; "exhausted": this number of steps in a row made no update; "stopped" from outside; or "alarm": one that `stop_on`
     names, which `train` raises as an `AlarmError` when the policy is written"""
     step: int
     """The last one, of all that collected"""
@@ -120,7 +120,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     report: Report = silent,
 ) -> TrainSummary:
-    """Runs to the end, or until `stop` says so, and writes ``run/policy``. Stopped in any way, the same call goes on."""
+    """Runs to the end, or until `stop` returns True, and writes ``run/policy``. After a stop of any kind, the same call continues."""
     config.check()
     config, _ = settle(config)  # a run is settled already; settings that never were in one are, for all ranks alike
     with contextlib.ExitStack() as stack:
@@ -393,7 +393,7 @@ class Controller:
             for card in part["episodes"]:
                 self._env_steps += card["length"]
                 self._metrics.write("episode", {**card, "actor": f"rank-{rank}"}, update=self.step + 1, step=self._env_steps)
-            for text in part["said"]:
+            for text in part["messages"]:
                 self._say(text)
         updates = self._ask("update", self._progress(), ahead)
         now = time.monotonic()
@@ -479,7 +479,7 @@ class Controller:
     def _keep(self, success: float) -> None:
         self._best, self._best_step = success, self.step
         folder = self._run / BEST / str(self.step)
-        DISK.remove(folder)  # of a process that was killed before it said so
+        DISK.remove(folder)  # of a process that was killed before it recorded it
         DISK.make_folders(folder.parent)
         with new_folder(folder) as beside:
             write_tensors(beside, self._group.call("trained")[0])

@@ -28,9 +28,9 @@ VIDEO_HZ = 4.0
 
 
 def starts_of(pool: Any, tasks: Sequence[str], split: str, episodes: int, seed: int, at_most: int = 0) -> list[Start]:
-    """Task by task so many `episodes`, from the first state on and around again; 0: every state once. `split`: empty for the one to be
+    """The starts of `episodes` for each task, from the first state on, cyclically; 0: every state once. `split`: empty for the one to be
     reported, as `split_to_report` has it. `group` is a start's place, in which
-    the tasks take turns: videos of the first few show all of them, and with `at_most` above 0 only so many first places are taken."""
+    the tasks take turns: videos of the first few show all of them, and `at_most` above 0 limits the total number of starts."""
     found: list[Start] = []
     for turn, task in enumerate(tasks):
         there = pool.describe(task)["initial_states"]

@@ -63,7 +63,9 @@ class Updater:
     ):
         """`critic`: trained apart; without, gae takes the policy's own value head. `reference`: a policy that stays as it is.
 
-        `extra_loss` is asked once in each step, at every rank; the mean over ranks counts. So many first updates move the critic alone:
+        `extra_loss` is called once in each step, on every rank; the mean over ranks counts. The first `critic_warmup` updates train only
+        the
+        critic:
         of a policy with a value head, that head. `process`: rewards for each term, beside those that an update is given.
         """
         settings.check()
@@ -188,7 +190,7 @@ class Updater:
             rows.values = self._values(rows, blank)
         if rows.given is not None:
             rows.advantage, rows.returns = rows.given.float(), torch.zeros(len(rows))
-            return figures | self._told(rows)
+            return figures | self._row_figures(rows)
         group = torch.tensor([e.start.group for e in rows.episodes], dtype=torch.int64)
         baseline = None
         if self._estimator.needs_greedy:
@@ -212,7 +214,7 @@ class Updater:
         known = (values, baseline, self.ranks.sum_, penalty, scored if beside else None, process)
         worth, returns = advantages(settings, rewards, there, group, *known)
         rows.advantage, rows.returns = worth[rows.of, rows.at].float(), returns[rows.of, rows.at].float()
-        return figures | self._told(rows)
+        return figures | self._row_figures(rows)
 
     # PRIME: what each term earns by a policy that learns from outcomes
 
@@ -290,7 +292,7 @@ class Updater:
             return torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(e.record["value"] for e in rows.episodes)]))
         return self._evaluate_no_grad((self._critic or self.actor).module, rows, blank, values=True)
 
-    def _told(self, rows: Rows) -> dict[str, float]:
+    def _row_figures(self, rows: Rows) -> dict[str, float]:
         score = (rows.rewards - rows.penalty).sum()
         returns, error = rows.returns.double(), (rows.returns - rows.values).double()
         size = rows.advantage.abs()
@@ -357,12 +359,12 @@ class Updater:
         for trainee in moved:
             trainee.clear()
             trainee.module.eval()
-        told = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
-        told |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
-        told |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
+        metrics = dict(zip(names, [x / measured for x in self._sum(*(sums[name] for name in names))], strict=True))
+        metrics |= {name: _mean_of_finite([each[name] for each in seen]) for name in seen[0]}
+        metrics |= {"kl_stopped": float(far)} if self.settings.target_kl else {}
         skipped = sum(not all(math.isfinite(value) for name, value in each.items() if name.endswith("gradient_norm")) for each in seen)
         in_a_row = max(trainee.skipped_in_a_row for trainee in moved)
-        return told | {"optimizer_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
+        return metrics | {"optimizer_steps": float(len(seen)), "skipped_steps": float(skipped), "skipped_in_a_row": float(in_a_row)}
 
     def _too_far(self, ppo_kl: float, steps: int) -> bool:
         """Whether the policy is so far from the one that collected that this update ends before its next step. Its first step is made."""

@@ -64,9 +64,9 @@ class Worker:
         config = config.settled()
         self._config, self._ranks, self._stop = config, ranks, stop
         self._run = rank_folder(config.placement, run, ranks.rank)
-        self._said: list[str] = []
+        self._messages: list[str] = []
         self.report: Report = silent
-        """Told how far `collect`, `update` and `validate` are; the group puts its own here"""
+        """Called with the progress of `collect`, `update` and `validate`; the group sets its own"""
         self._clock = PhaseClock()
         self._suite = words(config)
         self._rollout = role != "train"
@@ -96,7 +96,7 @@ class Worker:
             self._timed = _TimedPool(self._pool, self._clock)
             self._collector = Collector(
                 config.collect, config.tasks, self._timed, self._suite,
-                rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._said.append,
+                rank=ranks.rank, ranks=ranks.size, seed=config.seed, say=self._messages.append,
             )  # fmt: skip
             self._collector.report = self._tell
             self._actor: Any = _TimedPolicy(self.policy, self._clock)
@@ -184,8 +184,8 @@ class Worker:
         self._baselines = {group: float(self._earned[episode.trajectory].sum()) for group, episode in found.greedy.items()}
         self._earned = {number: self._earned[number] for number in _carried(self._standing())}
         self._pin()
-        said, self._said[:] = list(self._said), []
-        return {"episodes": cards, "figures": found.figures, "said": said, "seconds": self._clock.since(began)}
+        messages, self._messages[:] = list(self._messages), []
+        return {"episodes": cards, "figures": found.figures, "messages": messages, "seconds": self._clock.since(began)}
 
     def _pin(self) -> None:
         """What the next step, this one made again, or a checkpoint goes on with stays in the log, whatever room there is."""
@@ -209,7 +209,7 @@ class Worker:
     # Validation
 
     def validate(self, step: int) -> dict[str, Any]:
-        """This rank's part of the validation: every so-manieth episode. A lost one is a failure, with its error."""
+        """This rank's part of the validation: every N-th episode for N ranks. A lost one is a failure, with its error."""
         config, settings, rank = self._config, self._config.validation, self._ranks.rank
         self._collector.settle()
         chosen = starts_of(self._pool, config.tasks, settings.split, settings.episodes, config.seed, settings.at_most)
@@ -237,7 +237,8 @@ class Worker:
         return {**self._collector.state_dict(_in_the_log), "log_end": self.log.end()}
 
     def load_own(self, states: Sequence[Mapping[str, Any]], step: int = 0) -> None:
-        """Where each rank was after so many steps; without states it begins. What its log has of later steps is taken out: they are made
+        """Restores the state of each rank after this number of steps; without states it begins. Later steps in its log are removed: they
+        are made
         again."""
         if states:
             self._saved.append(states[self._ranks.rank])
@@ -256,7 +257,7 @@ class Worker:
         if state is not None:
             waiting = {n: group for n, group in state["surplus"].items() if all(held["trajectory"] in self.log for held in group.values())}
             if gone := len(state["surplus"]) - len(waiting):
-                self._said.append(
+                self._messages.append(
                     f"rank {self._ranks.rank}: {gone} groups that were carried over are no longer in {self.log.path}: others are collected "
                     "in their place, and it does not go on bit for bit."
                 )
@@ -487,11 +488,11 @@ class Imitating:
 
 
 def card_of(episode: RolloutEpisode, step: int) -> dict[str, Any]:
-    """What the controller is told of an episode: some hundred bytes, whatever it saw."""
+    """Returns the summary of an episode for the controller: a few hundred bytes."""
     start = {"task": episode.start.task, "state": episode.start.state, "group": episode.start.group}
-    told = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
+    outcome = {"success": episode.success, "length": episode.steps, "return": float(episode.rewards.sum()), "truncated": episode.truncated}
     ill = {"ill_formed": episode.ill_formed.strip().splitlines()[-1]} if episode.ill_formed else {}
-    return {**start, **told, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
+    return {**start, **outcome, **ill, "trajectory": episode.trajectory, "training_step": step + 1}
 
 
 class PhaseClock:

@@ -46,7 +46,7 @@ class Update:
     power_safe: bool
     """Whether all of them would survive a power cut at the learner."""
     refused: int
-    """Steps that the learner refused since the last update; the log has said why."""
+    """The number of steps that the learner refused since the last update; the reasons are in the log."""
     dropped: int
     """Steps that a full queue dropped since the last update."""
     problem: str
@@ -94,7 +94,7 @@ class TrainerClient:
         self._on_version: Callable[[int], Any] | None = None
         self._updater: threading.Thread | None = None
         self._stopped = threading.Event()
-        self._told = dict.fromkeys(("refused", "dropped"), 0)
+        self._reported = dict.fromkeys(("refused", "dropped"), 0)
         self._before = {name: store.stats() for name, store in stores.items()}
         self._next_request = 0.0
         self._turns = threading.Lock()
@@ -113,17 +113,17 @@ class TrainerClient:
         return self._stores
 
     def update(self, timeout_ms: float | None = None) -> Update:
-        """Waits until all that was inserted before is acknowledged, for as long as the client's timeout unless told otherwise."""
-        return self._flush(self.timeout_s if timeout_ms is None else timeout_ms / 1e3, self._told)
+        """Waits until all steps inserted before are acknowledged, up to `timeout_ms` (default: the client's timeout)."""
+        return self._flush(self.timeout_s if timeout_ms is None else timeout_ms / 1e3, self._reported)
 
     def start_async_update(self, interval: float = 10) -> None:
-        """Steps are sent by themselves; this looks every `interval` seconds whether they arrive, and says in the log when not."""
+        """Steps are sent automatically; this checks every `interval` seconds whether they arrive, and logs a warning if not."""
         if self._updater is None:
             self._updater = threading.Thread(target=self._watch, args=(interval,), name="hilt-wire-update", daemon=True)
             self._updater.start()
 
     def wait_acknowledged(self, store: str, number: int, power: bool = False, timeout: float | None = None) -> bool:
-        """Whether the step with this number is process-safe (or power-safe) at the learner within so many seconds."""
+        """Returns whether the step with this number is process-safe (or power-safe) at the learner within `timeout` seconds."""
         cursor = self._link.cursors[store]
         return self._link.wait(
             lambda: (cursor.power_safe if power else cursor.process_safe) >= number, self.timeout_s if timeout is None else timeout
@@ -175,7 +175,7 @@ class TrainerClient:
 
     def recv_network_callback(self, callback: Callable[[Any], Any], on_version: Callable[[int], Any] | None = None) -> None:
         """Calls this with the newest weights whenever there are newer ones, in a thread of its own. Steps that are inserted
-        after it returns carry their version, which `on_version` is told next, in the same thread."""
+        after it returns carry their version, with which `on_version` is called next, in the same thread."""
         if self._stopped.is_set():
             raise ClosedError("this client was stopped; make another one.")
         if self._subscriber is not None:
@@ -193,7 +193,8 @@ class TrainerClient:
     # The end, and how things are
 
     def stop(self) -> None:
-        """Waits a moment for what is on its way, and ends. A queue without a path loses what is not acknowledged, and says so."""
+        """Waits a moment for steps in transit, and ends. A queue without a path loses steps that are not acknowledged, and logs their
+        number."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -246,13 +247,13 @@ class TrainerClient:
             raise RefusedError(f"the learner at {self._link.address} refuses {self.name!r}: {self._link.refusal}")
 
     def _probe(self) -> ProbeResult:
-        """Why nobody answers."""
+        """Returns why there is no reply."""
         if self.config.transport == "in-process":
             return ProbeResult("")
         return probe(self._host, self.config.port_number, self._keys is not None)
 
-    def _flush(self, seconds: float, told: dict[str, int]) -> Update:
-        """`told`: what was said before to whoever asks, and is not said again."""
+    def _flush(self, seconds: float, reported: dict[str, int]) -> Update:
+        """`reported`: the counts that this caller has already received, and which are not returned again."""
         targets = {name: store.latest_data_id() for name, store in self._stores.items()}
         cursors = self._link.cursors
 
@@ -262,8 +263,8 @@ class TrainerClient:
         self._link.wait(safe, seconds)
         waiting = sum(self._waiting(name, target) for name, target in targets.items())
         taken, now = self._taken(), {"refused": sum(cursor.refused for cursor in cursors.values()), "dropped": self._grown("dropped")}
-        since = {what: now[what] - told[what] for what in now}
-        told.update(now)
+        since = {what: now[what] - reported[what] for what in now}
+        reported.update(now)
         return Update(
             acknowledged=taken - sum(now.values()) - sum(self._waiting(name) for name in self._stores),
             waiting=waiting,
@@ -296,9 +297,9 @@ class TrainerClient:
         return "; ".join(parts)
 
     def _watch(self, interval: float) -> None:
-        told = dict(self._told)
+        reported = dict(self._reported)
         while not self._stopped.wait(interval):
-            if not (done := self._flush(self.timeout_s, told)):
+            if not (done := self._flush(self.timeout_s, reported)):
                 logger.warning("%s: %s", self.name, done.problem)
 
     def _take_turn(self, seconds: float) -> None:

@@ -435,9 +435,9 @@ def _unpack(data: bytes, start: int, limits: MessageLimits, extension: Any) -> A
 
 # For each first byte of a msgpack value, from the table of its specification.
 _SIZES = [1] * 0x80 + [0] * 0x20 + list(range(1, 33)) + [1, 0, 1, 1] + [0] * 6 + [5, 9, 2, 3, 5, 9, 2, 3, 5, 9] + [0] * 12 + [1] * 0x20
-"""How long the value is; 0 when the byte alone does not say it."""
+"""The length of the value; 0 if the byte alone does not determine it."""
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""How many bytes say how long it is: bytes, text, lists, maps."""
+"""The number of bytes that hold the length: bytes, text, lists, maps."""
 _EXTENSIONS = {0xC7: (1, 0), 0xC8: (2, 0), 0xC9: (4, 0), 0xD4: (0, 1), 0xD5: (0, 2), 0xD6: (0, 4), 0xD7: (0, 8), 0xD8: (0, 16)}
 """The same for extensions, or how long they are."""
 _TEXT = [0xA0 <= byte <= 0xBF or 0xD9 <= byte <= 0xDB for byte in range(256)]

@@ -25,7 +25,7 @@ class TrainerConfig:
     request_types: Sequence[str] = ()
     """The custom requests that a client may make; the server's `request_callback` answers them."""
     rate_limit: float | None = None
-    """At most so many custom requests per second from one client; the next ones wait their turn. None for any number."""
+    """The maximum number of custom requests per second from one client; further ones are delayed. None for no limit."""
     version: str = ""
     """Your own label for what the two sides must agree on; a difference is refused at the handshake."""
     bind_ip: str | None = None

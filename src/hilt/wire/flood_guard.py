@@ -6,7 +6,8 @@ connect, by a filter on the listening socket, and lets them through again a seco
 (Unbinding instead would end every connection: ZeroMQ sessions belong to their listener.)
 
 Who can still get in meanwhile: addresses that proved to be ours, and a half of all others, drawn anew each time, so that an actor from
-an address of its own soon finds itself in the half without the flood. If strangers are among those too, nobody is heard for the rest
+an address of its own soon finds itself in the half without the flood. If unknown clients are among those, too, no connection is accepted
+for the rest
 of that second. An actor at the very address that the flood comes from has a part in the moments when the door is open.
 """
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from hilt.wire.keys import ServerKeys
 
 LIMIT = 120
-"""The door closes at so many points within a second: 1 for a connection without a handshake, `UNLISTED` if it comes as far as its key."""
+"""The guard closes at this number of points within a second: 1 for a connection without a handshake, `UNLISTED` if it gets as far as its
+key."""
 UNLISTED = 4
 MAX_KNOWN = 64
 QUIET_SECONDS = 60.0
@@ -98,7 +100,7 @@ class FloodGuard:
                 self._count_anew(now)
         elif points < LIMIT:  # many came at once, and they were ours
             self._open(now)
-        elif now - self._closed_at >= self._seconds_per_limit * points / LIMIT:  # late ones too: so many per second on average
+        elif now - self._closed_at >= self._seconds_per_limit * points / LIMIT:  # late ones, too: this number per second on average
             self._warn(now)
             self._open(now)
         elif self._some_are_heard and points - self._points_when_closed >= LIMIT // 3:
@@ -162,11 +164,11 @@ class FloodGuard:
                 _log.debug("%s: no filter on the listening socket: %s", self._name, error)
 
     def _warn(self, now: float) -> None:
-        """Says it when it begins, and once a minute while it lasts."""
+        """Logs a warning when a flood begins, and once a minute while it lasts."""
         if self._warned_at is None or now - self._warned_at >= QUIET_SECONDS:
             strangers = self.strangers + self._accepted - self._succeeded
             _log.warning(
-                "%s: %d connections came without a valid key or in another protocol; while so many come, new ones may have to "
+                "%s: %d connections came without a valid key or in another protocol; during such a flood, new ones may have to "
                 "wait a few seconds. Look for a scanner, or for an actor that tries with the wrong keys.",
                 self._name, strangers - self._strangers_when_warned,
             )  # fmt: skip

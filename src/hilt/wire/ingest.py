@@ -28,7 +28,7 @@ REFUSALS_KEPT = 256
 WORTH_A_BLOCK = 4
 """Fewer steps are stored sooner one by one."""
 LONGEST_WAIT_S = 0.5
-"""What has been process-safe for so long is made power-safe."""
+"""Seconds after which process-safe steps are made power-safe."""
 STREAMS_KEPT = 4_096
 """Of a store without a log: what came from more senders than these is forgotten, the oldest first."""
 
@@ -225,19 +225,19 @@ class DataSink:
         if not self.promises_power or self.log is None:
             return []
         count = self.log.synced
-        told = [stream for stream in self._streams.values() if stream.awaits_sync and stream.synced(count)]
-        if told or not self.awaits_sync:
+        synced = [stream for stream in self._streams.values() if stream.awaits_sync and stream.synced(count)]
+        if synced or not self.awaits_sync:
             self._asked_at = time.monotonic()
         elif time.monotonic() - self._asked_at > LONGEST_WAIT_S:
             self._asked_at = time.monotonic() + TROUBLE_RETRY_S
             threading.Thread(target=self._sync, args=(self.log,), name="hilt-wire-sync", daemon=True).start()
-        return told
+        return synced
 
     def _sync(self, log: Log) -> None:
         """Sooner than the log itself would, which may wait for the end of an episode: the senders keep everything until then."""
         try:
             log.sync()
-        except HiltError as error:  # the next append says so, to whoever sent it
+        except HiltError as error:  # the next append reports it to its sender
             logger.warning("%s: cannot be made power-safe: %s", self.name, error)
 
     @property

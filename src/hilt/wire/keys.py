@@ -209,7 +209,7 @@ class ServerKeys:
         return keys
 
     def secure(self, socket: zmq.Socket[Any]) -> None:
-        """To be called before the socket is bound. Without a `Gatekeeper` in its context, nobody gets in."""
+        """Must be called before the socket is bound. Without a `Gatekeeper` in its context, no client is accepted."""
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_PUBLICKEY, self.public)
         socket.set(zmq.CURVE_SECRETKEY, self.secret)
@@ -296,7 +296,7 @@ class Gatekeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """From now on nobody new gets in. Those who are in stay."""
+        """Accepts no new clients from now on. Connected clients stay connected."""
         self._stop.set()
         self._thread.join(10)
 
@@ -335,7 +335,7 @@ class Gatekeeper:
             self._allowed, problems = self._keys.allowed()
         except (OSError, HiltError) as error:
             self._allowed, changed_at, fresh = {}, 0, False
-            problems = [f"{self._keys.folder}: the keys cannot be read, so nobody new gets in ({error})"]
+            problems = [f"{self._keys.folder}: the keys cannot be read, so no new client is accepted ({error})"]
         for problem in problems:
             if problem not in self._problems:
                 _log.warning("%s", problem)

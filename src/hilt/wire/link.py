@@ -32,7 +32,7 @@ logger = logging.getLogger("hilt.wire")
 
 PING_S = 1.0
 MIN_SILENCE_S = 3.0
-"""A learner that is silent for so long, or for the client's timeout if that is longer, is asked on a new connection."""
+"""Seconds of silence, or the client's timeout if that is longer, after which the learner is asked on a new connection."""
 MAX_PATIENCE = 20.0
 """How many times longer at most, on a network that turns out to be slow."""
 SMALLEST_WINDOW, LARGEST_WINDOW = 256 << 10, 16 << 20
@@ -137,7 +137,7 @@ class Link:
     # For the client's threads
 
     def wait(self, ready: Any, seconds: float) -> bool:
-        """Waits until something holds that depends on what the learner says; False when it does not within so long."""
+        """Waits until a condition on the learner's messages holds; returns False if it does not within the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: ready() or self._stopping.is_set(), max(0.0, seconds)) and ready()
 
@@ -172,7 +172,7 @@ class Link:
         return asked.reply.get("payload")
 
     def give_up(self, number: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Forgets a request whose reply is no longer awaited."""
         with self._changed:
             self._asked.pop(number, None)
             self._open.discard(number)
@@ -310,15 +310,15 @@ class Link:
 
     def _welcome(self, message: dict[str, Any]) -> None:
         self.refusal, self._instance = "", message["instance"]
-        for name, said in message["stores"].items():
+        for name, announced in message["stores"].items():
             cursor = self.cursors[name]
-            cursor.promises_power = said["promises_power"]
-            if not said["keeps"]:
+            cursor.promises_power = announced["promises_power"]
+            if not announced["keeps"]:
                 logger.warning("the learner at %s keeps %r only while it runs; give its store a path= to keep steps", self.address, name)
             # of this learner: the one before it may have had more
             cursor.process_safe = cursor.store.stats()["acknowledged"]
-            if "have" in said:
-                cursor.process_safe = min(said["have"], cursor.store.last_of(said["boot"]))
+            if "have" in announced:
+                cursor.process_safe = min(announced["have"], cursor.store.last_of(announced["boot"]))
             cursor.begin_again()
             cursor.trouble, cursor.wait_until = "", 0.0
         for asked in self._asked.values():
@@ -386,7 +386,7 @@ class Link:
             due = [a for a in self._asked.values() if a.reply is None and now - a.sent_at > PING_S * self._patience]
             oldest = min(self._open, default=0)
         for asked in due:
-            again = {"again": True, "payload": None} if asked.sent_at else {}  # the learner says if it has not heard of it
+            again = {"again": True, "payload": None} if asked.sent_at else {}  # the learner replies if it does not know it
             if self._send({**asked.message, "oldest": oldest, **again}):
                 asked.sent_at = now
 

@@ -1,4 +1,4 @@
-"""Why nobody answers at an address: a connection of its own, which sees what ZeroMQ keeps to itself.
+"""Diagnoses why an address does not reply: a separate connection, which sees what ZeroMQ hides.
 
 A ZeroMQ socket begins with a greeting of 64 bytes, in which the name of its mechanism, NULL or CURVE, lies in clear text
 (https://rfc.zeromq.org/spec/23, section 2.2). Two sides of which one has keys and the other has none hear nothing of each other otherwise.

@@ -216,10 +216,10 @@ def _field(path: str, value: Any) -> Any:
 
 
 class UnansweredError(DeadlineError):
-    """Nobody knows whether it was carried out."""
+    """It is unknown whether the request was executed."""
 
     reason = ""
-    """Why nobody answers, where that was found out"""
+    """Why there is no reply, if that is known"""
 
 
 def no_answer(what: str, seconds: float, server: str, reason: str = "") -> UnansweredError:

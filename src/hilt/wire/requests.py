@@ -1,7 +1,7 @@
 """Requests with deadlines, each carried out at most once.
 
 A client numbers its requests and asks again when an answer does not come. The server keeps an answer until the client
-says that it has it, so asking again never does the work again.
+acknowledges it, so repeating a request never repeats the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_S = 3_600.0
 
 
 class Requests:
-    """Carries out requests in threads of their own, so that a slow one holds nobody up."""
+    """Executes requests in separate threads, so that a slow one does not delay others."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Requests:
             threading.Thread(target=self._carry_out, args=arguments, name=f"hilt-wire-{name[:40]}", daemon=True).start()
 
     def forget(self, boot: str) -> None:
-        """This client said goodbye: nobody will ask for its answers."""
+        """Forgets a client that has disconnected, and its replies."""
         with self._lock:
             self._clients.pop(boot, None)
 

@@ -42,7 +42,7 @@ logger = logging.getLogger("hilt.wire")
 SESSIONS = 1_024
 """Connections that are remembered; the one that was silent longest is forgotten first."""
 SILENT_S = 600.0
-"""A client that was silent for so long is gone: what it left running is ended."""
+"""Seconds of silence after which a client counts as disconnected: its running requests are ended."""
 MAX_TEXT, MAX_NUMBER = 256, 1 << 62
 """What names, boots, sequences and versions in messages may be at most."""
 STREAMS = 64
@@ -55,7 +55,7 @@ IDLE_POLL_MS = 250
 
 
 class TrainerServer:
-    """A learner's end of the wire. `data_callback(store_name, {"data": ..., "last_id": ...})` is told of steps that
+    """A learner's end of the wire. `data_callback(store_name, {"data": ..., "last_id": ...})` is called with steps that
     were stored; `request_callback(type, payload)` answers custom requests. Both run beside the learner's own thread."""
 
     def __init__(
@@ -284,17 +284,17 @@ class TrainerServer:
         return session.streams[sink.name, boot]
 
     def _refusal(self, message: dict[str, Any]) -> str:
-        """What differs between this side and the one that says hello; empty when it may come in."""
+        """Returns the differences from the settings of a connecting client; empty if it is accepted."""
         ours, theirs = self.config.agreement(), _field(message, "agreement", dict)
         differ = [name for name, mine in ours.items() if repr(theirs.get(name)) != repr(mine)]
         if differ:
-            said = "; ".join(f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ)
-            return f"the settings differ: {said}. Give both sides the same recipe and settings, and the same version of Hilt."
+            differences = "; ".join(f"{name} is {repr(theirs.get(name))[:100]} there and {ours[name]!r} at the learner" for name in differ)
+            return f"the settings differ: {differences}. Give both sides the same recipe and settings, and the same version of Hilt."
         for name, asked in _field(message, "stores", dict).items():
             if name not in self._sinks:
                 return str(UnknownNameError("data store at the learner", name[:100], self._sinks))
             if asked is not None and not isinstance(asked, dict):
-                raise FormatError(f"a hello says {str(asked)[:40]!r} about the store {name}.")
+                raise FormatError(f"a hello has {str(asked)[:40]!r} for the store {name}.")
             if asked is not None and (why := self._sinks[name].misfit(asked.get("example"))):
                 return f"the steps for {name!r} do not fit the learner's schema: {why}"
         return ""
@@ -367,7 +367,7 @@ class TrainerServer:
             largest, most = max(memoryview(frame).nbytes for frame in frames), self.config.max_message_bytes
             if largest > most:
                 raise ConfigError(f"the answer has {largest} bytes in one array, but max_message_bytes={most}. Ask for less at a time.")
-        except HiltError as error:  # an answer that cannot be sent is an error of whoever made it
+        except HiltError as error:  # a reply that cannot be sent is an error of the callback that made it
             frames = encode({"kind": "reply", "number": message.get("number", -1), "error": str(error)})
         self._counters.bytes_sent.add(sum(memoryview(frame).nbytes for frame in frames))
         try:
@@ -450,7 +450,7 @@ class _Counters:
         of = ("actor", "store")
         self.received = Counter(registry, "hilt_wire_steps_received_total", "Steps that were stored.", of)
         self.duplicate = Counter(registry, "hilt_wire_steps_duplicate_total", "Steps that came again and were passed over.", of)
-        self.refused = Counter(registry, "hilt_wire_steps_refused_total", "Steps that do not fit, told to their sender.", of)
+        self.refused = Counter(registry, "hilt_wire_steps_refused_total", "Steps that were refused because they do not fit the schema.", of)
         self.held = Counter(registry, "hilt_wire_messages_held_total", "Messages that a limiter or a full disk held back.", of)
         self.malformed = Counter(registry, "hilt_wire_messages_malformed_total", "Messages that could not be read.")
         self.refused_clients = Counter(registry, "hilt_wire_clients_refused_total", "Handshakes refused because something differs.")
@@ -464,8 +464,8 @@ class _Counters:
         self._of_actor = (self.actor_version, self.staleness, self.depth, self.lag)
 
     def count_strangers(self, count: Callable[[], float]) -> None:
-        told = "Connections to the data and weights ports that completed no handshake."
-        Counter(self._registry, "hilt_wire_strangers_total", told, read=count)
+        help_text = "Connections to the data and weights ports that completed no handshake."
+        Counter(self._registry, "hilt_wire_strangers_total", help_text, read=count)
 
     def took(self, session: _Session, store: str, outcome: Any) -> None:
         labels = {"actor": session.actor, "store": store}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Socket = zmq.Socket[bytes]
 HEARTBEAT_MS = 1_000
 SILENCE_MS = 5_000
-"""A peer that is silent for so long is taken for gone: a pulled cable sends no goodbye."""
+"""Seconds of silence after which a peer counts as disconnected: a pulled cable sends no message."""
 DRAIN_BYTES = 4_096
 
 

@@ -1,7 +1,7 @@
 """Weights from the learner to its actors: numbered, and the newest wins.
 
 An actor asks for what is newer than it has, and the learner answers as soon as there is such a thing. So no actor ever has more
-than one answer under way: a slow one delays nobody, nothing piles up for it, and what it gets next is the newest there is.
+than one reply in flight: a slow one delays no other, nothing accumulates for it, and the next version that it gets is the newest.
 
 An answer is a row of messages of moderate size, not a single large one: heartbeats pass between them on a slow network, the actor
 sees that it goes on, and it copies what has come into memory it already owns while the rest is still under way.
@@ -38,7 +38,7 @@ logger = logging.getLogger("hilt.wire")
 ASK_S = 1.0
 """An actor repeats its question so often. It is also how the learner knows that it is there."""
 SILENCE_S = 5.0
-"""An actor that heard nothing for so long, though every question has an answer, tries again with a new socket."""
+"""Seconds without any reply, though every request has one, after which an actor retries with a new socket."""
 SILENCE_MOST_S = 20.0
 LATE_S = 0.5
 """A thread that runs so much later than it meant to was stopped: what has come meanwhile may be old."""
@@ -100,7 +100,7 @@ class Publisher:
             frames = [memoryview(frame).cast("B") for frame in encode({"payload": payload})]
             sizes = [frame.nbytes for frame in frames]
             self._refuse_too_large(sizes)
-            # Nobody needs the old ones any more, and where none of their bytes are under way their memory is used again.
+            # The old ones are not needed any more, and if none of their bytes are in transit their memory is reused.
             self._newest = None
             offsets, total = _places(sizes)
             block = self._blocks.take(total)
@@ -115,7 +115,7 @@ class Publisher:
     def raise_to(self, version: int) -> None:
         """Number what comes above `version`: an actor has seen this one from a learner before this one."""
         with self._publishing:
-            if version < MAX_SEEN:  # anybody may say what he has seen
+            if version < MAX_SEEN:  # any client may send any number
                 self._at_least = max(self._at_least, int(version))
 
     def stats(self) -> dict[str, Any]:
@@ -328,7 +328,7 @@ class Subscriber:
     def _keep_asking(self) -> None:
         now = time.monotonic()
         if now - self._heard > self._patience:
-            if self._held is not None:  # nobody is there to say that there is something newer
+            if self._held is not None:  # no server can report a newer version
                 self._deliver(self._held)
                 return
             self._socket.close(0)

@@ -161,7 +161,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return True
 
     def service_actions(self) -> None:
-        """Twice a second: whoever takes too long for one small page is cut off, even if a byte comes now and then."""
+        """Called twice a second: closes connections that take too long for one small page, even if a byte arrives now and then."""
         for request, since in list(self._since.items()):
             if time.monotonic() - since > REQUEST_SECONDS:
                 with suppress(OSError):

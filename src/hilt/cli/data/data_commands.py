@@ -133,7 +133,7 @@ def split_log(
     log: LogPath,
     into: Annotated[list[Path] | None, typer.Argument(metavar="TARGET...", help="Folders of the new logs.", show_default=False)] = None,
     ratios: Annotated[str, typer.Option("--ratios", help="Their shares, such as 0.9,0.1.", show_default="equal")] = "",
-    parts: Annotated[int | None, typer.Option("--parts", help="So many logs, named LOG-1, LOG-2, ...", min=1, show_default=False)] = None,
+    parts: Annotated[int | None, typer.Option("--parts", help="Number of logs, named LOG-1, LOG-2, ...", min=1, show_default=False)] = None,
     seed: Annotated[int, typer.Option("--seed", help="Which trajectories go where.")] = 0,
 ) -> None:
     """Share out the trajectories of a log to several new ones, at random."""
@@ -271,7 +271,7 @@ def show_report(report: LogReport) -> None:
         typer.echo(f"and {len(report.findings) - MAX_FINDINGS} more; --json lists all")
     if not report.closed and not report.writing:
         how = "the process that wrote it was killed, or it was written before logs were sealed"
-        typer.echo(f"not closed: {how}. Whether steps are missing at its end cannot be told.")
+        typer.echo(f"not closed: {how}. Whether steps are missing at its end is unknown.")
     if report.ok:
         typer.echo(f"ok: {describe_size(report)}")
     else:

@@ -169,7 +169,7 @@ def inspect_dataset(
 
     console = Console()
     rows = [["path", str(path)], ["format", dataset.format], *_counts(counted, quick)]
-    rows += [[name, short(value)] for name, value in described.items() if name != "features"]  # the columns say it
+    rows += [[name, short(value)] for name, value in described.items() if name != "features"]  # the columns show it
     console.print(table("", "", rows=rows))
     console.print()
     console.print(
@@ -287,7 +287,7 @@ def write_strip(dataset: Dataset, number: int, out: Path | None) -> Path:
     chosen = np.linspace(0, len(episode) - 1, min(strip.FRAMES, len(episode))).round().astype(int)
     verdict = {True: ", success", False: ", failure", None: ""}[success_of(episode)]
     place = dataset.path.resolve()
-    name = f"{place.parent.name}-{place.name}" if place.name[:1].isdigit() else place.name  # a version says little
+    name = f"{place.parent.name}-{place.name}" if place.name[:1].isdigit() else place.name  # a version is not a name
     title = f"{name} episode {number}: {len(episode)} steps{verdict}"
     target = out if out is not None else Path(f"{name}-episode-{number}.png")
     return strip.save(target, title, {p: x[chosen] for p, x in images.items()}, _labels(episode, chosen))

@@ -72,9 +72,9 @@ def relabel(
     with Log.open(located_log(log), "r" if dry_run else "a") as opened:
         chosen = parse_numbers(trajectories, opened.trajectories())
         jobs = [(number, column, spread(opened, number, column, value, first)) for number in chosen for column, value in columns.items()]
-        said = [f"{column} of {len(given):,} steps of trajectory {number}" for number, column, given in jobs]
-        said += [f"{name}={json.dumps(value)} of trajectory {number}" for number in chosen for name, value in known.items()]
-        for line in said:
+        changes = [f"{column} of {len(given):,} steps of trajectory {number}" for number, column, given in jobs]
+        changes += [f"{name}={json.dumps(value)} of trajectory {number}" for number in chosen for name, value in known.items()]
+        for line in changes:
             typer.echo(("would set " if dry_run else "sets ") + line)
         if dry_run:
             return
@@ -136,5 +136,5 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} Nobody can be asked here: add --yes, or look first with --dry-run.")
+        raise ConfigError(f"{question} There is no terminal to ask: add --yes, or check with --dry-run first.")
     typer.confirm(question, abort=True)

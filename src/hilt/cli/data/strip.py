@@ -21,7 +21,7 @@ PARTS = ("Image", "ImageDraw", "ImageFont")
 TITLE, NAME, LABEL = 19, 14, 14
 """Sizes of letters, in pixels"""
 FRAMES = 8
-"""So many of an episode are shown."""
+"""The number of frames of an episode that are shown."""
 SMALLEST, LARGEST = 96, 256
 """Frames are shown with a height between these, where whole factors allow."""
 

@@ -37,7 +37,7 @@ app.command("vla")(vla)
 VIDEOS = 3
 """Episodes that are shown side by side, before and after"""
 LATEST = 20
-"""Episodes of which the rate of take-overs is told"""
+"""The number of episodes for which the rate of take-overs is reported"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class HilStory:
     _early: threading.Thread | None = None
     _moved: tuple[int, int] = (0, 1)
     capped: str = ""
-    """What there is to say when a cap of the user's ended it before the goal"""
+    """Returns the message for a run that a user's limit ended before the goal"""
 
     def learn(self) -> None:
         """`hilt train RECIPE`, with its table."""
@@ -124,7 +124,7 @@ class HilStory:
             f"3. Reinforcement learning, until it succeeds alone in {until}; {cap}.",
             "   One process acts, another learns. Half of each batch is what the arm did, half is demonstrations.",
             f"   When the policy gets nowhere, {who}: such steps count as both.",
-            f"4. The exam: {self.plan.states} initial states that were used for nothing else, and nobody helps.",
+            f"4. The exam: {self.plan.states} initial states that were used for nothing else, without an operator.",
             f"Everything is kept in {self.run}",
         )
         ready_to_measure(c)
@@ -214,7 +214,7 @@ class HilStory:
 
         before, after = self._tried["before"], self._tried["after"]
         demonstrated = _demonstrated(self.run)
-        title = f"{self.config.task}, seed {self.config.seed}: {self.plan.states} unseen initial states, nobody helps"
+        title = f"{self.config.task}, seed {self.config.seed}: {self.plan.states} unseen initial states, without an operator"
         rows: list[list[Any]] = [["demonstrations", "", "", f"{demonstrated:.1f}"]]
         rows += [_row(f"imitation of {self.config.demonstrations} demonstrations", before), _row("after reinforcement learning", after)]
         screen = Console(soft_wrap=True)
@@ -279,10 +279,10 @@ def _take_overs(run: Path) -> str:
     from hilt.observe.metrics import read_metrics
 
     episodes = [(one["intervention_steps"], one["length"]) for one in read_metrics(run) if one["kind"] == "episode"]
-    parts = {"first": episodes[:LATEST], "last": episodes[-LATEST:]}
-    told = [
+    ends = {"first": episodes[:LATEST], "last": episodes[-LATEST:]}
+    parts = [
         f"{sum(a for a, _ in some) / sum(b for _, b in some):.0%} of the steps of the {name} {len(some)} episodes"
-        for name, some in parts.items()
+        for name, some in ends.items()
         if some
     ]
-    return ", ".join(told) or "no episode ended"
+    return ", ".join(parts) or "no episode ended"

@@ -34,7 +34,7 @@ BATCHES = 12
 STEP_BYTES = 110_000
 N_STEP, DISCOUNT = 5, 0.97
 SILENCE_SECONDS = 60.0
-"""A recording process that says nothing for so long is given up."""
+"""Seconds of silence after which a recording process counts as failed."""
 
 
 def store(
@@ -72,7 +72,7 @@ class StoreStory:
     """Steps per second, as the recorder that reached its end measured them."""
 
     def record_and_kill(self) -> None:
-        """Records until about half-way, then sends SIGKILL at a moment that nobody chose."""
+        """Records until about half-way, then sends SIGKILL at a random moment."""
         chance = random.SystemRandom()
         enough = int(self.steps * chance.uniform(0.4, 0.6))
         with (
@@ -101,7 +101,7 @@ class StoreStory:
         self._left = self.steps - len(found)
         self._next_episode = 1 + max(number for number, _ in found)
         self.values["found after"] = f"{len(found):,} steps"
-        self.values["torn, cut"] = f"{recovery.torn_steps:,} steps that nobody was promised"
+        self.values["torn, cut"] = f"{recovery.torn_steps:,} steps that were not acknowledged"
         self.values["recovered in"] = f"{recovery.seconds:.2f} s"
         self._expect(not self.promised - set(found), f"{len(self.promised - set(found))} promised steps are gone")
         self._expect(not self.facts - facts, f"{len(self.facts - facts)} promised facts are gone")

@@ -157,7 +157,7 @@ class WireStory:
         for line in process.stdout:
             word, _, rest = line.rstrip("\n").partition(" ")
             if not line.endswith("\n"):
-                break  # cut off by the kill: nobody was promised it
+                break  # cut off by the kill: it was not acknowledged
             if word == "step":
                 number, t = map(int, rest.split())
                 self.inserted[name].append((number, t))

@@ -44,7 +44,7 @@ class TrajectoryReplayBuffer:
     enable_cache, cache_size
         Whether the newest trajectories are also kept in memory, and how many.
     sample_window_size
-        Samples come from so many of the newest trajectories; 0 for all.
+        The number of newest trajectories that are sampled; 0 for all.
     auto_save, auto_save_path, trajectory_format
         Whether every trajectory is written to a folder in RLinf's format (``pt`` or ``pkl``), by a thread.
     load_path, is_distributed, local_rank, world_size
@@ -152,7 +152,7 @@ class TrajectoryReplayBuffer:
         return self.size
 
     def is_ready(self, min_size: int) -> bool:
-        """Whether there are so many trajectories."""
+        """Returns whether there are at least this number of trajectories."""
         return self.size >= as_whole_number("min_size", min_size, "the number of trajectories that are needed")
 
     @property
@@ -167,7 +167,7 @@ class TrajectoryReplayBuffer:
         return {"num_trajectories": self.size, "total_samples": self.total_samples, "cache_size": len(self._cache or ())}
 
     def stats(self) -> dict[str, Any]:
-        """What `get_stats` says, what was counted (`disk_reads` are chunk steps that the cache did not have), and the log's own."""
+        """Returns the values of `get_stats`, counters (`disk_reads` are chunk steps that were not in the cache), and those of the log."""
         return {**self.get_stats(), **self._counts, "log": self.log.stats() if self.log is not None else {}}
 
     # Checkpoints
@@ -330,7 +330,7 @@ class TrajectoryReplayBuffer:
             columns = self._columns(trajectory)
             steps = len(next(iter(columns.values()), ())) * int(entry["shape"][1])
             if steps != entry["num_samples"]:
-                raise CorruptError(f"it has {steps} steps, and the index says {entry['num_samples']}")
+                raise CorruptError(f"it has {steps} steps, and the index has {entry['num_samples']}")
             self._store(number, entry, columns)
         except HiltError as error:
             del self._index.entries[number]

@@ -74,7 +74,7 @@ class RolloutSender:
         return len(self._waiting) + self._under_way
 
     def close(self, seconds: float = 10.0) -> int:
-        """Waits so long for what is under way; returns how many episodes the learner did not get, an unfinished one included."""
+        """Waits up to the timeout for episodes in transit; returns how many the learner did not get, including an unfinished one."""
         deadline = time.monotonic() + seconds
         while self.waiting() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -94,7 +94,7 @@ class RolloutSender:
                 self._channel.put(item, timeout=PUT_S)
                 item, self._under_way = None, 0
             except (DeadlineError, RefusedError):
-                continue  # nothing to send, or nobody there: the same item is put again, and arrives once
+                continue  # nothing to send, or no receiver: the same item is put again, and arrives once
             except ClosedError:
                 return
             except HiltError as error:
@@ -155,7 +155,7 @@ class Rollouts:
         index = folders.read_index(self._folder)
         for number, entry in index.entries.items():
             path = folders.find_file(self._folder, entry, index.trajectory_format)
-            with contextlib.suppress(HiltError):  # of a damaged file: the buffer leaves it out, and says so
+            with contextlib.suppress(HiltError):  # of a damaged file: the buffer skips it with a warning
                 if path is not None:
                     self._took(Trajectory.from_dict(folders.read_trajectory(path)), number, "")
 

@@ -151,7 +151,7 @@ class EmbodiedRolloutResult:
         if len(sizes) != split_size:
             raise ConfigError(
                 f"{environments} environments do not make {split_size} trajectories of {each}; choose a split_size that divides them, "
-                f"or say how many go into each with to_splited_trajectories_by_sizes."
+                f"or give the number for each with to_splited_trajectories_by_sizes."
             )
         return _split(trajectory, sizes)
 

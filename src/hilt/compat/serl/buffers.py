@@ -34,7 +34,7 @@ logger = logging.getLogger("hilt.replay")
 
 _NUMBERS = (bool, int, float, np.generic)
 OPEN_CHAINS = 8
-"""How many running episodes of unnamed actors are told apart by their frames."""
+"""The number of running episodes of unnamed actors that are distinguished by their frames."""
 
 
 @explained_calls
@@ -70,7 +70,7 @@ class ReplayBufferDataStore:
         observations, actions = _levels(spec_of_space(observation_space, "observations")), spec_of_space(action_space, "actions")
         after = observations if next_observation_space is None else _levels(spec_of_space(next_observation_space, "next_observations"))
         self._passed_over = {"infos", "grasp_penalty"}
-        """Keys of transitions that are not stored, and of which nothing is said (any more); scripts give these two unasked"""
+        """Keys of transitions that are not stored, without a (further) warning; scripts always pass these two"""
         self._has_slashes = any("/" in key for key in getattr(observation_space, "spaces", {}))
         if next_observation_space is not None and dict(Spec({"o": after})) != dict(Spec({"o": observations})):
             raise ConfigError("next_observation_space: expected the observation space, since a frame that ends a step begins the next.")
@@ -114,7 +114,7 @@ class ReplayBufferDataStore:
         """Stores one transition, process-safe when it returns; returns the step's key.
 
         Transitions of several actors may come in any order. Name the `actor`, or let the buffer tell unnamed ones apart
-        by their frames. With `boot`, `store` and `sequence` the row says which transition of which sender it is.
+        by their frames. With `boot`, `store` and `sequence` the row identifies the transition and its sender.
         """
         leaves, sequence = self.check(transition), as_sequence(sequence)
         with self.lock:
@@ -260,7 +260,7 @@ class ReplayBufferDataStore:
         return given
 
     def _pass_over(self, keys: Iterable[str]) -> None:
-        """Says once of each key that is not stored that it is not."""
+        """Logs a warning once for each key that is not stored."""
         if new := [key for key in dict.fromkeys(keys) if key not in self._stored and key not in self._passed_over]:
             names, stored = ", ".join(map(str, new)), ", ".join(self._stored)
             logger.warning("transitions have %s, which this buffer does not store; it stores %s", names, stored)

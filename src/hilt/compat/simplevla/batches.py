@@ -128,7 +128,7 @@ def _record(data: dict[str, Tensor], row: int, rows: int, policy: Any, temperatu
         record["log_prob"] = data["old_log_probs"][row].float().cpu().numpy().reshape(-1, *shape[1:])[:rows]
     if policy.scale_state is not None:
         if "proprio" not in data:
-            raise MissingFieldError("this policy is told the robot's state, and this batch has no 'proprio': use_proprio=True gives it.")
+            raise MissingFieldError("this policy needs the robot's state, and this batch has no 'proprio': use_proprio=True adds it.")
         record["state"] = policy.scale_state.unnormalize(data["proprio"][row, :rows].cpu().numpy()).astype(np.float32)
     return record
 

@@ -30,7 +30,7 @@ __all__ = ["Batch", "BufferedDataLoader", "LIBERO_Dataset", "Robotwin_Dataset", 
 logger = logging.getLogger("hilt.compat")
 
 VALIDATION_TRIALS = 128
-"""Trials of each kind on which RoboTwin is validated, whatever `num_trials_per_task` says"""
+"""Trials of each kind on which RoboTwin is validated, independently of `num_trials_per_task`"""
 
 
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class LIBERO_Dataset(_Prompts):
         self.task_suite_name, self.num_trials_per_task, self.train_val = task_suite_name, num_trials_per_task, train_val
         other = "held out from the other dataset" if held_out else "the same in train and valid; held_out=True separates them"
         self.states = f"initial states {trials[0]} to {trials[-1]} of each of {len(tasks)} tasks, {other}"
-        """One line that says which states were chosen"""
+        """One line with the states that were chosen"""
         logger.info("%s", self)
 
     def __repr__(self) -> str:

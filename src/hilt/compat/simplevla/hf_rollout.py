@@ -129,7 +129,7 @@ class RobHFRollout:
         made = {"input_ids": ids, "attention_mask": ids.ne(pad), "pixel_values": self.module.pixels(images).flatten(1, 2)}
         if get(self.config, "use_proprio", False):
             if self.module.scale_state is None:
-                raise ConfigError("use_proprio=True, and this policy is not told the robot's state: give False.")
+                raise ConfigError("use_proprio=True, but this policy has no input for the robot's state: give False.")
             states = np.stack([np.asarray(row["state"], np.float32) for row in inputs])
             made["proprio"] = torch.from_numpy(self.module.scale_state.normalize(states).astype(np.float32))
         return made

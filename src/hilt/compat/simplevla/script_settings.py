@@ -44,7 +44,7 @@ def worker_run_of(part: str, config: Any, **more: Any) -> SimpleVLARun:
 def _run(given: dict[str, Any]) -> SimpleVLARun:
     given = {name: value for name, value in given.items() if not name.endswith(FILLED_IN)}
     for name, value in list(given.items()):
-        while name := AGREE.get(name, ""):  # a part of the tree may have only the second of two keys that say the same
+        while name := AGREE.get(name, ""):  # a part of the tree may have only the second of two equivalent keys
             given.setdefault(name, value)
     return simplevla([f"{name}={json.dumps(value)}" for name, value in given.items()])
 

@@ -53,7 +53,7 @@ WORKERS: dict[str, type] = {"ActorRollout": RobActorRolloutRefWorker, "RefPolicy
 
 @dataclass
 class ResourcePoolManager:
-    """The pool of GPUs that each role has, as SimpleVLA-RL's ``main_ppo`` says it: all share one of ``n_gpus_per_node`` on each machine."""
+    """The pool of GPUs that each role has, as in SimpleVLA-RL's ``main_ppo``: all share one of ``n_gpus_per_node`` on each machine."""
 
     resource_pool_spec: dict[str, list[int]]
     mapping: dict[Any, str]
@@ -153,7 +153,8 @@ class RayTrainer:
         val_reward_fn: Callable[..., Any] | None = None,
     ):
         """`config` is the whole tree; ``config.hilt`` may have settings of ours. The tokenizer is the checkpoint's own (`init_workers`
-        compares the given one with it), and the ranks and their workers are ours: of what else is given only what says the same passes."""
+        compares the given one with it), and the ranks and their workers are Hilt's: other arguments are only accepted if they agree with
+        them."""
         for role, worker in (role_worker_mapping or {}).items():
             name, ray = getattr(role, "name", str(role)), getattr(worker, "__ray_metadata__", None)
             found = ray.class_name if ray is not None else getattr(worker, "__name__", repr(worker))

@@ -22,7 +22,7 @@ from hilt.envs.rotations import Array, from_euler, to_matrix
 from hilt.envs.tabletop.world import World
 
 SPLITS: Mapping[str, int] = {"train": 50, "eval": 100, "test": 100}
-"""How many numbered initial states each split of a task has, if the task does not say otherwise."""
+"""How many numbered initial states each split of a task has, unless the task overrides it."""
 
 
 @dataclass(frozen=True)

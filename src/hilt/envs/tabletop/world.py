@@ -71,7 +71,7 @@ INTEGRAL_PERIOD = 0.008  # seconds
 
 @dataclass(frozen=True)
 class ArmState:
-    """What the sensors of one arm say, in the table's frame if not said otherwise."""
+    """The sensor readings of one arm, in the table's frame unless noted."""
 
     pose: Array  # [7] of the tcp
     vel: Array  # [6] linear, angular

@@ -1,4 +1,4 @@
-"""What `features.json` of a TFDS dataset says, and records decoded as it says.
+"""Reads `features.json` of a TFDS dataset, and decodes records accordingly.
 
 A record is flat: a feature lies under its path. Inside a sequence its values lie one after the other; inside several sequences
 they lie under ``path/ragged_flat_values``, and the lengths of the inner ones under ``path/ragged_row_lengths_0`` and so on.
@@ -131,7 +131,7 @@ def _steps(columns: dict[str, Any], path: str) -> StoredSteps:
     for name in lengths:
         if lengths[name] != lengths[first]:
             raise CorruptError(f"features of {path!r}: {first!r} has {lengths[first]} steps and {name!r} has {lengths[name]}.")
-    # An array whose elements have no size does not say how many there are.
+    # The size of an array whose elements have no size does not determine their number.
     return StoredSteps(map_leaves(lambda c: np.empty((lengths.get(first, 0), *c.shape[1:]), c.dtype) if 0 in c.shape[1:] else c, columns))
 
 

@@ -39,7 +39,7 @@ from hilt.formats.tensorflow_files.tfds_write import create as create
 from hilt.formats.tensorflow_files.tfrecord import RecordFile
 
 LOST_LIMIT = 1 << 16
-"""Records of a file that was cut off: so many are counted as lost when the file cannot ever have held them."""
+"""The maximum number of records counted as lost in a truncated file that cannot have held more."""
 
 _SHARD = re.compile(r".+-(?P<split>[^-]+)\.(?:tfrecord|array_record)-(?P<number>\d+)-of-\d+")
 _SPLIT = re.compile(r"([\w-]+)(?:\[([\d%:._a-z-]+)\])?")
@@ -219,7 +219,7 @@ def _of_part(part: Part, features: Features) -> Iterator[Callable[[], dict[str, 
         try:
             place = place if damage else next(places)
         except StopIteration:
-            damage = f"{part.shard.path}: the file has {number} records, and dataset_info.json says {part.shard.records}."
+            damage = f"{part.shard.path}: the file has {number} records, and dataset_info.json has {part.shard.records}."
         except CorruptError as error:
             damage = str(error)
         if number >= part.first:
@@ -268,7 +268,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _splits(folder: Path) -> tuple[dict[str, Any], dict[str, list[Shard]]]:
-    """What dataset_info.json says, and the files of each split; without it, what the names of the files say."""
+    """Reads dataset_info.json and the files of each split; without it, the names of the files."""
     path = folder / "dataset_info.json"
     try:
         info = json.loads(read(path)) if path.exists() else {}

@@ -32,7 +32,7 @@ from hilt.formats.units import FolderWriter
 
 SHARD_BYTES = 128 << 20
 LARGE_BYTES = 1024
-"""Columns of integers with so many bytes a step are compressed."""
+"""Integer columns with at least this number of bytes per step are compressed."""
 FILE_NAMES = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 """Of the files of a split, as TFDS has them."""
 _CLASS = "tensorflow_datasets.core.features."
@@ -129,8 +129,8 @@ class TfdsWriter(FolderWriter):
         wanted = {path: kind for path, kind in self._features.items() if path.startswith("steps/")}
         if given != wanted:
             differing = [path for path in {**wanted, **given} if given.get(path) != wanted.get(path)]
-            said = [f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing]
-            raise SchemaError(f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(said)}.")
+            differ = [f"{path}: expected {_shown(wanted.get(path))}, got {_shown(given.get(path))}" for path in differing]
+            raise SchemaError(f"not as in the episodes before, and all steps of a dataset have the same features: {'; '.join(differ)}.")
         if any(kind == "jpeg" for kind, _, _ in given.values()):
             self.notes.add("images were stored as JPEG, which changes them a little")
         record = {path: self._encoded(column, given[path][0]) for path, column in columns.items()}

@@ -40,7 +40,7 @@ FEATURES, STATES = "features", "z"
 """Under these names a batch may bring what a frozen encoder makes of its images, instead of these; or all that the networks see, as
 `Agent.states` makes it, instead of observations"""
 CHUNK = 16
-"""Images that are encoded together for a cache; always so many, for the last bits of a result depend on the number"""
+"""The number of images that are encoded together for a cache; constant, because the last bits of a result depend on it"""
 ACTING = ("encoder", "proprio", "actor", "grasp_critic")
 """The networks that an actor needs"""
 TRAINED = ("actor", "critic", "temperature", "grasp_critic")
@@ -48,7 +48,7 @@ TRAINED = ("actor", "critic", "temperature", "grasp_critic")
 PRETRAIN_WARMUP = 0.05
 """Share of an encoder's pretraining in which its learning rate rises"""
 FLOOR = 0.02
-"""What normalized proprioception is divided by at least, unless the config says otherwise"""
+"""The minimum divisor of normalized proprioception, unless the config overrides it"""
 
 
 class Agent:
@@ -257,7 +257,7 @@ class Agent:
         return (self.networks["forecast"](z) - torch.cat(wanted, dim=1)).square().mean()
 
     def fit_proprio(self, observations: Mapping[str, Any]) -> None:
-        """Take mean and deviation of proprioception from these observations ``[N, ...]``, if `normalize_proprio` says so."""
+        """Computes mean and deviation of proprioception from these observations ``[N, ...]``, if `normalize_proprio` is set."""
         if not self.config.normalize_proprio or not self.proprio:
             return
         given, normal, floors = flatten(observations), cast(ProprioNormalizer, self.networks["proprio"]), self.config.proprio_floor

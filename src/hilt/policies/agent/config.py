@@ -1,4 +1,4 @@
-"""What an agent is told. Without torch, so that a command line that only reads settings is quick."""
+"""The settings of an agent. This module does not import torch, so that commands that only read settings are fast."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def dropout(x: Tensor, share: float, generator: Generator) -> Tensor:
 
 
 def random_crop(images: Tensor, pixels: int, generator: Generator) -> Tensor:
-    """``[B, (stack,) H, W, C]`` images, each moved by up to so many pixels either way; what comes in repeats the edge.
+    """``[B, (stack,) H, W, C]`` images, each shifted by up to `pixels` in each direction; new pixels repeat the edge.
 
     Equal to padding with the edge by `pixels` and cutting out anywhere, as DrQ has it. The frames of a stack move together.
     """

@@ -119,7 +119,7 @@ class ActionLayout:
         return whole
 
     def join(self, continuous: Tensor, outcomes: Tensor | None = None) -> Tensor:
-        """The action of both; what nobody moves is 0."""
+        """Returns the action of both; numbers that neither controls are 0."""
         whole = continuous.new_zeros(len(continuous), self.actions)
         whole[:, self.moving] = continuous
         if outcomes is not None:

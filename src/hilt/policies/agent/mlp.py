@@ -6,7 +6,7 @@
     backward:    da = act'(x') dx',    dscale = sum_B n da,    dshift = sum_B da,    dW = x^T dh,    db = sum_B dh,    dx = dh W^T
 
 An update of RLPD makes five passes through networks so small that autograd's own work takes as long as theirs. Written out, a pass has a
-third of the operations, and makes no gradient that nobody needs: none of the states where only actions are optimized, none of the
+third of the operations, and computes no gradient that is not needed: none of the states where only actions are optimized, none of the
 parameters there, and none for rows that are only evaluated. Nothing here records a graph.
 """
 

@@ -110,7 +110,7 @@ def save(policy: FlowPolicy, folder: Path) -> None:
 
 
 def published(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `FlowPolicyConfig` that a published config.json says: lerobot's words, or openpi's."""
+    """Returns the fields of `FlowPolicyConfig` in a published config.json, with lerobot's or openpi's names."""
     for name in REFUSED:
         if given.get(name):
             raise ConfigError(f"the checkpoint has {name}={given[name]!r}, which is not built here. Choose one without it.")
@@ -173,7 +173,7 @@ def parse(kind: type[Any], given: Mapping[str, Any]) -> Any:
     )
 
 
-# --- what a folder says ---
+# --- contents of a folder ---
 
 
 def _settings(kind: type[FlowPolicy], folder: Path, tensors: Tensors, asset: str | None) -> tuple[Any, dict[str, Any]]:

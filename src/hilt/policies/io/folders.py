@@ -41,7 +41,7 @@ PLATFORMS = {"libero": (8, "q99"), "bridge": (5, "q99"), "aloha": (25, "minmax")
 """Chunk and normalization of OpenVLA-OFT, by a word in the name of its dataset: constants of upstream's code, which its folders lack"""
 OPENED_WITH = {"unnorm_key", "device", "dtype", "tokenizer", "allow_untrained"}
 TOLD_BY_FILES = {"norm_stats", "text_config", "upstream", "vit", "means", "stds"}
-"""Beside the settings of a policy: what its folder is opened with; and among them, what nobody gives by hand"""
+"""Beside the settings of a policy: the arguments for opening its folder; and those of them that are never given by hand"""
 MIN_MASS = 0.05
 """Of the probability on action tokens; an untrained head has 0.008 there, a trained one nearly all"""
 
@@ -58,8 +58,8 @@ def load_openvla(
 ) -> Any:
     """OpenVLA or OpenVLA-OFT from a folder, checked.
 
-    `kind` is the class, or None to take what the folder says. `dtype` is that of the weights ("float32", ...), the files' unless given.
-    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` where the folder does not say them: variant, chunk, head, num_images.
+    `kind` is the class, or None for the one in the folder. `dtype` is that of the weights ("float32", ...), the files' unless given.
+    `options` are fields of `OpenVLAOptions`, or of `OpenVLAConfig` if the folder does not contain them: variant, chunk, head, num_images.
     `allow_untrained` lets through a policy that has not learned to answer in tokens: to fine-tune it, or for a test.
     """
     from hilt.policies.vla.openvla import OpenVLA, OpenVLAConfig, OpenVLAOFT, OpenVLAOptions
@@ -159,10 +159,10 @@ def save_openvla(policy: Any, folder: str | os.PathLike[str]) -> None:
 def _found(
     document: Mapping[str, Any], apart: Mapping[str, Path], tensors: Tensors, given: Mapping[str, Any], key: str, folder: Path
 ) -> dict[str, Any]:
-    """What the files say beyond config.json, and refusals of what they cannot be."""
-    said = document.get("hilt", {})
+    """Returns settings that the files imply beyond config.json, and raises errors for impossible ones."""
+    ours = document.get("hilt", {})
     regresses = "action_head" in apart or any(name.startswith("action_head.") for name in tensors)
-    head = given.get("head", said.get("head", "l1" if regresses else "tokens"))
+    head = given.get("head", ours.get("head", "l1" if regresses else "tokens"))
     if head == "tokens" and regresses:
         raise ConfigError(
             f"{folder}: this checkpoint has an L1 action head, so its answers in tokens were never trained and a policy of them "
@@ -171,14 +171,14 @@ def _found(
     if head != "tokens" and not regresses:
         raise ConfigError(f"{folder}: head={head!r} was asked for, and there is no action_head--*_checkpoint.pt. Use head='tokens'.")
     found: dict[str, Any] = {"head": head}
-    variant = given.get("variant", said.get("variant", "oft" if apart else ""))
+    variant = given.get("variant", ours.get("variant", "oft" if apart else ""))
     if not variant:
-        raise ConfigError(f"{folder}: its files do not say how it decodes. Give variant='oft' (OpenVLA-OFT) or variant='ar' (OpenVLA).")
+        raise ConfigError(f"{folder}: its files do not determine how it decodes: give variant='oft' (OpenVLA-OFT) or 'ar' (OpenVLA).")
     found["variant"] = variant
-    if "chunk" not in given and "chunk" not in said:
+    if "chunk" not in given and "chunk" not in ours:
         platform = next((word for word in PLATFORMS if word in key.lower()), "")
         if variant == "oft" and not platform:
-            raise ConfigError(f"{folder}: nothing says how many actions a chunk has. Give chunk=, and normalization= if it is not q99.")
+            raise ConfigError(f"{folder}: the number of actions in a chunk is unknown. Give chunk=, and normalization= if it is not q99.")
         found["chunk"], found["normalization"] = PLATFORMS[platform] if variant == "oft" else (1, "q99")
     first = "proprio_projector.fc1.weight"
     if "proprio_projector" in apart:

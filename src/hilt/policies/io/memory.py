@@ -107,7 +107,7 @@ def estimate(
 
 
 def weights_fit(policy: nn.Module, device: torch.device | str, dtype: torch.dtype) -> None:
-    """The least that can be said without running anything: raises `ConfigError` if the weights alone do not fit on the device."""
+    """A lower bound without running anything: raises `ConfigError` if the weights alone do not fit on the device."""
     if str(device) == "meta":  # it is only estimated
         return
     sizes = [dtype.itemsize * parameter.numel() for parameter in policy.parameters()]
@@ -152,7 +152,7 @@ class _Alive(TorchDispatchMode):
 
 
 def _pretend(policy: nn.Module, dtype: torch.dtype | None) -> list[int]:
-    """Gives every parameter and buffer a tensor on the CPU that has no memory, and says how many bytes each would have."""
+    """Gives every parameter and buffer a tensor on the CPU that has no memory, and returns how many bytes each would have."""
     made: dict[int, torch.Tensor] = {}
     for module in policy.modules():
         for held in (module._parameters, module._buffers):

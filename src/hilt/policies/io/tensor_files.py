@@ -91,7 +91,7 @@ class Tensors(Mapping[str, Tensor]):
         shards = {file: _read_header(inside(index.parent, file, str(index))) for file in sorted(set(places.values()))}
         for name, file in places.items():
             if name not in shards[file]:
-                raise MissingFieldError(f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} says so. Copy both again.")
+                raise MissingFieldError(f"{index.parent / file}: the tensor {name} is not in it, though {INDEX} lists it. Copy both again.")
             self.entries[name] = shards[file][name]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -148,9 +148,9 @@ def load_into(
     missing = sorted(name for name in wanted.values() if name not in tensors.entries and not name.startswith(optional))
     unused = sorted([*strange, *(name for name in set(tensors.entries) - set(wanted.values()) if not name.startswith(optional))])
     if strict and (missing or unused):
-        said = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
+        problems = [f"{len(names)} {word} ({_listed(names)})" for names, word in ((missing, "missing"), (unused, "unknown")) if names]
         raise MissingFieldError(
-            f"{tensors.path}: of its tensors {' and '.join(said)} for this model. Check that the config is the one of these weights."
+            f"{tensors.path}: of its tensors {' and '.join(problems)} for this model. Check that the config is the one of these weights."
         )
     for name, (holder, key) in owners.items():
         entry, shape = tensors.entries.get(wanted[name]), tuple(getattr(holder, key).shape)
@@ -322,7 +322,7 @@ def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str],
             raise SchemaError(f"{path}: tensors of {error.args[0]} have no place in a safetensors file. Convert them first.") from None
         except SafetensorError as error:
             raise _system_error(error) from error
-        beside.chmod(mode)  # the library makes files that nobody else may read
+        beside.chmod(mode)  # the library makes files that are not readable by others
 
 
 def _read_header(path: Path) -> dict[str, Entry]:

@@ -56,7 +56,7 @@ def openpi(images: Tensor, wrist: Tensor, generator: Generator | None) -> Tensor
 
 
 def cropped(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Crops numbers [N, size, size, 3] to a square of `OPENVLA_AREA`, as far down and right as these [N] say from 0 to 1, resized as
+    """Crops numbers [N, size, size, 3] to a square of `OPENVLA_AREA`, at the relative positions [N] from 0 to 1, resized as
     `tf.image.crop_and_resize` does: bilinear, corner on corner. A half each way is the middle."""
     size = x.shape[1]
     side = torch.tensor(math.sqrt(OPENVLA_AREA), dtype=torch.float32, device=x.device)
@@ -69,7 +69,7 @@ def cropped(x: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, degrees: Tensor) -> Tensor:
-    """Turned about the middle by so many degrees [N]; black where nothing was."""
+    """Rotates images about the center by these degrees [N]; new pixels are black."""
     angle = degrees * (math.pi / 180)
     cos, sin, none = angle.cos(), angle.sin(), torch.zeros_like(angle)
     matrix = torch.stack([torch.stack([cos, -sin, none], -1), torch.stack([sin, cos, none], -1)], 1)

@@ -75,7 +75,7 @@ def check_entropy(coefficient: float, kind: str) -> None:
 
 
 class FlowStep(NamedTuple):
-    """What a field says of `x` [B, ...] at the times [B]."""
+    """The output of a vector field for `x` [B, ...] at the times [B]."""
 
     velocity: Tensor
     """[B, ...]"""
@@ -143,14 +143,14 @@ def draw(
     noise = normal() if sample and flow.drawn == 1 else None
     path, log_prob, value = [x], _start(x, flow).log_prob, None
     for i in range(flow.steps):
-        said = field(x, times[i].expand(rows))
+        output = field(x, times[i].expand(rows))
         here = first.clamp(min=0) == i if flow.drawn == 1 else torch.ones_like(first, dtype=torch.bool)
-        after = x - (times[i] - times[i + 1]) * said.velocity
+        after = x - (times[i] - times[i + 1]) * output.velocity
         if sample:
-            mean, std = transition(x, said, torch.full_like(first, i), flow, temperature)
+            mean, std = transition(x, output, torch.full_like(first, i), flow, temperature)
             after = torch.where(_like(here, x), mean + std * (normal() if noise is None else noise), after)
             log_prob = log_prob + torch.where(_like(here, x), gaussian_log_prob(after, mean, std), 0.0)
-        value = _plus(value, None if said.value is None else torch.where(here, said.value, 0.0))
+        value = _plus(value, None if output.value is None else torch.where(here, output.value, 0.0))
         x = after
         path.append(x)
     places = first.clamp(min=0)[:, None] + torch.arange(flow.drawn + 1, device=device)
@@ -161,30 +161,30 @@ def draw(
 def evaluate(field: Field, chain: Tensor, step: Tensor, flow: Flow, temperature: Tensor) -> Evaluated:
     """The log-probability under the field of now of what was drawn then: one call of the field for each drawn step.
 
-    Rows of which nothing was drawn have 0. The value is the mean of what the field says at these steps.
+    Rows of which nothing was drawn have 0. The value is the mean of the field's values at these steps.
     """
     times = schedule(flow, chain)
     log_prob, entropy, value = _start(chain[:, 0], flow)
     for i in range(flow.drawn):
         place = step.clamp(min=0) + i
-        said = field(chain[:, i], times[place])
-        mean, std = transition(chain[:, i], said, place, flow, temperature)
+        output = field(chain[:, i], times[place])
+        mean, std = transition(chain[:, i], output, place, flow, temperature)
         log_prob = log_prob + gaussian_log_prob(chain[:, i + 1], mean, std)
         if flow.kind == "noise":
             entropy = entropy + gaussian_entropy(std)
-        value = _plus(value, said.value)
+        value = _plus(value, output.value)
     return Evaluated(_mean(log_prob, step, flow), _mean(entropy, step, flow), None if value is None else value / flow.drawn)
 
 
-def transition(x: Tensor, said: FlowStep, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def transition(x: Tensor, output: FlowStep, place: Tensor, flow: Flow, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of the drawn step that begins at ``times[place]``, `place` and `temperature` being [B]."""
     times = schedule(flow, x)
     t, s, heat = (_like(each, x) for each in (times[place], times[place + 1], temperature))
-    v = said.velocity
+    v = output.velocity
     if flow.kind == "noise":
-        if said.std is None:
-            raise ConfigError("a flow of kind noise needs a field that also says a standard deviation.")
-        return x - (t - s) * v, said.std * heat
+        if output.std is None:
+            raise ConfigError("a flow of kind noise needs a field that also returns a standard deviation.")
+        return x - (t - s) * v, output.std * heat
     clean, noise, level = x - t * v, x + (1 - t) * v, flow.level * heat
     if flow.kind == "cps":
         return (1 - s) * clean + s * torch.cos(math.pi / 2 * level) * noise, s * torch.sin(math.pi / 2 * level)

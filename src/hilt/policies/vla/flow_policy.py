@@ -1,6 +1,6 @@
 """What pi0 and SmolVLA share: a prefix that is read once, a flow over the suffix, and folders of files.
 
-A subclass says what its modules are (`build`), how it reads the prefix (`prefix`) and the suffix (`suffix`), and what a prompt looks like.
+A subclass defines its modules (`build`), how it encodes the prefix (`prefix`) and the suffix (`suffix`), and the format of a prompt.
 Here is the rest: observations to tensors and back to actions, log-probabilities by `hilt.policies.vla.flow`, the loss of imitation, a value
 head, and folders as openpi and lerobot write them.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 IMAGES = ("full_image", "wrist_image", "right_wrist_image")
-"""What the slots for pictures are called in observations, unless said otherwise."""
+"""The default names of image slots in observations."""
 HEADS = ("value_head", "noise_head")
 """What RL adds to a published model."""
 VALUES = ("", "actions", "prefix")

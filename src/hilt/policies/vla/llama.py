@@ -1,6 +1,7 @@
 """The language model: transformers' Llama, with an attention of our own.
 
-Its decoder layers are called one by one with a `AttentionLayout`, which says who attends to whom. So nothing depends on which attention a
+Its decoder layers are called one by one with a `AttentionLayout`, which defines which tokens attend to which. So nothing depends on
+which attention a
 version of transformers chooses: with the wrong one OpenVLA-OFT is silently causal, and its actions are noise.
 """
 
@@ -22,12 +23,12 @@ DEFAULTS = {
     "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
     "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "hidden_act": "silu", "pad_token_id": 32000, "tie_word_embeddings": False,
 }  # fmt: skip
-"""What the configs of OpenVLA's checkpoints leave out, said here, for a default of a library may change"""
+"""Values that the configs of OpenVLA's checkpoints omit; fixed here, because defaults of a library may change"""
 
 
 @dataclass
 class AttentionLayout:
-    """Who attends to whom in a pass; everybody to everybody if nothing is said."""
+    """Which tokens attend to which in a pass; by default all to all."""
 
     causal: bool = False
     """Whether a token sees only what stands before it"""

@@ -104,9 +104,9 @@ def _bridge(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _bridge_command(actions: np.ndarray) -> np.ndarray:
     """The gripper opens (1) or closes (0), nothing between."""
-    told = np.array(actions, copy=True)
-    told[..., -1] = told[..., -1] > 0.5
-    return told
+    commands = np.array(actions, copy=True)
+    commands[..., -1] = commands[..., -1] > 0.5
+    return commands
 
 
 def _tabletop(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def _press(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _press_command(actions: np.ndarray) -> np.ndarray:
     """The policy moves the hand and does not turn it; its fingers are closed."""
-    told = np.zeros((*np.shape(actions)[:-1], 7), np.float32)
-    told[..., :3], told[..., 6] = actions, -1.0
-    return told
+    commands = np.zeros((*np.shape(actions)[:-1], 7), np.float32)
+    commands[..., :3], commands[..., 6] = actions, -1.0
+    return commands
 
 
 ARM_CAMERAS = {"full_image": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}

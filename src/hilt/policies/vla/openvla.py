@@ -3,7 +3,7 @@
     policy = OpenVLAOFT.from_pretrained(folder, unnorm_key="libero_spatial")
     actions, record = policy.act(observations, sample=True, temperature=1.6, generator=generator)
 
-`OpenVLAConfig` says what a checkpoint is made of, `OpenVLAOptions` how it is run.
+`OpenVLAConfig` describes a checkpoint, `OpenVLAOptions` how it is run.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class OpenVLA(OpenVLAPolicy):
             last = self._follow(inputs, tokens[:, -1:], hidden.shape[1], end, past, tokens.shape[1] - 1, kept)
             past = kept
         tokens = tokens.view(-1, self.chunk, self.action_dim)
-        return Dealt(tokens, self._told(inputs, tokens, temperature, hidden, end, prefix))
+        return Dealt(tokens, self._evaluation(inputs, tokens, temperature, hidden, end, prefix))
 
     def _judge(self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor) -> Evaluation:
         if self.options.packed and inputs.lengths is not None:
@@ -171,7 +171,7 @@ class OpenVLA(OpenVLAPolicy):
             return self._weigh(self._distribution(hidden, temperature), drawn, self._value(hidden[:, 0]))
         prefix: list[tuple[Tensor, Tensor]] = []
         hidden, end = self.prefix_of(inputs, prefix)
-        return self._told(inputs, drawn, temperature, hidden, end, prefix)
+        return self._evaluation(inputs, drawn, temperature, hidden, end, prefix)
 
     def _imitate(self, inputs: ModelInputs, wanted: np.ndarray, mask: Tensor) -> tuple[Tensor, dict[str, float]]:
         tokens = torch.from_numpy(self.token.encode(wanted)).to(self.device).flatten(1)
@@ -179,7 +179,7 @@ class OpenVLA(OpenVLAPolicy):
         hidden, end = self.prefix_of(inputs, prefix)
         return self._token_loss(self._predicting(inputs, tokens, hidden, end, prefix), wanted, mask)
 
-    def _told(
+    def _evaluation(
         self, inputs: ModelInputs, drawn: Tensor, temperature: Tensor, hidden: Tensor, end: Tensor, prefix: list[tuple[Tensor, Tensor]]
     ) -> Evaluation:
         answer = self._predicting(inputs, drawn.flatten(1).long(), hidden, end, prefix)

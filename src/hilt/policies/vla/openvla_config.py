@@ -23,7 +23,7 @@ TIMM = {
 }
 """Upstream's names of vision backbones: pixels at a side, and the transformers"""
 OURS = "hilt"
-"""The key of config.json that has what upstream's files do not say"""
+"""The key of config.json with the values that upstream's files do not contain"""
 SHARED = ("text_config", "use_proprio", "proprio_dim")
 """Fields that have upstream's names"""
 
@@ -37,7 +37,7 @@ class OpenVLAConfig:
     norm_stats: dict[str, Any] = field(default_factory=dict)
     """Statistics by dataset"""
     text_config: dict[str, Any] = field(default_factory=dict)
-    """Sizes of the language model; what is not said is Llama-2-7B's"""
+    """Sizes of the language model; the defaults are Llama-2-7B's"""
     variant: str = "oft"
     """`ar`: a token at a time, causal; `oft`: a chunk in one pass"""
     head: str = "tokens"
@@ -59,7 +59,7 @@ class OpenVLAConfig:
     vit: list[dict[str, Any]] | None = None
     """timm's keyword arguments of the vision transformers, where they have no name there"""
     means: list[list[float]] = field(default_factory=list)
-    """Of the pixels' channels, for each vision transformer; the folder's preprocessor_config.json says them. Empty: those of its kind"""
+    """Of the pixels' channels, for each vision transformer; from the folder's preprocessor_config.json. Empty: those of its kind"""
     stds: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -94,9 +94,9 @@ class OpenVLAConfig:
 
     def to_json(self) -> dict[str, Any]:
         """A config.json that `from_json` and upstream's loader read."""
-        told = {name: getattr(self, name) for name in ("norm_stats", *SHARED)}
-        ours = {name: value for name, value in asdict(self).items() if name != "upstream" and name not in told}
-        return {**self.upstream, **told, OURS: ours}
+        shared = {name: getattr(self, name) for name in ("norm_stats", *SHARED)}
+        ours = {name: value for name, value in asdict(self).items() if name != "upstream" and name not in shared}
+        return {**self.upstream, **shared, OURS: ours}
 
     def vits(self) -> list[VitConfig]:
         if self.vit is not None:

@@ -2,7 +2,7 @@
 
 The sequence is: BOS, the patches of all images, the robot's state if there is one, the prompt, and then what answers: the tokens so far,
 or, in OFT, one empty slot for each number of the chunk and a stop, all of which see each other. A row's padding stands between its
-prompt and its answer, where nobody looks: a token's place is what it is told, not where it lies.
+prompt and its output, which is masked: the position of a token is given explicitly, not by its index.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class OpenVLAPolicy(Policy):
     # --- observations ---
 
     def _look(self, observations: Sequence[Observation], crop: bool) -> tuple[Record, Tensor]:
-        """The part of a record that says what was seen, and its images on the device, the middle of them with `crop`."""
+        """Returns the inputs of a record, and its images on the device, center-cropped with `crop`."""
         cameras, size = self.config.cameras(), self.config.image_size
         seen = [picture(_field(row, camera, place), camera, place) for place, row in enumerate(observations) for camera in cameras]
         images = torch.empty(len(seen), size, size, 3, dtype=torch.uint8, device=self.device)
@@ -487,7 +487,7 @@ class OpenVLAPolicy(Policy):
 
     def action_token_mass(self, inputs: ModelInputs | None = None) -> float:
         """How much of the probability lies on action tokens, from 0 to 1, on `inputs` or on a picture of noise. Near 256 / 32000 means
-        that nobody trained this model to answer in tokens."""
+        that this model was not trained to output tokens."""
         if inputs is None:
             noise = torch.Generator().manual_seed(0)
             size, text = self.config.image_size, openvla_ids(self.tokenizer, "pick up the object")

@@ -34,7 +34,7 @@ VOCABULARY = 257_152
 
 @dataclass(frozen=True, kw_only=True)
 class Pi0Config(FlowPolicyConfig):
-    """Sizes of pi0; as published unless said otherwise."""
+    """The sizes of pi0; the defaults are the published ones."""
 
     adaptive: bool = False
     """pi0.5: the state is in the prompt, and the time in the norms of the expert"""

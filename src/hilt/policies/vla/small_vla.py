@@ -4,7 +4,8 @@
     policy.fit(states, actions)                      # what numbers are usual, before anything is learned
     loss, figures = policy.supervised_loss(observations, actions, mask, generator)
 
-The words say where to look: they are read into queries, each query finds a place in each picture (a softmax over the places of a
+The instruction determines where to look: it is encoded as queries, each query finds a position in each image (a softmax over the places
+of a
 convolution's map), and what is seen there, and where, becomes a token. Places are numbers too, so how far two things are from each other
 is one subtraction away. This is a strong bias toward tasks about things in places; ``vision="patches"`` has none of it. A few
 transformer layers join tokens, words and state. Their first token is what the head (policies/vla/heads.py) sees.
@@ -100,10 +101,10 @@ class SmallVLAConfig:
     heads: int = 4
     """Of its attention"""
     shift: int = 0
-    """When imitating, pictures are moved by up to so many pixels either way"""
+    """The maximum shift of images in each direction for imitation, in pixels"""
     precision: str = "auto"
     """Of convolutions and the trunk's matrix products: "float32", "bfloat16" (faster on processors that have it, far slower on others), or
-    "auto": whichever is faster here. A run decides when it begins; the folder of a policy does not say it"""
+    "auto": the faster one. A run decides when it begins; the folder of a policy does not contain it"""
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -134,7 +135,7 @@ class SmallVLAConfig:
         return result
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the precision, which belongs to whoever computes."""
+        """Returns all settings except the precision, which depends on the machine."""
         settings = dataclasses.asdict(self)
         del settings["precision"]
         return {"model_type": MODEL_TYPE, **settings}
@@ -463,7 +464,7 @@ def _initialize(module: nn.Module, generator: Generator) -> None:
 
 
 def _shifted(images: np.ndarray, pixels: int, generator: Generator | None) -> np.ndarray:
-    """Each row's pictures, [B, cameras, H, W, 3], moved together by up to so many pixels; what comes in repeats the edge."""
+    """Each row's pictures, [B, cameras, H, W, 3], shifted together by up to `pixels`; new pixels repeat the edge."""
     if generator is None:
         raise ConfigError(f"shift={pixels} moves pictures at random: give supervised_loss a generator.")
     moves = torch.randint(0, 2 * pixels + 1, (len(images), 2), generator=generator).numpy()

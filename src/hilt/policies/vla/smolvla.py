@@ -32,7 +32,7 @@ MODELS = {"HuggingFaceTB/SmolVLM2-500M-Video-Instruct": (TEXT, TOWER), "HuggingF
 
 @dataclass(frozen=True, kw_only=True)
 class SmolVLAConfig(FlowPolicyConfig):
-    """Sizes of SmolVLA; as published unless said otherwise."""
+    """The sizes of SmolVLA; the defaults are the published ones."""
 
     vlm: StackConfig = field(default_factory=lambda: replace(TEXT, depth=16))
     """The language model, as many layers of it as are used"""
@@ -43,7 +43,7 @@ class SmolVLAConfig(FlowPolicyConfig):
     vocabulary: int = 49_280
     """Words of the language model"""
     shuffle: int = 4
-    """So many patches in each direction become one token"""
+    """The number of patches in each direction that become one token"""
     self_attn_every_n_layers: int = 2
     """Layers 0, n, 2n ... of the expert look at the actions, too; 0: none does, 1: all do"""
     vlm_model_name: str = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"

@@ -77,7 +77,7 @@ class ByteTokenizer:
 
 
 class FolderTokenizer:
-    """A Hugging Face tokenizer: a folder's `tokenizer.json`, and what `tokenizer_config.json` says of first and last tokens."""
+    """A Hugging Face tokenizer: a folder's `tokenizer.json`, and the first and last tokens of `tokenizer_config.json`."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -112,7 +112,7 @@ class FolderTokenizer:
 
 
 def load_tokenizer(folder: str | Path) -> FolderTokenizer | ByteTokenizer:
-    """The tokenizer of a checkpoint's folder; our own where its settings say so."""
+    """The tokenizer of a checkpoint's folder; Hilt's own if its settings select it."""
     folder = local(folder)
     return ByteTokenizer() if _settings(folder).get("tokenizer_class") == BYTES else FolderTokenizer(folder)
 

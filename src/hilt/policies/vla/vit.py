@@ -1,7 +1,7 @@
 """Vision transformers with the names and the numbers of timm's: DINOv2 with registers and LayerScale, and SigLIP.
 
 A VLA wants patch features, not classes: `Vit.forward` gives what the last block but one makes of an image, without a final norm and
-without class and register tokens. The last block, the norm and SigLIP's pooling are in the checkpoints and nobody asks them.
+without class and register tokens. The last block, the norm and SigLIP's pooling are in the checkpoints but not used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class VitConfig:
 
     @classmethod
     def named(cls, timm_id: str) -> VitConfig:
-        """From a name such as ``vit_so400m_patch14_siglip_224``; what follows a dot says whose weights, and does not matter here."""
+        """From a name such as ``vit_so400m_patch14_siglip_224``; the part after a dot names the weights, and is ignored here."""
         name = timm_id.partition(".")[0]
         if name not in KNOWN:
             raise UnknownNameError("vision transformer", timm_id, KNOWN)
@@ -183,7 +183,7 @@ class Attention(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """timm calls the factor `gamma`; the checkpoints say `scale_factor`, for transformers renames every gamma."""
+    """timm calls the factor `gamma`; the checkpoints have `scale_factor`, because transformers renames every gamma."""
 
     def __init__(self, width: int):
         super().__init__()
