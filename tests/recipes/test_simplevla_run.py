@@ -16,7 +16,7 @@ from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
 from hilt.recipes import simplevla_run as recipe
 from hilt.recipes.simplevla_keys import ACTOR, AGREE, CRITIC, MODEL, PASSING, PRIME, READ, REF, ROLLOUT, SETTINGS, known
 from hilt.recipes.simplevla_names import suites
-from hilt.recipes.simplevla_run import SimpleVLARun, CommandLine, simplevla
+from hilt.recipes.simplevla_run import CommandLine, SimpleVLARun, simplevla
 from hilt.vla.trials import starts_of
 
 COMMAND = f"""
