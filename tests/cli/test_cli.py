@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import hilt
 from hilt import cli
+from hilt.cli.help import EXAMPLES
 from hilt.core.errors import CorruptError
 
 
@@ -151,3 +152,17 @@ def test_letters_that_a_terminal_lacks_are_question_marks():
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=True)
     assert done.stdout == b"5 \xd7 5 ? \xe9\n"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_fits_a_screen_with_two_examples_and_a_page(name: str):
+    result = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "100", "TERMINAL_WIDTH": "100"})
+    assert result.exit_code == 0 and len(result.stdout.rstrip().splitlines()) <= 40, result.stdout
+    *examples, page = EXAMPLES[name]
+    assert len(examples) == 2 and all(f"  {example}\n" in result.stdout for example in examples)
+    assert f"Documentation: {page}" in result.stdout and (Path(__file__).parents[2] / page).is_file()
+    for example in examples:  # its options exist, and its command
+        words = example.split(" | ")[0].split()[1:]
+        command = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in EXAMPLES)
+        below = CliRunner().invoke(cli.app, [*command.split(), "--help"]).stdout
+        assert all(f"{word} " in below for word in words if word.startswith("--")), example

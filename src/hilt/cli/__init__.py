@@ -19,47 +19,32 @@ import typer
 from typer.core import TyperGroup
 
 from hilt import __version__
-from hilt.cli.help import tidy, tidy_params
+from hilt.cli.help import tidy, tidy_params, write_examples
 from hilt.core.errors import HiltError
 from hilt.core.progress import printable
 from hilt.core.trust import command_line
 
 # name: (module, or module:app, one line for the help)
 COMMANDS = {
-    "demo": (
-        "hilt.cli.demos.demo",
-        "See an arm learn a task from images in minutes; vla: one that hears words; store, wire: the parts below.",
-    ),
-    "eval": ("hilt.cli.eval_command", "Let a trained policy try all evaluation states: its success, with a 95% interval, and videos."),
-    "plot": ("hilt.cli.plot", "Draw the curves of one run or several, as PNG files and as one page."),
+    "demo": ("hilt.cli.demos.demo", "Watch an arm learn a task from images in minutes; demo vla, store, wire."),
+    "eval": ("hilt.cli.eval_command", "Evaluate a policy: success on all evaluation states, intervals, videos."),
+    "plot": ("hilt.cli.plot", "Draw the learning curves of runs, as PNG files and as one page."),
     "recipes": ("hilt.cli.recipes:recipes", "List the recipes that ship with Hilt."),
-    "settings": ("hilt.cli.recipes:settings", "Show every setting of a recipe: its value, its default, its unit and what it means."),
-    "train": (
-        "hilt.cli.train_hil:train",
-        "Train from a recipe: with a person in the loop, or a vision-language-action policy on rollouts.",
-    ),
+    "settings": ("hilt.cli.recipes:settings", "Show all settings of a recipe: value, default, unit and meaning."),
+    "train": ("hilt.cli.train_hil:train", "Train from a recipe: with a person in the loop, or a VLA policy on rollouts."),
     "train classifier": ("hilt.cli.train_classifier", "Train a reward classifier from frames of success and failure."),
-    "train sft": (
-        "hilt.cli.train_sft",
-        "Let a vision-language-action policy imitate demonstrations: supervised fine-tuning, full or LoRA.",
-    ),
-    "train rloo": ("hilt.cli.rloo", "Post-train a vision-language-action policy by RLOO, from the YAML of a trainer of RIPT's kind."),
-    "train simplevla": ("hilt.cli.train_simplevla", "Post-train a vision-language-action policy with the command line of SimpleVLA-RL."),
-    "learner": ("hilt.cli.train_hil:learner", "The learner alone; actors on this or other machines join it."),
-    "actor": ("hilt.cli.train_hil:actor", "An actor alone: drives a task for a learner that is elsewhere."),
-    "record": ("hilt.cli.record_command", "Record episodes that a person or a script drives, in a simulator or on an arm."),
-    "data": (
-        "hilt.cli.data.data_commands",
-        "Look into logs and datasets of other systems, convert them; check, mend, merge, split and relabel logs.",
-    ),
-    "fetch": (
-        "hilt.cli.fetch:fetching",
-        "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name: data only, each file checked.",
-    ),
+    "train sft": ("hilt.cli.train_sft", "Fine-tune a VLA policy on demonstrations, full or LoRA."),
+    "train rloo": ("hilt.cli.rloo", "Post-train a VLA policy by RLOO, from the YAML file of a RIPT-style trainer."),
+    "train simplevla": ("hilt.cli.train_simplevla", "Post-train a VLA policy with the command line of SimpleVLA-RL."),
+    "learner": ("hilt.cli.train_hil:learner", "Run a learner alone, which actors on this or other machines join."),
+    "actor": ("hilt.cli.train_hil:actor", "Run an actor alone, for a learner on this or another machine."),
+    "record": ("hilt.cli.record_command", "Record episodes of a person or a script, in a simulator or on an arm."),
+    "data": ("hilt.cli.data.data_commands", "Inspect and convert datasets; verify, repair, merge, split, relabel logs."),
+    "fetch": ("hilt.cli.fetch:fetching", "Fetch a policy or a dataset from the Hugging Face Hub, hf:org/name."),
     "push": ("hilt.cli.fetch:pushing", "Push a policy or a dataset to the Hugging Face Hub."),
-    "keys": ("hilt.cli.new_keys", "Make the keys by which a learner and its actors know each other."),
-    "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, as HIL-SERL's robot server does."),
-    "doctor": ("hilt.cli.doctor", "Check that this machine has what Hilt needs, and print how to install what is missing."),
+    "keys": ("hilt.cli.new_keys", "Make the keys with which a learner and its actors authenticate."),
+    "serve-robot": ("hilt.cli.serve_robot", "Serve an arm, real or simulated, over HTTP, like HIL-SERL's robot server."),
+    "doctor": ("hilt.cli.doctor", "Check this machine, and print how to install what is missing."),
 }
 
 
@@ -76,11 +61,15 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
             module, _, app = COMMANDS[name][0].partition(":")
-            command = tidy(typer.main.get_command(getattr(importlib.import_module(module), app or "app")))
+            command = tidy(typer.main.get_command(getattr(importlib.import_module(module), app or "app")), name)
         return name, command, rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         return tidy_params(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        write_examples("", formatter)
 
     def invoke(self, ctx: Any) -> Any:
         from hilt.cli.show import PROGRESS

@@ -38,7 +38,7 @@ def evaluate(
         str, _option("NAME", "Whose initial states are tried.", "published where a task has it (LIBERO: 50 of each task), else test")
     ] = "",
     episodes: Annotated[int | None, _option("N", "How many episodes, from the first state on.", "every state once", min=1)] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Actions are drawn as in training, not the likeliest ones.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample actions as in training; default: the most likely.")] = False,
     seed: Annotated[int, _option("N", "Of whatever is random.", min=0)] = 0,
     videos: Annotated[int, _option("N", "The number of first episodes to make videos of.", min=0)] = 0,
     workers: Annotated[int, _option("N", "Processes; the outcome is the same with any number.", min=1)] = 1,

@@ -15,8 +15,7 @@ from hilt.formats import detect
 MAX_NAMED = 5
 """Files that are named one by one"""
 
-fetching = typer.Typer()
-pushing = typer.Typer()
+fetching, pushing = (typer.Typer(add_completion=False) for _ in range(2))
 
 
 @fetching.command()

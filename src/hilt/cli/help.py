@@ -1,21 +1,101 @@
-"""What ``--help`` shows: no type behind a flag, and commands in quotes, since a terminal renders no backticks."""
+"""What ``--help`` shows: no type behind a flag, commands in quotes (a terminal renders no backticks), examples, and the page to read."""
 
 from __future__ import annotations
 
 from typing import Any
 
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": ("hilt demo --fast", "hilt train tabletop_pick operator=browser", "docs/command-line.md"),
+    "demo": ("hilt demo --fast", "hilt demo --human", "docs/training.md"),
+    "demo store": ("hilt demo store", "hilt demo store --steps 2000 --keep", "docs/replay.md"),
+    "demo wire": ("hilt demo wire", "hilt demo wire --steps 200", "docs/wire.md"),
+    "demo vla": ("hilt demo vla --fast", "hilt demo vla --minutes 0 --demonstrations 30", "docs/demo-vla.md"),
+    "eval": (
+        "hilt eval runs/tabletop_pick --videos 3",
+        "hilt eval runs/tabletop_pick --checkpoint best --json result.json",
+        "docs/observe.md",
+    ),
+    "plot": ("hilt plot runs/tabletop_pick", "hilt plot runs/seed-0 runs/seed-1 --out compared", "docs/observe.md"),
+    "recipes": ("hilt recipes", "hilt recipes --json", "docs/recipes.md"),
+    "settings": ("hilt settings tabletop_pick encoder max_", "hilt settings runs/mine/config.yaml --changed", "docs/recipes.md"),
+    "train": ("hilt train tabletop_pick operator=browser --run runs/mine", "hilt train --run runs/mine --resume", "docs/training.md"),
+    "train classifier": ("hilt train classifier frames", "hilt train classifier frames steps=150 --out classifier", "docs/classifier.md"),
+    "train sft": ("hilt train sft sft_debug", "hilt train sft demos policy=FOLDER lora.rank=32 --run runs/sft", "docs/fine-tuning.md"),
+    "train rloo": (
+        "hilt train rloo --config FILE policy=FOLDER --dry-run",
+        "hilt train rloo --run runs/rloo --resume",
+        "docs/collection.md",
+    ),
+    "train simplevla": (
+        "hilt train simplevla data.task_suite_name=libero_10 data.n_samples=8 --dry-run",
+        "hilt train simplevla examples/run_openvla_oft_rl_libero.sh hilt.pool.workers=16",
+        "docs/simplevla.md",
+    ),
+    "learner": (
+        "hilt learner tabletop_pick --run runs/mine",
+        "hilt learner my_task.yaml wire.host=192.168.1.5 wire.keys=keys --run runs/mine",
+        "docs/learner.md",
+    ),
+    "actor": (
+        "hilt actor tabletop_pick --learner 127.0.0.1",
+        "hilt actor my_task.yaml wire.keys=keys --learner 192.168.1.5 --name arm-1",
+        "docs/training.md",
+    ),
+    "record": (
+        "hilt record tabletop/pick --device browser --episodes 20",
+        "hilt record robot/arm.yaml --device spacemouse --classifier",
+        "docs/recording.md",
+    ),
+    "data": ("hilt data inspect recordings/tabletop-pick", "hilt data convert bridge/1.0.0 bridge-log", "docs/formats.md"),
+    "data inspect": ("hilt data inspect recordings/tabletop-pick", "hilt data inspect bridge/1.0.0 --frames", "docs/formats.md"),
+    "data convert": (
+        "hilt data convert bridge/1.0.0 bridge-log",
+        "hilt data convert bridge-log bridge-lerobot --to lerobot",
+        "docs/formats.md",
+    ),
+    "data formats": ("hilt data formats", "hilt data formats | less", "docs/formats.md"),
+    "data verify": ("hilt data verify runs/mine", "hilt data verify runs/mine --json", "docs/replay.md"),
+    "data repair": ("hilt data verify runs/mine", "hilt data repair runs/mine", "docs/replay.md"),
+    "data merge": (
+        "hilt data merge first second --into both",
+        "hilt data merge log --into new --without observations/wrist",
+        "docs/replay.md",
+    ),
+    "data split": ("hilt data split log train held-out --ratios 0.9,0.1", "hilt data split log --parts 4", "docs/replay.md"),
+    "data relabel": ("hilt data relabel log 3,7-9 rewards=0", "hilt data relabel log 3 --fact success=false --dry-run", "docs/replay.md"),
+    "data delete": ("hilt data delete log 3,7-9", "hilt data delete log --failures --dry-run", "docs/replay.md"),
+    "fetch": ("hilt fetch hf:datasets/lerobot/pusht", "hilt fetch hf:org/policy@v1.0", "docs/formats.md"),
+    "push": ("hilt push runs/sft/policy hf:org/mine", "hilt push dataset hf:datasets/org/mine --public", "docs/formats.md"),
+    "keys": ("hilt keys new learner arm-1", "hilt keys list", "docs/wire.md"),
+    "keys new": ("hilt keys new learner arm-1", "hilt keys new arm-2 --dir keys", "docs/wire.md"),
+    "keys list": ("hilt keys list", "hilt keys list --dir keys", "docs/wire.md"),
+    "serve-robot": ("hilt serve-robot --task pick", "hilt serve-robot --backend my_arm:MyArm --set robot_ip=172.16.0.2", "docs/robot.md"),
+    "doctor": ("hilt doctor", "hilt doctor --fix", "docs/core.md"),
+}
+"""For each command its examples, and the page of the documentation that describes it"""
 
-def tidy(command: Any) -> Any:
-    """The same command, and the commands below it, with tidy help."""
+
+def write_examples(name: str, formatter: Any) -> None:
+    """Writes the examples of a command, and the page that describes it, below its help."""
+    *examples, page = EXAMPLES[name]
+    formatter.write("".join(f" {line}\n" for line in ("Examples:", *(f"  {example}" for example in examples), f"Documentation: {page}")))
+
+
+def tidy(command: Any, name: str) -> Any:
+    """Returns the same command, and the commands below it, with tidy help and examples."""
     command.help = quoted(command.help)
-    get_params = command.get_params
+    get_params, format_help = command.get_params, command.format_help
 
     def tidied(ctx: Any) -> list[Any]:
         return tidy_params(get_params(ctx))
 
-    command.get_params = tidied  # the option --help is made when it is asked for
-    for below in getattr(command, "commands", {}).values():
-        tidy(below)
+    def formatted(ctx: Any, formatter: Any) -> None:
+        format_help(ctx, formatter)
+        write_examples(name, formatter)
+
+    command.get_params, command.format_help = tidied, formatted  # the option --help is made when it is asked for
+    for below, inner in getattr(command, "commands", {}).items():
+        tidy(inner, f"{name} {below}")
     return command
 
 

@@ -37,27 +37,27 @@ def _option(metavar: str, help: str, default: str | bool = True, names: Sequence
 @app.command()
 def record(
     task: Annotated[str, typer.Argument(help="Such as tabletop/pick, robot/127.0.0.1:5000, or a gymnasium id.", show_default=False)],
-    episodes: Annotated[int | None, _option("N", "How many there are to be in the end.", "20", min=1)] = None,
-    device: Annotated[str, _option("NAME", "browser, keyboard, gamepad, spacemouse, or script: the task's own expert.")] = "browser",
-    out: Annotated[Path | None, _option("FOLDER", "Where the recording is, or goes on.", "recordings/TASK")] = None,
-    keep: Annotated[str, _option("RULE", "successes: episodes that failed are dropped. all: they stay, marked as failed.")] = "successes",
-    mode: Annotated[str, _option("MODE", "hold: a person acts while they hold the device. toggle: from one press to the next.")] = "hold",
-    classifier: Annotated[bool, typer.Option("--classifier", help="Record frames of success and failure for a reward classifier.")] = False,
+    episodes: Annotated[int | None, _option("N", "The total number of episodes.", "20", min=1)] = None,
+    device: Annotated[str, _option("NAME", "browser, keyboard, gamepad, spacemouse, or script (the task's expert).")] = "browser",
+    out: Annotated[Path | None, _option("FOLDER", "The folder of the recording.", "recordings/TASK")] = None,
+    keep: Annotated[str, _option("RULE", "successes, or all: failures are kept, too.")] = "successes",
+    mode: Annotated[str, _option("MODE", "hold: act while held. toggle: press to change.")] = "hold",
+    classifier: Annotated[bool, typer.Option("--classifier", help="Record frames for a reward classifier.")] = False,
     successes_needed: Annotated[
-        int | None, _option("N", "With --classifier: how many frames are to be marked. Else the same as --episodes.", "200", min=1)
+        int | None, _option("N", "With --classifier: the number of success frames.", "200", min=1)
     ] = None,
-    split: Annotated[str, _option("NAME", "Episodes begin in the initial states of this split.")] = "train",
-    states: Annotated[str, _option("0-9,15", "Only in those of these numbers.", "all")] = "",
-    seed: Annotated[int, _option("N", "Decides the order of the states, and what else is random.", min=0)] = 0,
-    image_size: Annotated[int | None, _option("N", "Height and width of images, in pixels.", "the task's", min=1)] = None,
-    observations: Annotated[str, _option("KIND", "nested: as the task gives them. hil-serl: as its wrappers make them.")] = "nested",
+    split: Annotated[str, _option("NAME", "The split of initial states.")] = "train",
+    states: Annotated[str, _option("0-9,15", "Only these initial states.", "all")] = "",
+    seed: Annotated[int, _option("N", "The seed of the order of states.", min=0)] = 0,
+    image_size: Annotated[int | None, _option("N", "Image size in pixels.", "the task's", min=1)] = None,
+    observations: Annotated[str, _option("KIND", "nested, or hil-serl: with its wrappers.")] = "nested",
     no_video: Annotated[bool, typer.Option("--no-video", help="Make no videos of the episodes.")] = False,
     option: Annotated[list[str] | None, _option("NAME=VALUE", "An option of the task.", False, names=["--option", "-o"])] = None,
     device_option: Annotated[
         list[str] | None, _option("NAME=VALUE", "An option of the device, such as port=8080.", False, names=["--device-option", "-d"])
     ] = None,
 ) -> None:
-    """Record episodes, or frames for a reward classifier. Stopped in any way, the same command goes on where it was."""
+    """Record episodes, or frames for a reward classifier. After a stop of any kind, the same command continues the recording."""
     if classifier and episodes is not None:
         raise typer.BadParameter("--classifier counts frames, not episodes: give --successes-needed instead of --episodes.")
     if classifier and keep != "successes":
