@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken(template: Path
     again = learner(template, run, max_steps=25, checkpoint_period=10)
     assert again.update == 10
     again.run()
-    assert any("checkpoint 20 is passed over" in r["event"] for r in records(run, "event"))
+    assert any("checkpoint 20 is skipped" in r["event"] for r in records(run, "event"))
     assert numbers(run) == [0, 10, 20, 25] and load(run, 20).update == 20
 
 

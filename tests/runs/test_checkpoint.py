@@ -68,7 +68,7 @@ def test_a_damaged_one_is_passed_over_and_said(memory_path: Path, file: str, how
     said: list[str] = []
     found = latest(memory_path, said.append)
     assert found is not None and found.update == 1
-    assert len(said) == 1 and said[0].startswith("checkpoint 2 is passed over") and file in said[0]
+    assert len(said) == 1 and said[0].startswith("checkpoint 2 is skipped") and file in said[0]
     write(memory_path, 2)  # made again
     check(memory_path, 2)
     shutil.rmtree(memory_path / "checkpoints" / "1")
