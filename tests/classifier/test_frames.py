@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hilt.classifier.frames import Clip, class_count, counts, read_frames, split, with_cameras
+from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError, FormatError, SchemaError, UnknownNameError
-from hilt.core.files import write_json
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.convert import convert
 from hilt.replay import Log

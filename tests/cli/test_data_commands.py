@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from hilt import cli
 from hilt.cli.data.data_commands import strip, without_mates
 from hilt.cli.show import human_bytes
-from hilt.core.files import read_json, write_json
+from hilt.core.checksums import read_json, write_json
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from hilt import cli
 from hilt.cli.demos import demo
-from hilt.core.files import read_json, write_json
+from hilt.core.checksums import read_json, write_json
 from hilt.hil.config import Goal, Hil
 from hilt.recipes import recipe
 from hilt.runs.evaluation import EpisodeOutcome, EvaluationResult

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.cli.demos.demo_vla import DemoPhase, VlaStory, _gain, verdict
-from hilt.core.files import read_json
+from hilt.core.checksums import read_json
 
 for package in ("torch", "gymnasium", "mujoco", "av"):
     pytest.importorskip(package)

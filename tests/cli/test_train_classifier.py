@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from hilt import cli
 from hilt.classifier.reward import reward_function
 from hilt.cli.train_classifier import _recipe, is_useful
-from hilt.core.files import read_json, write_json
+from hilt.core.checksums import read_json, write_json
 from tests.classifier.labeled import clips, write_log
 from tests.lines import all_lines, no_line_twice
 

@@ -22,8 +22,8 @@ from hilt.classifier.reward import ClassifierConfig, reward_function, save
 from hilt.classifier.reward import train as classify
 from hilt.cli.train_hil import _next
 from hilt.compat.rlinf.rollout_experience import RolloutSender
+from hilt.core.checksums import read_json
 from hilt.core.config import build, freeze, thaw
-from hilt.core.files import read_json
 from hilt.formats.episodes import map_leaves
 from hilt.hil.config import Hil, Wire
 from hilt.hil.environment import spaces

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hilt import cli
-from hilt.core.files import read_json
+from hilt.core.checksums import read_json
 from hilt.policies.io.tensor_files import Tensors
 from hilt.vla import sft
 from tests.lines import all_lines, no_line_twice

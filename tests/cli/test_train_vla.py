@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hilt.core.files import read_json
+from hilt.core.checksums import read_json
 from hilt.policies.registry import load_policy
 from hilt.vla import worker as roles
 from tests.cli.test_train_sft import run

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import CorruptError, DiskFullError, StorageError
-from hilt.core.files import DISK, Files, leftovers, read_json, storage_errors, write_json
+from hilt.core.files import DISK, Files, leftovers, new_folder, replacing, storage_errors
 
 DATA = {"format": 1, "nested": {"checksum": "00000000", "text": '\n "checksum": "x"'}, "list": [1, 2.5, None, True]}
 
@@ -138,3 +139,67 @@ def test_a_folder_that_another_process_makes_meanwhile_is_a_folder(tmp_path: Pat
     monkeypatch.setattr(Path, "is_dir", is_dir)
     DISK.make_folders(tmp_path / "a")
     assert (tmp_path / "a").exists()
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="half"), new_folder(tmp_path / "a") as folder:
+        (folder / "x").write_text("1")
+        raise RuntimeError("half")
+    assert list(tmp_path.iterdir()) == []
+    with new_folder(tmp_path / "b" / "c") as folder:
+        (folder / "x").write_text("1")
+    assert (tmp_path / "b" / "c" / "x").read_text() == "1"
+    with pytest.raises(StorageError, match="it exists and is not empty"), new_folder(tmp_path / "b" / "c"):
+        pass
+
+
+def test_replacing_a_file_and_a_folder_that_are_there(tmp_path: Path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("old")
+    folder.mkdir()
+    (folder / "old").touch()
+    with replacing(file) as beside:
+        beside.write_text("new")
+        assert file.read_text() == "old"
+    with replacing(folder, durable=False) as beside:
+        beside.mkdir()
+        (beside / "new").touch()
+        assert (folder / "old").exists()
+    assert file.read_text() == "new" and [path.name for path in folder.iterdir()] == ["new"]
+    with pytest.raises(StorageError, match=r"file: No space left|file: no room left"), replacing(file) as beside:
+        beside.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(StorageError, match="file"), replacing(file):
+        pass  # nothing was written
+    assert file.read_text() == "new" and sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_replacing_as_sole_writer_removes_what_a_killed_writer_left(tmp_path: Path):
+    (tmp_path / ".a.new").mkdir()
+    (tmp_path / ".a.new" / "half").touch()
+    with replacing(tmp_path / "a", sole_writer=True) as beside:
+        assert not beside.exists()
+        beside.mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and not any((tmp_path / "a").iterdir())
+
+
+def test_replacing_syncs_all_of_a_folder_before_its_name(tmp_path: Path):
+    calls = []
+
+    class Recorded(Files):
+        def sync(self, fd: int) -> None:
+            calls.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name if os.path.isdir("/proc/self/fd") else "?")
+            super().sync(fd)
+
+        def rename(self, source: Path, target: Path) -> None:
+            calls.append("rename")
+            super().rename(source, target)
+
+        def sync_folder(self, path: Path) -> None:
+            calls.append("folder")
+            super().sync_folder(path)
+
+    with replacing(tmp_path / "a", Recorded(), sole_writer=True) as beside:
+        (beside / "b").mkdir(parents=True)
+        (beside / "b" / "c").touch()
+    assert calls[3:] == ["rename", "folder"] and (calls[0] == "?" or sorted(calls[:3]) == [".a.new", "b", "c"])

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from hilt import cli
 from hilt.core import trust
+from hilt.core.checksums import write_json
 from hilt.core.children import run_code
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, UnsafeError
-from hilt.core.files import write_json
 from hilt.core.names import load
 from hilt.hil.config import Hil
 from hilt.recipes import recipe
@@ -117,7 +117,7 @@ def test_what_is_called_is_of_the_right_type_even_where_its_module_is_trusted():
     said = hilt("learner", "untold.yaml", "--trust", "somebodys", code=1)
     assert "annotated to return one. If it makes one, add --trust somebodys:untold" in said
     assert not Path("was_called").exists()
-    settings("ours.yaml", task="hilt.core.files:read_json", task_options={"path": "x"})
+    settings("ours.yaml", task="hilt.core.checksums:read_json", task_options={"path": "x"})
     assert "which was not called: expected a subclass of gymnasium" in hilt("learner", "ours.yaml", code=1)
 
 
@@ -263,7 +263,7 @@ def test_what_only_lies_in_the_current_folder_is_not_installed(monkeypatch: pyte
 
 def test_the_current_folder_is_looked_in_only_when_something_there_is_named(monkeypatch: pytest.MonkeyPatch):
     here = str(Path.cwd())
-    load("hilt.core.files:read_json")
+    load("hilt.core.checksums:read_json")
     assert here not in sys.path
     load("somebodys:told")
     assert sys.path[-1] == here

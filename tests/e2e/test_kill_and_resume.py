@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hilt.core.files import read_json
+from hilt.core.checksums import read_json
 from hilt.core.trajectory import Source
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log, QueuedDataStore

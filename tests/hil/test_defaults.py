@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
+from hilt.core.checksums import read_json
 from hilt.core.config import build, thaw
 from hilt.core.errors import UnknownNameError
-from hilt.core.files import read_json
 from hilt.hil import launch as train
 from hilt.hil.config import Hil, check
 from hilt.hil.defaults import SHOWN, SIMULATED_AHEAD, STATE, chosen, lines

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.cli.eval_command import show_all
+from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError, StorageError, UnknownNameError
-from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.hil import evaluate as evaluation
 from hilt.hil.config import Hil

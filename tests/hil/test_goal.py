@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build, thaw
 from hilt.core.errors import ConfigError, HiltError, SchemaError
-from hilt.core.files import read_json, write_json
 from hilt.hil.config import Goal, Hil, check
 from hilt.hil.environment import check_fit
 from hilt.hil.goal import MAX_DEATHS, GoalWatch, check_goal, evaluations, holds

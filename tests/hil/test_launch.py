@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from hilt.core.checksums import read_json
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, HiltError
-from hilt.core.files import read_json
 from hilt.core.trajectory import Source
 from hilt.hil import launch as module
 from hilt.hil.config import Goal, Hil, Wire

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError, SchemaError, UnknownNameError
-from hilt.core.files import write_json
 from hilt.core.tree import flatten
 from hilt.hil import learner as learner_module
 from hilt.hil.data import columns_for, open_logs

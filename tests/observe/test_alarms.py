@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, SeveralErrors, UnknownNameError
-from hilt.core.files import read_json, write_json
 from hilt.observe import Metrics
 from hilt.observe.alarms import TABLE, Alarms, AlarmWatch, RunFacts, check_stop_on
 from hilt.observe.live import Standing

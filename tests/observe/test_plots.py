@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError, EmptyError
-from hilt.core.files import write_json
 from hilt.observe import Metrics
 from hilt.observe.drawing import DASHES, WIDTH, Chart, Line, Svg, axes, dash_of, short, ticks
 from hilt.observe.metrics import GOES_ON

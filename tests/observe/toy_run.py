@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hilt.core.files import DISK, write_json
+from hilt.core.checksums import write_json
+from hilt.core.files import DISK
 from hilt.observe import Metrics
 
 

@@ -24,7 +24,7 @@ from hilt.core.errors import (
     UnsafeError,
 )
 from hilt.policies.io import tensor_files as weights
-from hilt.policies.io.tensor_files import INDEX, Tensors, load_into, new_folder, read_pt, write_tensors
+from hilt.policies.io.tensor_files import INDEX, Tensors, load_into, read_pt, write_tensors
 
 
 class Net(nn.Module):
@@ -184,23 +184,11 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(DiskFullError, match=r"model\.safetensors: .*Check the path, its permissions and the room on the disk"):
+        with pytest.raises(DiskFullError, match=r"model\.safetensors: no room left to write"):
             write_tensors(tmp_path, {"a": torch.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):
-    with pytest.raises(RuntimeError, match="half"), new_folder(tmp_path / "a") as folder:
-        (folder / "x").write_text("1")
-        raise RuntimeError("half")
-    assert list(tmp_path.iterdir()) == []
-    with new_folder(tmp_path / "b" / "c") as folder:
-        (folder / "x").write_text("1")
-    assert (tmp_path / "b" / "c" / "x").read_text() == "1"
-    with pytest.raises(StorageError, match="it exists and is not empty"), new_folder(tmp_path / "b" / "c"):
-        pass
 
 
 def test_files_of_torch_save(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import CorruptError, FormatError, HiltError, StorageError, UnknownNameError, VersionError
-from hilt.core.files import read_json, write_json
 from hilt.replay import Log
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.maintenance.repair import repair, verify

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, LockedError, SchemaError, StorageError, VersionError
-from hilt.core.files import Files, read_json, write_json
+from hilt.core.files import Files
 from hilt.core.tree import ArraySpec
 from hilt.replay import Log, Schema
 from hilt.replay.maintenance.findings import LogReport, Span

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import checksum, read_json, write_json
 from hilt.core.errors import HiltError
-from hilt.core.files import checksum, read_json, write_json
 from hilt.replay.storage.journal import format_line
 from hilt.replay.storage.segment import EXTENT, Segment
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from hilt.core.checksums import read_json
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError
-from hilt.core.files import read_json
 from hilt.distributed.group import Sharding
 from hilt.hil import launch as train
 from hilt.hil.config import Hil

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from hilt.core.checksums import read_json
 from hilt.core.config import freeze
 from hilt.core.errors import ConfigError, HiltError, LockedError, UnknownNameError
-from hilt.core.files import read_json
 from hilt.observe.metrics import read_metrics
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.storage.lock import WriterLock

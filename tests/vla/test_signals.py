@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hilt import cli
-from hilt.core.files import read_json
+from hilt.core.checksums import read_json
 from hilt.observe.metrics import read_metrics
 from hilt.runs import checkpoint
 from hilt.vla import sft  # imported once, in the server that runs are forked from

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hilt.core.checksums import read_json
 from hilt.core.config import thaw
 from hilt.core.errors import AlarmError, ConfigError, EmptyError, LockedError
-from hilt.core.files import read_json
 from hilt.core.progress import silent
 from hilt.distributed.optimizer import DataParallelOptimizer, learning_rate
 from hilt.observe.live import Standing

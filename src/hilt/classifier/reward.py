@@ -20,8 +20,9 @@ import torch
 
 from hilt.algos import classifier as algo
 from hilt.classifier.frames import Clip, class_count, counts, split, with_cameras
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, HiltError, SchemaError, UnknownNameError, optional_module, suggest
-from hilt.core.files import DISK, read_json, storage_errors, write_json
+from hilt.core.files import DISK, replacing, storage_errors
 from hilt.core.tree import Array, Spec, flatten
 from hilt.observe.drawing import Chart, Line, Pixels, draw
 from hilt.policies.agent.config import EncoderConfig
@@ -145,21 +146,14 @@ def save(folder: Path, trained: TrainedClassifier) -> None:
     """Writes the folder, whole or not at all; power-safe when it returns."""
     folder = folder.absolute()
     check_free(folder)
-    beside = folder.with_name(f".{folder.name}.new")
     DISK.make_folders(folder.parent)
-    DISK.remove(beside)  # of a writer that was killed
-    DISK.make_folder(beside)
-    try:
+    with replacing(folder, sole_writer=True) as beside:
+        DISK.make_folder(beside)
         file = io.BytesIO()
         save_pt({name: value.detach() for name, value in trained.model.state_dict().items()}, file)
         for name, data in {WEIGHTS: file.getvalue(), **trained.pictures}.items():
             DISK.replace(beside / name, data)
         write_json(beside / CARD, trained.card)
-        DISK.rename(beside, folder)
-    except BaseException:
-        DISK.remove(beside)
-        raise
-    DISK.sync_folder(folder.parent)
 
 
 def check_free(folder: Path) -> None:

@@ -70,7 +70,7 @@ def classifier(
 
 def _recipe(data: list[str]) -> str:
     """Our recipe of the task that the recordings are of, or a placeholder for one of the user's."""
-    from hilt.core.files import read_json
+    from hilt.core.checksums import read_json
     from hilt.recipes import recipe_of
 
     tasks = {str(read_json(file).get("task", "")) for path in data if (file := Path(path) / "recording.json").is_file()}

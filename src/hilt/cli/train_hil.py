@@ -169,7 +169,7 @@ def _next(folder: Path, ended: bool) -> list[str]:
 
 def _of_post_training(recipe: str, folder: Path, resume: bool, words: list[str]) -> bool:
     if resume and not recipe and (folder / "run.json").is_file():
-        from hilt.core.files import read_json
+        from hilt.core.checksums import read_json
 
         return read_json(folder / "run.json").get("kind") == "vla"
     if resume and any(word.startswith("copy_to=") for word in words):  # it is not here yet, and only post-training has copies

@@ -1,30 +1,26 @@
 """Files that are whole or absent: the one layer through which Hilt changes the disk.
 
-Nothing is written in place. A small file is written beside its target and renamed over it; a growing file is only
-appended to, and each record carries its own checksum. Tests replace `Files` by layers that stop, forget or reorder.
+Nothing is written in place. A file is written beside its target and renamed over it (`Files.replace`, and `replacing` for what a library
+writes, or for a folder); a growing file is only appended to, and each record carries its own checksum. Tests replace `Files` by layers
+that stop, forget or reorder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 
 from hilt.core import platform
-from hilt.core.errors import CorruptError, DiskFullError, StorageError
-
-checksum = crc32c
-"""CRC-32C of a buffer, in hardware where the processor has it: every checksum in Hilt's files is this one."""
+from hilt.core.errors import DiskFullError, StorageError
 
 
 class Files:
@@ -126,9 +122,10 @@ class Files:
             else:
                 path.unlink()
 
-    def replace(self, path: Path, data: bytes, durable: bool = True) -> None:
-        """The file's new content, whole: written beside, synced, renamed."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
+    def replace(self, path: Path, data: bytes | str, durable: bool = True) -> None:
+        """The file's new content, whole: written beside, synced, renamed. Text becomes UTF-8."""
+        data = data.encode() if isinstance(data, str) else data
+        beside = path.with_name(_beside(path))
         fd = self.create(beside)
         try:
             self.write(fd, data, 0)
@@ -156,38 +153,65 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def write_json(path: Path, data: Mapping[str, Any], files: Files = DISK, durable: bool = True) -> None:
-    """A JSON file that carries the checksum of its own bytes, taken with zeros in the place of the checksum."""
-    text = json.dumps({**data, "checksum": "0" * 8}, indent=1, sort_keys=True).encode() + b"\n"
-    place = _checksum_place(text)
-    files.replace(path, text[:place] + f"{checksum(text):08x}".encode() + text[place + 8 :], durable)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote; anything else is a `CorruptError` naming the file."""
-    text = read(path)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{path}: not readable as JSON ({error}); restore it from a copy or run: hilt data repair.") from None
-    place = _checksum_place(text)
-    given, right = text[place : place + 8], f"{checksum(text[:place] + b'0' * 8 + text[place + 8 :]):08x}".encode()
-    if not isinstance(data, dict) or "checksum" not in data or given != right:
-        raise CorruptError(f"{path}: its bytes do not have their checksum; restore it from a copy or run: hilt data repair.")
-    del data["checksum"]
-    return data
-
-
-def _checksum_place(text: bytes) -> int:
-    """Where the checksum lies in the text of a JSON file: no other line begins so, since inner ones are indented further."""
-    key = b'\n "checksum": "'
-    return text.find(key) + len(key)
+def _beside(path: Path) -> str:
+    """A name that no other process chooses."""
+    return f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new"
 
 
 def leftovers(folder: Path) -> list[Path]:
     """What lies in a folder because a process was killed while it wrote or removed it."""
     with storage_errors(folder):
         return [path for path in folder.iterdir() if path.name.startswith(".") and path.name.endswith((".new", ".trash"))]
+
+
+@contextlib.contextmanager
+def replacing(path: Path, files: Files = DISK, durable: bool = True, sole_writer: bool = False) -> Iterator[Path]:
+    """A name beside `path` at which the caller writes a file or makes a folder, which then takes the place of `path`, or is removed
+    after an error.
+
+    For content that is bytes at hand there is `Files.replace`. `durable`: all of it and its name survive a power cut when this returns.
+    `sole_writer`: no other process writes this path, so what one left that was killed can be removed; without it, `leftovers` finds that.
+    """
+    beside = path.with_name(f".{path.name}.new" if sole_writer else _beside(path))
+    if sole_writer:
+        files.remove(beside)
+    try:
+        with storage_errors(path):
+            yield beside
+        if durable:
+            for each in (*beside.rglob("*"), beside):
+                if not each.is_symlink():
+                    sync_file(each, files)
+        if path.is_dir():  # nothing is renamed over a folder that holds something
+            files.remove(path)
+        files.rename(beside, path)
+    except BaseException:
+        files.remove(beside)
+        raise
+    if durable:
+        files.sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder that appears under its name when all of it is written, and not at all otherwise. An existing one is never changed."""
+    path = Path(path)
+    with storage_errors(path):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise StorageError(f"{path}: it exists and is not empty. Choose another name, or remove it first.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        DISK.make_folder(beside)
+        yield beside
+
+
+def sync_file(path: Path, files: Files = DISK) -> None:
+    """Returns when a file that another library wrote, or a folder, would survive a power cut."""
+    fd = files.open(path)
+    try:
+        files.sync(fd)
+    finally:
+        files.close(fd)
 
 
 @contextlib.contextmanager
@@ -224,7 +248,7 @@ def _storage_error(error: OSError, path: Path) -> StorageError:
         errno.EMFILE: "Too many open files: raise the limit with ulimit -n.",
         errno.EIO: "The disk reports a fault: copy the folder elsewhere and run: hilt data verify.",
     }
-    return StorageError(f"{path}: {error.strerror}. {cures.get(error.errno or 0, 'The system refused this.')}")
+    return StorageError(f"{path}: {error.strerror or error}. {cures.get(error.errno or 0, 'The system refused this.')}")
 
 
 _NAMES: dict[int, Path] = {}

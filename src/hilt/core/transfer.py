@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, RequestError, optional_module
-from hilt.core.files import DISK, read_json, storage_errors, write_json
+from hilt.core.files import DISK, storage_errors
 from hilt.core.hub import ROOT, Name, parse
 from hilt.core.progress import Report, silent
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core import hub
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, StorageError, UnsafeError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK
 
 _MODULE = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 NAME = re.compile(rf"{_MODULE}:(?!\d+$)\w[^\s:]*")

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import (
     ConfigError,
     CorruptError,
@@ -33,7 +34,7 @@ from hilt.core.errors import (
     UnknownNameError,
     optional_module,
 )
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK
 from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats import check_options, create, detect, located, open_dataset, options_of

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError
-from hilt.core.files import DISK, read, storage_errors
+from hilt.core.files import DISK, read, replacing, storage_errors
 from hilt.core.trajectory import Source, ends_from_done_and_mask
 from hilt.core.tree import Array, Spec, equal, flatten, unflatten
 from hilt.core.unpickle import dump, safe_load
 from hilt.formats.episodes import Episode, ListedDataset, Notes, cut, gaps, natural, plain
-from hilt.formats.units import FolderWriter, beside
+from hilt.formats.units import FolderWriter
 from hilt.replay.schema import mate
 
 Row = dict[str, Any]  # a transition's leaves by path
@@ -346,7 +346,7 @@ class HilSerlWriter(FolderWriter):
     def _write(self, name: str, rows: list[Row]) -> None:
         path = self._path / name
         DISK.make_folders(path.parent)
-        with beside(path) as place, place.open("wb") as file:
+        with replacing(path, sole_writer=True) as place, place.open("wb") as file:
             dump(rows, file)
 
 
@@ -357,7 +357,7 @@ def write_buffers(run: Path, step: int, episodes: Sequence[Mapping[str, Array]])
     for name, chosen in (("buffer", rows), ("demo_buffer", [row for row in rows if row["source"] == Source.HUMAN])):
         path = run / name / f"transitions_{step}.pkl"
         DISK.make_folders(path.parent)
-        with beside(path) as place, place.open("wb") as file:
+        with replacing(path, sole_writer=True) as place, place.open("wb") as file:
             dump(chosen, file)
 
 

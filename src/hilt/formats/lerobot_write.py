@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, SchemaError, UnknownNameError, optional_module
-from hilt.core.files import DISK, read, storage_errors
+from hilt.core.files import DISK, read, storage_errors, sync_file
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
 from hilt.formats import images as pictures
 from hilt.formats.episodes import INSTRUCTION, Episode, cut, gaps, plain, texts_of
-from hilt.formats.units import PROGRESS, FolderWriter, sync_file
+from hilt.formats.units import PROGRESS, FolderWriter
 from hilt.formats.video import CODECS, VideoWriter
 from hilt.replay.schema import mate
 from hilt.replay.storage.journal import Journal

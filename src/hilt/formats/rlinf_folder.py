@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import CorruptError, FormatError, MissingFileError, UnknownNameError
-from hilt.core.files import DISK, read, storage_errors
+from hilt.core.files import DISK, read, replacing, sync_file
 from hilt.core.paths import inside
-from hilt.core.platform import sync
 from hilt.replay import tensors as bridge
 
 FORMATS = ("pt", "pkl")
@@ -61,13 +60,11 @@ def file_name(entry: Mapping[str, Any], trajectory_format: str) -> str:
 
 def write_trajectory(path: Path, fields: Mapping[str, Any]) -> None:
     """One trajectory's file, whole or absent."""
-    beside = path.with_name(f".{path.name}.new")
     save = bridge.save_pt if path.suffix == ".pt" else bridge.save_pkl
-    with storage_errors(path), open(beside, "wb") as file:
-        save(fields, file)
-        file.flush()
-        sync(file.fileno())
-    DISK.rename(beside, path)
+    with replacing(path, durable=False, sole_writer=True) as beside:
+        with beside.open("wb") as file:
+            save(fields, file)
+        sync_file(beside)  # its name survives a power cut with the index that names it
 
 
 def read_trajectory(path: Path) -> dict[str, Any]:
@@ -79,14 +76,11 @@ def copy_trajectory(source: Path, target: Path) -> None:
     """The same file in another folder; a hard link where the file system has them, since these files never change."""
     if source.resolve() == target.resolve():
         return
-    beside = target.with_name(f".{target.name}.new")
-    with storage_errors(target):
-        DISK.remove(beside)
+    with replacing(target, durable=False, sole_writer=True) as beside:
         try:
             os.link(source, beside)
         except OSError:
             shutil.copyfile(source, beside)
-    DISK.rename(beside, target)
 
 
 def write_index(folder: Path, index: FolderIndex) -> None:

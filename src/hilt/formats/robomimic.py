@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import CorruptError, FormatError, SchemaError, UnknownNameError
-from hilt.core.files import DISK, leftovers
+from hilt.core.files import DISK, leftovers, replacing
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.formats.episodes import INSTRUCTION, Episode, ListedDataset, Notes, natural, plain, text_fact
 from hilt.formats.hdf5 import attributes, child, import_h5py, is_hdf5, leaves, opened, values
-from hilt.formats.units import FolderWriter, beside
+from hilt.formats.units import FolderWriter
 from hilt.replay.schema import mate
 
 NAMES = {"obs": "observations", "next_obs": "next_observations", "dones": "terminated"}
@@ -199,7 +199,7 @@ class RobomimicWriter(FolderWriter):
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Any]:
     """A new HDF5 file, whole or absent."""
-    with beside(path) as place, import_h5py().File(place, "w") as file:
+    with replacing(path, sole_writer=True) as place, import_h5py().File(place, "w") as file:
         yield file
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from abc import abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import ConfigError, StorageError
-from hilt.core.files import DISK, leftovers, read, storage_errors
+from hilt.core.files import DISK, leftovers, read
 from hilt.formats.episodes import Episode, Writer
 from hilt.replay.storage.journal import Journal
 
@@ -88,21 +86,3 @@ class FolderWriter(Writer):
     def _jobs_done(self) -> int:
         """How many jobs are in the dataset that was completed here; another folder has no such file."""
         return int(json.loads(read(self._path / "hilt.json"))["next"])
-
-
-@contextlib.contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """Where to write a new file, so that it is whole or absent: once written, it takes its name."""
-    place = path.with_name(f".{path.name}.new")
-    with storage_errors(path):
-        yield place
-    sync_file(place)
-    DISK.rename(place, path)
-    DISK.sync_folder(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Returns when what another library wrote into this file would survive a power cut."""
-    fd = DISK.open(path)
-    DISK.sync(fd)
-    DISK.close(fd)

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, SchemaError
-from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.files import DISK, read
 from hilt.core.names import load_own
 from hilt.core.progress import Report, silent
 from hilt.core.rate import Rate

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from hilt.algos.config import Rlpd
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, EmptyError, UnknownNameError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import replacing
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, equal, flatten, unflatten
 from hilt.envs.task import TASK_SUCCESS, HasSpaces
@@ -400,13 +401,10 @@ def open_logs(run: Path, config: Hil, schema: Schema, say: Callable[[str], None]
     capacity = {"demos": None, "log": config.replay_buffer_capacity}
     for name, fill in makers.items():
         if not (run / name).exists():
-            made = run / f".{name}.new"
-            DISK.remove(made)
-            with Log.create(made, schema, durability=DURABILITY, capacity_steps=capacity[name]) as log:
-                counted = fill(log)
-            write_json(run / f"imported_{name}.json", {**asked, "steps": counted})
-            DISK.rename(made, run / name)
-            DISK.sync_folder(run)
+            with replacing(run / name, sole_writer=True) as made:
+                with Log.create(made, schema, durability=DURABILITY, capacity_steps=capacity[name]) as log:
+                    counted = fill(log)
+                write_json(run / f"imported_{name}.json", {**asked, "steps": counted})
             for path, steps in counted.items():
                 say(f"{steps} steps imported from {path}")
     _check_same(run, asked)

@@ -13,8 +13,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hilt.core.checksums import read_json
 from hilt.core.config import build, given
-from hilt.core.files import read_json
 from hilt.core.tree import unflatten
 from hilt.hil.config import Hil
 from hilt.hil.idle import NEEDS

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.children import process_context, start_process
 from hilt.core.config import thaw
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, UnknownNameError, optional_module
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK
 from hilt.core.progress import Report, silent
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.children import process_context, start_process
 from hilt.core.errors import ConfigError, HiltError
-from hilt.core.files import read_json, write_json
 from hilt.core.signals import leave_to_parent
 from hilt.core.threads import one_thread
 from hilt.envs.task import Env

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, HiltError, NotFiniteError, SchemaError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK
 from hilt.core.names import load_own
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, Problems, UnknownNameError
-from hilt.core.files import read_json, write_json
 from hilt.observe.metrics import Metrics, Value, read_metrics
 from hilt.observe.statistics import paired_loss
 

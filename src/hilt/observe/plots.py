@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError, EmptyError
-from hilt.core.files import DISK, read_json
+from hilt.core.files import DISK
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
 from hilt.observe.drawing import BOTTOM, HEIGHT, LEFT, PALETTE, RIGHT, TOP, WIDTH, Chart, Line, Pixels, Svg, draw

@@ -16,9 +16,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.config import read_yaml
 from hilt.core.errors import Problems, optional_module, require_module
-from hilt.core.files import DISK, read, read_json, write_json
+from hilt.core.files import DISK, read
 from hilt.core.names import ExtensionPoint
 
 PROJECT = "hilt"

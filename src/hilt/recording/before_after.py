@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from hilt.core.errors import ConfigError, optional_module
+from hilt.core.files import replacing
 from hilt.core.progress import Report, silent
 from hilt.core.tree import Array
-from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter, file_name
 from hilt.recording.film import INK, PAPER
 
@@ -47,7 +47,7 @@ def before_after(
         for number, title in enumerate(titles):
             draw.Draw(canvas).text((6 + number * left, 8), title, INK, font.load_default(18))
         blank = np.asarray(canvas)
-        place = opened.enter_context(beside(out))
+        place = opened.enter_context(replacing(out, sole_writer=True))
         writer = VideoWriter(place, rates.pop(), blank.shape[0], blank.shape[1], "h264")
         for number, pair in enumerate(pairs):
             report(f"making {out.name}, episodes", number, len(pairs))

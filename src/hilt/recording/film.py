@@ -19,11 +19,10 @@ import numpy as np
 
 from hilt.core.children import run_module
 from hilt.core.errors import ConfigError, HiltError, MissingPackageError
-from hilt.core.files import DISK, leftovers
+from hilt.core.files import DISK, leftovers, replacing
 from hilt.core.signals import held_back, leave_to_parent
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten
-from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.replay import Log
 
@@ -103,7 +102,7 @@ def cameras(log: Log) -> list[str]:
 
 def film(log: Log, trajectory: int, path: Path, hz: float) -> None:
     """Makes one video; the file is whole or absent."""
-    with beside(path) as place:
+    with replacing(path, sole_writer=True) as place:
         writer = None
         for frame in frames(log, trajectory, hz):
             writer = writer or VideoWriter(place, hz, frame.shape[0], frame.shape[1], "h264")

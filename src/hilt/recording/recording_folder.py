@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, HiltError
-from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
+from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.core.tree import ArraySpec, flatten, unflatten
 from hilt.envs.task import Env, HasSpaces
 from hilt.replay import Log, Schema

@@ -23,8 +23,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import ConfigError, FormatError, HiltError, SchemaError, StorageError, UnknownNameError
-from hilt.core.files import DISK, Files, storage_errors, write_json
+from hilt.core.files import DISK, Files, storage_errors
 from hilt.core.tree import Array, Spec, Tree, flatten, unflatten
 from hilt.replay.catalog import Catalog, Lane
 from hilt.replay.durability import Durability, Syncer

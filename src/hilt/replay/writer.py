@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import ClosedError
-from hilt.core.files import checksum
 from hilt.core.tree import Array, Tree, equal
 from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
 from hilt.replay.settings import as_sequence

@@ -28,8 +28,8 @@ from typing import Any, cast
 import numpy as np
 
 from hilt.core import platform
+from hilt.core.checksums import checksum
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, RefusedError, RequestError
-from hilt.core.files import checksum
 from hilt.envs.rotations import Array, normalized
 from hilt.robot.backends import STATE_SIZE, Backend, Box, RobotState, open_backend, slew
 

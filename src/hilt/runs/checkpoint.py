@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import checksum, read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError, LockedError, StorageError
-from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
+from hilt.core.files import DISK, Files, read, replacing, storage_errors
 from hilt.formats.hilserl import write_buffers
 from hilt.observe.metrics import FILE as METRICS
 from hilt.replay.storage.lock import WriterLock
@@ -53,16 +54,12 @@ def save(run: Path, update: int, agent: Mapping[str, Any], state: Mapping[str, A
     files.make_folders(folder)
     for rest in folder.glob(".*.new"):  # of a process that was killed
         files.remove(rest)
-    beside, target = folder / f".{update}.new", folder / str(update)
-    data = io.BytesIO()
+    target, data = folder / str(update), io.BytesIO()
     save_pt(agent, data)
-    files.make_folder(beside)
-    files.replace(beside / "agent.pt", data.getvalue())
-    write_json(beside / "state.json", {**state, "update": update, "agent_checksum": checksum(data.getvalue())}, files)
-    if target.exists():  # a damaged one
-        files.remove(target)
-    files.rename(beside, target)
-    files.sync_folder(folder)
+    with replacing(target, files, sole_writer=True) as beside:  # what is there under this name is damaged
+        files.make_folder(beside)
+        files.replace(beside / "agent.pt", data.getvalue(), durable=False)
+        write_json(beside / "state.json", {**state, "update": update, "agent_checksum": checksum(data.getvalue())}, files, durable=False)
     for old in [number for number in numbers(run) if number][:-keep]:  # the first one, from before learning, stays
         files.rename(folder / str(old), folder / f".{old}.new")  # never half of one under its name
         files.remove(folder / f".{old}.new")
@@ -153,8 +150,6 @@ class Saver:
             save(self._run, update, agent, state, self._keep, self._files)
         except Exception as error:  # noqa: BLE001  # any error is raised where the checkpoint is awaited
             self.error = error
-            with contextlib.suppress(HiltError):
-                self._files.remove(self._run / FOLDER / f".{update}.new")
 
 
 class Buffers:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.config import build, freeze, thaw
 from hilt.core.errors import ConfigError, HiltError
-from hilt.core.files import DISK, leftovers, read_json, storage_errors, write_json
+from hilt.core.files import DISK, leftovers, storage_errors
 from hilt.replay import Log
 
 CONFIG, CARD = "config.yaml", "run.json"

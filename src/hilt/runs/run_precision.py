@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hilt.core.checksums import read_json
 from hilt.core.config import thaw
-from hilt.core.files import read_json
 from hilt.policies.precision import AUTO, FLOAT32, PrecisionChoice, choose, of_former_name, slowness
 from hilt.policies.precision import measures as trial_needed
 from hilt.policies.registry import document_of, is_new, policy_class

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError
+from hilt.core.files import replacing
 from hilt.core.trajectory import Source
 from hilt.formats.episodes import INSTRUCTION
-from hilt.formats.units import beside
 from hilt.formats.video import VideoWriter
 from hilt.policies.base import widen
 from hilt.recording.film import COLORS, GREEN, RED, picture
@@ -129,7 +129,7 @@ def film(episode: RolloutEpisode, path: Path, hz: float) -> None:
         raise ConfigError("a video shows what the policy saw, and the records of this one have no images: leave the number of videos out.")
     images = episode.record["images"]  # [rows, cameras, H, W, 3]
     mark = ("SUCCESS", GREEN) if episode.success else ("no success", RED)
-    with beside(path) as place:
+    with replacing(path, sole_writer=True) as place:
         shown = [
             picture(list(row), COLORS[Source.POLICY], [episode.instruction, f"chunk {number + 1} of {len(images)}"], last)
             for number, row in enumerate(images)

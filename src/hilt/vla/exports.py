@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError, CorruptError, StorageError
-from hilt.core.files import DISK, read_json
+from hilt.core.files import DISK, replacing
 from hilt.core.progress import Report, silent
 from hilt.core.url_folder import UrlFolder, files_of
 from hilt.runs import checkpoint
@@ -56,14 +57,11 @@ def _write(policy: Any, folder: Path, adapter: bool = False) -> None:
     """Writes a complete folder in place of the one that is there, if any; with `adapter`, the adapters alone are in it, too."""
     from hilt.policies.io import lora
 
-    made = folder.parent / f".{folder.name}.new"
     DISK.make_folders(folder.parent)
-    DISK.remove(made)
-    policy.save_pretrained(made)
-    if adapter and lora.adapted(policy):
-        lora.save_adapter(policy, made / ADAPTER)
-    DISK.remove(folder)
-    DISK.rename(made, folder)
+    with replacing(folder, sole_writer=True) as made:
+        policy.save_pretrained(made)
+        if adapter and lora.adapted(policy):
+            lora.save_adapter(policy, made / ADAPTER)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -146,21 +144,24 @@ def fetch_run(url: str, run: Path, say: Callable[[str], None] = lambda text: Non
     place.check()
     if run.exists() and any(run.iterdir()):
         raise ConfigError(f"{run} is not empty, and has no run to resume: name a new folder with --run to go on from {url}.")
-    part = run.parent / f".{run.name}.part"
+    DISK.make_folders(run.parent)
+    with replacing(run, sole_writer=True) as part:
+        name = _download_newest(place, part, say, report)
+    say(f"{run} goes on from {url}/{RESUME}/{name}")
+
+
+def _download_newest(place: UrlFolder, part: Path, say: Callable[[str], None], report: Report) -> str:
     for name in reversed(place.folders(RESUME)):
         DISK.remove(part)
         try:
             place.download(f"{RESUME}/{name}", part, report)
         except (CorruptError, StorageError) as error:
             say(f"{name} is passed over, the one before it is taken: {error}")
-            continue
-        DISK.remove(run)
-        DISK.make_folders(run.parent)
-        DISK.rename(part, run)
-        say(f"{run} goes on from {url}/{RESUME}/{name}")
-        return
-    DISK.remove(part)
-    raise ConfigError(f"{url} has no complete state to resume from: leave out --resume to begin a run, or give the URL of its copy_to.")
+        else:
+            return name
+    raise ConfigError(
+        f"{place.url} has no complete state to resume from: leave out --resume to begin a run, or give the URL of its copy_to."
+    )
 
 
 def _steps(names: list[str]) -> list[int]:

@@ -26,8 +26,9 @@ import torch
 
 from hilt.algos.adam import Adam
 from hilt.algos.schedule import learning_rate_factor
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK, new_folder, replacing
 from hilt.core.hub import local
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
@@ -456,7 +457,7 @@ class Training:
     # What is kept
 
     def _keep(self, loss: float) -> None:
-        from hilt.policies.io.tensor_files import new_folder, write_tensors
+        from hilt.policies.io.tensor_files import write_tensors
 
         self._best, self._best_step, self._waited = loss, self.step, 0
         folder = self._run / "best" / str(self.step)
@@ -505,11 +506,8 @@ class Training:
             DISK.remove(self._run / "adapter")
             lora.save_adapter(self.policy, self._run / "adapter")
             lora.merge(self.policy)
-        made = self._run / ".policy.new"
-        DISK.remove(made)
-        self.policy.save_pretrained(made)
-        DISK.remove(self._run / POLICY)
-        DISK.rename(made, self._run / POLICY)
+        with replacing(self._run / POLICY, sole_writer=True) as made:
+            self.policy.save_pretrained(made)
 
 
 def open_first(config: Sft) -> Any:

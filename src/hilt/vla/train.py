@@ -23,14 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import AlarmError, ConfigError, CorruptError, Problems, StorageError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK, new_folder
 from hilt.core.progress import Report, silent
 from hilt.core.trust import check_names
 from hilt.distributed.group import STOP_INTERVAL_S, CallProgress, Group, LostWorkerError, Stopped, open_group
 from hilt.observe.alarms import AlarmWatch, stopped
 from hilt.observe.metrics import Metrics
-from hilt.policies.io.tensor_files import Tensors, new_folder, write_tensors
+from hilt.policies.io.tensor_files import Tensors, write_tensors
 from hilt.policies.registry import is_new
 from hilt.runs import checkpoint
 from hilt.runs.evaluation import EvaluationResult, as_pairs, over_tasks

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import UnknownNameError
-from hilt.core.files import DISK, write_json
+from hilt.core.files import DISK
 from hilt.envs.task import split_to_report
 from hilt.policies.vla.observation_adapters import Suite
 from hilt.replay.tensors import generator

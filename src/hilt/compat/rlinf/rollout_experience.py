@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import read_json, write_json
 from hilt.core.errors import ClosedError, ConfigError, DeadlineError, EmptyError, HiltError, RefusedError
-from hilt.core.files import DISK, read_json, write_json
+from hilt.core.files import DISK
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, flatten, unflatten
 from hilt.envs.task import HasSpaces

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import CorruptError
-from hilt.core.files import DISK, Files, checksum, storage_errors
+from hilt.core.files import DISK, Files, storage_errors
 
 OVERHEAD = 16
 """Bytes of a record besides its data."""

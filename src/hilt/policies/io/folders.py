@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError
+from hilt.core.files import new_folder
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
-from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, new_folder, read_json, read_pt, write_tensors
+from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, read_pt, write_tensors
 from hilt.policies.vla.normalize import read_statistics, resolve_key
 from hilt.policies.vla.tokens import load_tokenizer, save_tokenizer
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hilt.core.errors import ConfigError, FormatError, UnknownNameError, optional_module
-from hilt.policies.io.tensor_files import Tensors, new_folder, read_json, write_tensors
+from hilt.core.files import new_folder
+from hilt.policies.io.tensor_files import Tensors, read_json, write_tensors
 
 ADAPTER = "default"
 PREFIX = "base_model.model."

@@ -12,13 +12,10 @@ carries a checksum for each tensor in the header's metadata, where other readers
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import re
-import secrets
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +29,6 @@ from torch import Tensor, nn
 from hilt.core.errors import (
     ConfigError,
     CorruptError,
-    DiskFullError,
     FormatError,
     MissingFieldError,
     SchemaError,
@@ -40,8 +36,8 @@ from hilt.core.errors import (
     UnknownNameError,
     UnsafeError,
 )
+from hilt.core.files import DISK, replacing, storage_errors
 from hilt.core.paths import inside
-from hilt.core.platform import sync
 from hilt.core.unpickle import PickleError
 
 INDEX = "model.safetensors.index.json"
@@ -238,8 +234,7 @@ def write_tensors(
         places = {key: file for file, keys in zip(names, shards, strict=True) for key in keys}
         total = sum(tensor.nbytes for tensor in state.values())
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2)
-        with replacing(folder / INDEX) as beside:
-            beside.write_text(text + "\n")
+        DISK.replace(folder / INDEX, text + "\n")
     return [folder / file for file in names]
 
 
@@ -247,7 +242,7 @@ def read_pt(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The state dict in a file of ``torch.save``, without the prefix that data-parallel training leaves. Runs nothing of the file."""
     path = Path(path)
     try:
-        with _storage_errors(path):
+        with storage_errors(path):
             found = torch.load(path, map_location="cpu", weights_only=True)
     except PickleError as error:
         raise UnsafeError(f"{path} holds more than tensors; it was refused and nothing was run. Save a plain state dict.") from error
@@ -260,7 +255,7 @@ def read_pt(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object that others wrote."""
-    with _storage_errors(path):
+    with storage_errors(path):
         text = path.read_bytes()
     try:
         data = json.loads(text)
@@ -269,36 +264,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FormatError(f"{path}: holds a {type(data).__name__} and should hold an object. Check which file this is.")
     return data
-
-
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder that appears under its name when all of it is written, and not at all otherwise. An existing one is never changed."""
-    path = Path(path)
-    with _storage_errors(path):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise StorageError(f"{path}: it exists and is not empty. Choose another name, or remove it first.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            beside.mkdir()
-            yield beside
-            for file in beside.rglob("*"):
-                _sync(file)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to: synced and renamed at the end, removed after an error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
-    with _storage_errors(path):
-        try:
-            yield beside
-            _sync(beside)
-            os.replace(beside, path)
-            _sync(path.parent)
-        except BaseException:
-            shutil.rmtree(beside) if beside.is_dir() else beside.unlink(missing_ok=True)
-            raise
 
 
 def _write_shard(path: Path, state: Mapping[str, Tensor], value: Callable[[str], Tensor]) -> None:
@@ -338,7 +303,8 @@ def _read_header(path: Path) -> dict[str, Entry]:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A safetensors file as the library opens it, which checks its header and its size."""
-    with _storage_errors(path):
+    with storage_errors(path):
+        path.open("rb").close()  # the library's errors of the system do not say which they are
         try:
             with safe_open(path, framework="pt") as file:
                 yield file
@@ -367,23 +333,3 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(names[:MAX_LISTED]) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    """The system's errors as ours. `hilt.core.files` has more of them, and needs a package that a GPU machine may not have."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else StorageError
-        raise kind(f"{path}: {error.strerror or error}. Check the path, its permissions and the room on the disk.") from error

@@ -29,6 +29,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError, suggest
+from hilt.core.files import new_folder
 from hilt.policies.base import (
     Evaluation,
     Observation,
@@ -43,7 +44,7 @@ from hilt.policies.base import (
 )
 from hilt.policies.io.lora import merged
 from hilt.policies.io.preprocess import resize_with_pad
-from hilt.policies.io.tensor_files import Tensors, check_device, load_into, new_folder, read_json, write_tensors
+from hilt.policies.io.tensor_files import Tensors, check_device, load_into, read_json, write_tensors
 from hilt.policies.precision import check_precision, in_bfloat16, of_former_name
 from hilt.policies.vla.flow import Flow, embed_times
 from hilt.policies.vla.heads import FlowHead, GaussianHead, TokensHead

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import checksum, read_json, write_json
 from hilt.core.errors import ConfigError, CorruptError, LockedError, SchemaError
-from hilt.core.files import DISK, Files, checksum, read_json, write_json
+from hilt.core.files import DISK, Files
 from hilt.core.tree import Array
 from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log

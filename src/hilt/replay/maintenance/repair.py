@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import CorruptError, DeadlineError, FormatError, VersionError
-from hilt.core.files import DISK, Files, read, storage_errors, write_json
+from hilt.core.files import DISK, Files, read, storage_errors
 from hilt.core.tree import Array
 from hilt.replay.log import Log
 from hilt.replay.maintenance.findings import Finding, Kind, LogReport, Span

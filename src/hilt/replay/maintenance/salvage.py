@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hilt.core.checksums import checksum, write_json
 from hilt.core.errors import CorruptError
-from hilt.core.files import DISK, Files, checksum, read, write_json
+from hilt.core.files import DISK, Files, read
 from hilt.core.tree import Array
 from hilt.replay.maintenance.findings import Finding, Kind, Span, spans
 from hilt.replay.schema import FrameColumn, Schema

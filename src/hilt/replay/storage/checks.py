@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import CorruptError
-from hilt.core.files import checksum
 from hilt.core.tree import Array
 from hilt.replay.schema import FrameColumn
 from hilt.replay.storage.scan import scan_file

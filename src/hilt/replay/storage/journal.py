@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import SchemaError, StorageError
-from hilt.core.files import Files, checksum, storage_errors
+from hilt.core.files import Files, storage_errors
 from hilt.replay.storage.records import is_fact
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import write_json
 from hilt.core.errors import CorruptError
-from hilt.core.files import Files, write_json
+from hilt.core.files import Files
 from hilt.core.tree import Array
 from hilt.replay.storage.records import read_quarantine
 from hilt.replay.storage.scan import Damage

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hilt.core.checksums import read_json
 from hilt.core.errors import ConfigError, CorruptError, FormatError, SchemaError, VersionError
-from hilt.core.files import read_json
 from hilt.replay.schema import BUILT_IN, Layout, Schema
 
 FORMAT = 1

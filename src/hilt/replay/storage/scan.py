@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import CorruptError
-from hilt.core.files import checksum
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array
 from hilt.replay.schema import Layout

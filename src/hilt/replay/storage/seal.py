@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hilt.core.checksums import checksum, read_json, write_json
 from hilt.core.errors import CorruptError, StorageError
-from hilt.core.files import Files, checksum, read, read_json, write_json
+from hilt.core.files import Files, read
 from hilt.replay.storage.records import MAX_ROOM
 
 if TYPE_CHECKING:

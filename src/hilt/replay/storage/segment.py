@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import checksum, read_json, write_json
 from hilt.core.errors import CorruptError, HiltError, MissingPackageError, StorageError, UnknownNameError
-from hilt.core.files import DISK, Files, checksum, read, read_json, storage_errors, write_json
+from hilt.core.files import DISK, Files, read, storage_errors
 from hilt.core.platform import boot_id, read_into, start_writing
 from hilt.core.tree import Array
 from hilt.replay.schema import FrameColumn, Schema

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from hilt.core.checksums import checksum
 from hilt.core.errors import HiltError, SchemaError
-from hilt.core.files import checksum
 from hilt.core.tree import Array
 from hilt.replay.key_ranges import key_of
 from hilt.replay.log import Log
