@@ -14,7 +14,7 @@ import pytest
 
 from hilt.core.errors import ClosedError, ConfigError, UnknownNameError
 from hilt.replay import Log, RateLimiter
-from hilt.replay.transfer.assembler import RunningEpisodes
+from hilt.replay.writer import RunningEpisodes
 from tests.effort import rounds
 from tests.replay.known_steps import IMAGE, SEGMENT_BYTES, SPACING, columns, length, make_log, same, trajectory
 from tests.replay.toy_steps import new_log, observation, step

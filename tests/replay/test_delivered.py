@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hilt.replay import Log
-from hilt.replay.transfer.assembler import RunningEpisodes
 from hilt.replay.transfer.delivered import DeliveredSequence, received_by
+from hilt.replay.writer import RunningEpisodes
 from tests.effort import rounds
 from tests.replay.power import Disk, Recorder
 from tests.replay.toy_steps import SCHEMA, step

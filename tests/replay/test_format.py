@@ -27,7 +27,7 @@ def test_the_script_reads_every_field(tmp_path: Path) -> None:
     with Log.create(tmp_path / "log", SCHEMA, segment_bytes=20_000) as log:
         episode = log.episode()
         for step in steps:
-            if episode.lane is None:
+            if episode.ended:
                 episode = log.episode()
             episode.append(step)
         segments = [segment.folder for segment in log.segments]

@@ -290,7 +290,7 @@ def test_the_segment_of_a_running_episode_keeps_its_place_in_the_map(tmp_path: P
         running.append(step(5000))
         for first in range(0, 150, 10):
             write(log, numbers(first, 10))
-        assert running.lane is not None and running.lane.slot in log._tables[0]._mapped["observations/image"]
+        assert running._lane.slot in log._tables[0]._mapped["observations/image"]
         running.append(step(5001))
         running.end()
         with log.reading() as steps:

@@ -254,7 +254,7 @@ def test_chunks_reloaded_in_any_order(tmp_path: Any, order: str) -> None:
     for chunk in chunks:
         episode = log.episode()
         for step in chunk:
-            if episode.lane is None:
+            if episode.ended:
                 episode = log.episode()
             episode.append(step)
         episode.end()

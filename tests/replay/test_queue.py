@@ -21,7 +21,7 @@ from hilt.core.errors import ConfigError, DeadlineError, SchemaError
 from hilt.core.files import Files
 from hilt.core.tree import flatten, unflatten
 from hilt.replay import QueuedDataStore
-from hilt.replay.packed import PackedBlock
+from hilt.replay.step_encoder import PackedBlock
 from tests.compat.test_buffers import make, transition
 from tests.effort import rounds
 

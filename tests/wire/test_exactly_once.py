@@ -19,7 +19,7 @@ import pytest
 
 from hilt.core.errors import DeadlineError
 from hilt.replay import Log, Queue, QueuedDataStore
-from hilt.replay.transfer import assembler as chains
+from hilt.replay.writer import EpisodeWriter
 from hilt.wire import TrainerClient, TrainerServer, link, make_trainer_config
 from tests.effort import rounds
 from tests.wire.journal import wait_for
@@ -457,15 +457,15 @@ def test_an_unexpected_error_in_the_middle_of_a_block(bench: Bench, monkeypatch:
         assert actor.flush()
         proxy.refuse()
         actor.insert(3 * LENGTH)  # a block of several episodes
-        commit, calls = chains._Rows.commit, []
+        append_block, calls = EpisodeWriter.append_block, []
 
         def fail_once(*arguments: Any) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 raise RuntimeError("unexpected")
-            return commit(*arguments)
+            return append_block(*arguments)
 
-        monkeypatch.setattr(chains._Rows, "commit", fail_once)
+        monkeypatch.setattr(EpisodeWriter, "append_block", fail_once)
         proxy.heal()
         assert actor.flush()
         actor.wait_empty()

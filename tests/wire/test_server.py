@@ -373,7 +373,6 @@ def test_a_full_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Segment, "append", full)
-        patch.setattr(Segment, "append_row", full)
         for n in range(1, 30):
             spool.insert(transition(1, 0, n))
         done = client.update(1000)

@@ -26,7 +26,7 @@ import numpy as np
 from hilt.core.errors import CorruptError
 from hilt.core.tree import Array, flatten
 from hilt.replay.schema import mate
-from hilt.replay.writer import same_rows
+from hilt.replay.step_encoder import same_rows
 
 INSTRUCTION = "language_instruction"
 """The fact with the instruction, whatever a format calls it."""

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,9 +24,10 @@ from hilt.replay.durability import Syncer
 from hilt.replay.facts import Facts
 from hilt.replay.key_ranges import OFFSET_BITS, key_of
 from hilt.replay.sampling.batch_memory import BufferPool
-from hilt.replay.schema import FrameColumn, Schema
+from hilt.replay.schema import Schema
 from hilt.replay.settings import ReadOptions
 from hilt.replay.snapshot import Snapshot
+from hilt.replay.step_encoder import EncodedSteps
 from hilt.replay.storage.index import ENTRY, Index
 from hilt.replay.storage.lock import after_fork, wait_before_fork
 from hilt.replay.storage.opening import Opener
@@ -40,7 +40,6 @@ from hilt.replay.storage.table import Table
 
 if TYPE_CHECKING:
     from hilt.replay.view import Selection
-    from hilt.replay.writer import EncodedStep, EpisodeWriter
 
 logger = logging.getLogger("hilt.replay")
 
@@ -343,58 +342,36 @@ class Catalog:
             except StorageError as error:  # no step is lost by it, and somebody may have removed the folder
                 logger.warning("%s: what it holds was not written down: %s", self.path, error)
 
-    def commit_rows(self, lane: Lane, rows: Array, frames: Mapping[str, Sequence[Array]], place: int | None) -> int:
-        """Appends rows of one trajectory, consecutive steps, to its extent at `place`, or to a new one. Returns the place."""
-        first, head, last = lane.segment.append(rows, frames), rows[0], rows[-1]
-        extent = np.zeros(1, ENTRY)[0]
-        extent["key"], extent["steps"] = key_of(int(head["#trajectory"]), int(head["#offset"])), len(rows)
-        extent["sequence"], extent["width"], extent["origin"] = last["#sequence"], head["#width"], head["#origin"]
-        extent["sources"] = np.bitwise_or.reduce(1 << rows["source"].astype(np.int64))
-        extent["ended"] = last["terminated"] or last["truncated"]
+    def enter(self, lane: Lane, first: int, encoded: EncodedSteps, place: int | None) -> int:
+        """Enters steps that were appended to a lane at row `first`: into their trajectory's extent at `place`, or into a new one.
+        From now on every view has them. Returns the place."""
+        extends = place is not None
         if place is None:
-            place, extends = self._open_extent(lane, extent, first), False
+            place = self._open_extent(lane, first, encoded)
         else:
-            self.index.grow(place, len(rows), int(extent["sources"]), int(extent["sequence"]), bool(extent["ended"]))
-            extends = True
-        self._entered(lane.segment, int(extent["key"]), len(rows), frames, extends, lambda: rows)
-        return place
-
-    def commit_row(self, lane: Lane, episode: EpisodeWriter, step: EncodedStep, place: int | None) -> int:
-        """Does what `commit_rows` does for the next step of a running episode: the path that must be fast."""
-        first = lane.segment.append_row(step.row, step.frames)
-        key, sources, extends = key_of(episode.trajectory, episode.steps), 1 << step.source, place is not None
-        if place is None:
-            extent = np.zeros(1, ENTRY)[0]
-            extent["key"], extent["steps"], extent["width"], extent["origin"] = key, 1, 1, episode.origin
-            extent["sequence"], extent["sources"], extent["ended"] = step.sequence, sources, step.ended
-            place = self._open_extent(lane, extent, first)
-        else:
-            self.index.grow(place, 1, sources, step.sequence, step.ended)
-        self._entered(lane.segment, key, 1, step.frames, extends, lambda: np.frombuffer(step.row, self.schema.layout.row))
-        return place
-
-    def _open_extent(self, lane: Lane, extent: Any, first: int) -> int:
-        """Enters an extent that begins at row `first` of a lane; returns its place."""
-        number = lane.segment.number
-        extent["at"], extent["segment"] = first + lane.slot * lane.table.rows_per_slot, number
-        extent["table"], extent["open"] = self._slots[number][0], True
-        self._oldest[number] = min(self._oldest.get(number, self._next_trajectory), int(extent["key"]) >> OFFSET_BITS)
-        self._extents_in[number] = self._extents_in.get(number, 0) + 1
-        return self.index.add(extent)
-
-    def _entered(
-        self, segment: Segment, key: int, steps: int, frames: Mapping[str, Sequence[Array]], extends: bool, rows: Callable[[], Array]
-    ) -> None:
-        """Counts steps that were committed and shows them to the views."""
-        self.live_steps += steps
-        self.appended += steps
-        self.counts["inserted"] += steps
-        self.live_bytes += steps * segment.layout.row.itemsize
-        for column in segment.layout.frames:
-            self.live_bytes += column.nbytes * len(frames[column.name])
+            self.index.grow(place, encoded.steps, encoded.sources, encoded.sequence, encoded.ended)
+        layout = lane.segment.layout
+        self.live_steps += encoded.steps
+        self.appended += encoded.steps
+        self.counts["inserted"] += encoded.steps
+        self.live_bytes += encoded.steps * layout.row.itemsize
+        for column in layout.frames:
+            self.live_bytes += column.nbytes * len(encoded.frames[column.name])
         for ref in self._selections:
             if (selection := ref()) is not None:
-                selection.added(key, steps, None if selection.is_all else rows(), extends)
+                rows = None if selection.is_all else np.frombuffer(encoded.rows, layout.row)
+                selection.added(encoded.key, encoded.steps, rows, extends)
+        return place
+
+    def _open_extent(self, lane: Lane, first: int, encoded: EncodedSteps) -> int:
+        number, extent = lane.segment.number, np.zeros(1, ENTRY)[0]
+        extent["key"], extent["steps"], extent["width"], extent["origin"] = encoded.key, encoded.steps, encoded.width, encoded.origin
+        extent["sequence"], extent["sources"], extent["ended"] = encoded.sequence, encoded.sources, encoded.ended
+        extent["at"], extent["segment"] = first + lane.slot * lane.table.rows_per_slot, number
+        extent["table"], extent["open"] = self._slots[number][0], True
+        self._oldest[number] = min(self._oldest.get(number, self._next_trajectory), encoded.key >> OFFSET_BITS)
+        self._extents_in[number] = self._extents_in.get(number, 0) + 1
+        return self.index.add(extent)
 
     # Removing
 
@@ -562,10 +539,6 @@ class Catalog:
     def _done_reading(self, epoch: int) -> None:
         with self.lock:
             self._readers.leave(epoch)
-
-    def stored_frame(self, lane: Lane, column: FrameColumn, number: int) -> Array:
-        """The bytes of one frame of a segment that is being written."""
-        return lane.table.frame(column, lane.slot, number)
 
     def stop_writing(self) -> None:
         """In a forked process: its parent goes on writing. The threads that hold inner locks do not exist here."""

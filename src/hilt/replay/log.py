@@ -34,11 +34,12 @@ from hilt.replay.sampling.assembly import Steps, check_out
 from hilt.replay.sampling.limiters import Limited, RateLimiter
 from hilt.replay.schema import BUILT_IN_DEFAULTS, Schema, check_sources
 from hilt.replay.settings import ReadOptions, as_compression, as_folder, as_sequence, check_new, check_settings, segment_bytes_for
+from hilt.replay.step_encoder import StepEncoder, TrajectorySteps
 from hilt.replay.storage.lock import WriterLock
 from hilt.replay.storage.records import FORMAT, read_settings
 from hilt.replay.storage.segment import Segment
 from hilt.replay.view import Selection, View
-from hilt.replay.writer import EpisodeWriter, TrajectoryRows
+from hilt.replay.writer import EpisodeWriter
 
 _OFFSET = (1 << OFFSET_BITS) - 1
 logger = logging.getLogger("hilt.replay")
@@ -202,49 +203,24 @@ class Log(Catalog):
             self.require_writable()
             yield
 
-    def commit_step(self, episode: EpisodeWriter, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
-        """Stores a step whose leaves were checked, inside `inserting`; `follows` says that it begins where the last one ended."""
-        lane = episode.lane_for_append()
-        place = self._place_of(episode) if episode.steps_in_lane else None
-        if not self.has_room(lane):
-            lane, place = self.next_lane(lane), None
-            if episode.steps_in_lane:
-                self._close_extent(episode)
-            episode.move_to(lane)
-        encoded = episode.encode(leaves, follows, sequence)
-        episode.place = self.commit_row(lane, episode, encoded, place)
-        episode.place_version = self.index.version
-        key = (episode.trajectory << OFFSET_BITS) | episode.steps
-        episode.committed(leaves, encoded)
-        self.settle(episode, lane, encoded.ended)
-        return key
-
-    def settle(self, episode: EpisodeWriter, lane: Lane, ended: bool) -> None:
-        """After steps were committed: makes them as safe as promised, and room for them."""
+    def written(self, lane: Lane) -> None:
+        """Steps were committed to a lane: makes them as safe as promised."""
         if self.durability.every_step:
             self._sync_written([lane.segment])
         elif self._syncer is not None:
             self._syncer.notify()
-        if ended:
-            self.end_episode(episode)
-        elif self.settings["capacity_steps"] is not None or self.settings["capacity_bytes"] is not None:
-            self.enforce_capacity()
-        self.tell_limiters()
 
-    def end_episode(self, episode: EpisodeWriter) -> None:
-        """See `EpisodeWriter.end`."""
-        with self.lock:
-            self.require_writable()
-            lane, episode.lane = episode.lane, None
-            if lane is None:
-                return
-            if episode.steps_in_lane:
-                self._close_extent(episode)
-            self.give_lane(lane)
-            if self.durability.every_episode and not self.durability.every_step:
-                self._sync_written([lane.segment])
-            self.enforce_capacity()
-            self.tell_limiters()
+    def episode_written(self, lane: Lane) -> None:
+        """The episode that wrote to a lane has ended: makes it as safe as promised."""
+        self.give_lane(lane)
+        if self.durability.every_episode and not self.durability.every_step:
+            self._sync_written([lane.segment])
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Makes room for what was committed, and tells the limiters about both."""
+        self.enforce_capacity()
+        self.tell_limiters()
 
     def add(
         self,
@@ -273,15 +249,13 @@ class Log(Catalog):
             number = self.take_trajectory()
             if facts:
                 self.facts.annotate(number, facts)
-            numbers = {"trajectory": number, "origin": self.facts.origin(actor, boot, store), "sequence": sequence}
-            leaf_of = dict(zip(self.schema.columns, leaves, strict=True))
-            self._write_trajectory(number, TrajectoryRows(self.schema.layout, leaf_of, (length, width), numbers))
+            steps = TrajectorySteps(self.schema, leaves, (length, width))
+            self._write_trajectory(steps, StepEncoder(self.schema, number, self.facts.origin(actor, boot, store), width), sequence)
             for place in self.index.places_of(number):
                 self.index.entries["open"][place] = False
             if self._syncer is not None:
                 self._syncer.notify()
-            self.enforce_capacity()
-            self.tell_limiters()
+            self.tidy()
             return number
 
     def annotate(self, trajectory: int, **facts: Any) -> None:
@@ -481,20 +455,22 @@ class Log(Catalog):
 
     # Inside
 
-    def _write_trajectory(self, number: int, rows: TrajectoryRows) -> None:
-        lane, written, first = self.take_lane(rows.steps), [], 0
-        in_pieces = self.room(lane) < rows.steps
+    def _write_trajectory(self, steps: TrajectorySteps, encoder: StepEncoder, sequence: int) -> None:
+        number, lane = encoder.trajectory, self.take_lane(steps.count)
+        written: list[Segment] = []
+        in_pieces = self.room(lane) < steps.count
         try:
             if in_pieces:  # longer than a segment: it counts when the last piece is there
                 self.facts.begin(number)
                 self._sync_pieces([])
-            while first < rows.steps:
-                stop = min(rows.steps, first + self.room(lane))
-                self.commit_rows(lane, *rows.piece(first, stop, lane.segment), place=None)
-                written.append(lane.segment)
-                first = stop
-                if first < rows.steps:
+            while encoder.steps < steps.count:
+                if written:
                     lane = self.next_lane(lane)
+                stop = min(steps.count, encoder.steps + self.room(lane))
+                piece = encoder.many(steps, encoder.steps, stop, False, sequence, lane.segment)
+                self.enter(lane, lane.segment.append(piece.rows, piece.steps, piece.frames), piece, None)
+                encoder.advance(piece)
+                written.append(lane.segment)
             if in_pieces:
                 self._sync_pieces(written)
                 self.facts.finish(number)
@@ -544,15 +520,6 @@ class Log(Catalog):
         self.facts.sync()
         if not any(s.unsynced for s in self._segments.values()):
             self.synced = self.appended
-
-    def _place_of(self, episode: EpisodeWriter) -> int:
-        if episode.place_version != self.index.version:
-            episode.place = self.index.places_of(episode.trajectory)[-1]
-            episode.place_version = self.index.version
-        return episode.place
-
-    def _close_extent(self, episode: EpisodeWriter) -> None:
-        self.index.entries["open"][self._place_of(episode)] = False
 
     def _settle_facts(self) -> None:
         """A fact was written. It becomes power-safe as the end of an episode does."""

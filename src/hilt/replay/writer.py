@@ -1,43 +1,28 @@
-"""Turning steps into rows and frames.
+"""Running episodes of a log: one to which steps are appended by hand, or those of several senders.
 
-An `EpisodeWriter` takes the single steps of one running episode; `TrajectoryRows` takes a whole ``[T, B, ...]`` one. Both
-find out which observation is the frame that the step before ended with, by comparing in full, and store it once.
+Of a sender's steps, which come one by one or as a packed block, each goes on with the episode that ended with its observation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import contextlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hilt.core.checksums import checksum
-from hilt.core.errors import ClosedError
-from hilt.core.tree import Array, Tree, equal
-from hilt.replay.schema import FOLLOWS, REFERENCE, FrameColumn, Layout
+from hilt.core.errors import ClosedError, HiltError
+from hilt.core.tree import Array, Tree
+from hilt.replay.schema import FrameColumn
 from hilt.replay.settings import as_sequence
-from hilt.replay.storage.segment import AHEAD_BYTES, NewFrames, Segment
+from hilt.replay.step_encoder import BlockSteps, EncodedSteps, PackedBlock, StepEncoder
 
 if TYPE_CHECKING:
     from hilt.replay.catalog import Lane
     from hilt.replay.log import Log
 
-
-Reference = tuple[int, int]
-"""A frame's number in its segment, and its checksum."""
-
-
-class EncodedStep(NamedTuple):
-    """A step on its way into a segment."""
-
-    row: bytearray
-    frames: dict[str, list[Array]]
-    """By column, the frames that are new with this step."""
-    tail: dict[str, list[Reference]]
-    """By column, the frames that it ends with."""
-    sequence: int
-    source: int
-    ended: bool
+Sender = tuple[str, str, str]
+"""(actor, boot, store)"""
 
 
 class EpisodeWriter:
@@ -46,26 +31,22 @@ class EpisodeWriter:
     def __init__(self, log: Log, lane: Lane, trajectory: int, origin: int):
         self.trajectory = trajectory
         """The number of this trajectory in its log."""
-        self.steps = 0
+        self._log, self._lane = log, lane
+        self._running = True
+        self._terminal = False  # whether the last step ends it
+        self._encoder = StepEncoder(log.schema, trajectory, origin)
+        self._in_lane = 0  # how many of its steps lie in the segment that is being written
+        self._place = self._place_version = -1
+
+    @property
+    def steps(self) -> int:
         """How many steps were appended."""
-        self.steps_in_lane = 0
-        """How many of them lie in the segment that is being written."""
-        self.place = -1
-        self.place_version = -1
-        self.lane: Lane | None = lane
-        self.origin = origin
-        self._log = log
-        layout = log.schema.layout
-        self._frames = layout.frames
-        self._row = layout.packed
-        order = {path: i for i, path in enumerate(log.schema.columns)}
-        self._inline = [(order[path], plain) for path, plain in zip(layout.inline, layout.plain, strict=True)]
-        self._ends = order["terminated"], order["truncated"]
-        self._source = order["source"]
-        self._state_pairs = [(order[a], order[b]) for a, b in layout.pairs if a in layout.inline]
-        self._frame_places = [tuple(order[p] for p in c.columns) for c in layout.frames]
-        self._tail_state: list[bytes] | None = None
-        self._tail: dict[str, list[Reference]] = {}  # the next frames of the last step, by column
+        return self._encoder.steps
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can be appended."""
+        return not self._running
 
     def append(self, step: Tree, sequence: int = -1, timeout: float | None = None) -> int:
         """Stores one step and returns its key. Process-safe when it returns; see `Log.durability` for more.
@@ -76,12 +57,20 @@ class EpisodeWriter:
             self._log.require_writable()
         leaves, sequence = self._log.check(step), as_sequence(sequence)
         with self._log.inserting(1, timeout):  # what the last step ended with is known here, also where threads share an episode
-            return self._log.commit_step(self, leaves, self.continues(leaves), sequence)
+            return self.append_leaves(leaves, self.continues(leaves), sequence)
 
     def end(self) -> None:
         """Nothing more will come; with durability 'every episode' all of it is power-safe when this returns."""
-        if self.lane is not None:
-            self._log.end_episode(self)
+        if not self._running:
+            return
+        with self._log.lock:
+            self._log.require_writable()
+            if not self._running:
+                return
+            self._running = False
+            if self._in_lane:
+                self._close_extent()
+            self._log.episode_written(self._lane)
 
     def __enter__(self) -> EpisodeWriter:
         return self
@@ -89,192 +78,128 @@ class EpisodeWriter:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    # For the log
+    # Inside `Log.inserting`
 
     def continues(self, leaves: Sequence[Array]) -> bool:
         """Whether this step begins with the observation that the last one ended with."""
-        if self._tail_state is None or self.lane is None:
-            return False
-        for (now, _), before in zip(self._state_pairs, self._tail_state, strict=True):
-            if leaves[now].tobytes() != before:
-                return False
-        for column, places in zip(self._frames, self._frame_places, strict=True):
-            if len(places) > 1 and not self._is_tail(column, leaves[places[0]]):
-                return False
-        return True  # also where the schema has no next observations: then nothing says that there is a gap
+        return self._running and self._encoder.continues(leaves, self._stored_frame)
 
-    def encode(self, leaves: Sequence[Array], follows: bool, sequence: int) -> EncodedStep:
-        """The row of a step as it lies on disk, and the frames that are new with it. See `Layout.row`."""
-        fields: list[Any] = [self.trajectory, sequence, self.steps, self.origin, 1, FOLLOWS if follows else 0]
-        fields += [leaves[place] if plain else leaves[place].tobytes() for place, plain in self._inline]
-        new: dict[str, list[Array]] = {}
-        tail: dict[str, list[Reference]] = {}
-        segment = self.lane_for_append().segment
-        for column, places in zip(self._frames, self._frame_places, strict=True):
-            base = segment.frames[column.name]
-            fresh: list[Array] = []
-            now = self._tail.get(column.name) if follows and len(places) > 1 else None
-            if now is None:
-                now = _store(column, leaves[places[0]], base, fresh)
-            for reference in now:
-                fields += reference
-            if len(places) > 1:
-                after = tail[column.name] = _store_next(column, leaves[places[0]], leaves[places[1]], now, base, fresh)
-                for reference in after:
-                    fields += reference
-            new[column.name] = fresh
-        row = bytearray(self._row.size)
-        self._row.pack_into(row, 0, *fields)
-        terminated, truncated = self._ends
-        ended = bool(leaves[terminated] or leaves[truncated])
-        return EncodedStep(row, new, tail, sequence, int(leaves[self._source]), ended)
+    def append_leaves(self, leaves: Sequence[Array], follows: bool, sequence: int) -> int:
+        """Stores a step whose leaves were checked; returns its key. `follows` says that it begins where the last one ended."""
+        place = self._place_in_lane(self._log.has_room(self._require_lane()))
+        key = self._commit(self._encoder.step(leaves, follows, sequence, self._lane.segment), place)
+        self.settle()
+        return key
 
-    def committed(self, leaves: Sequence[Array], step: EncodedStep) -> None:
-        """Remembers what the step ended with."""
-        self.steps += 1
-        self.steps_in_lane += 1
-        self._tail_state = [leaves[after].tobytes() for _, after in self._state_pairs]
-        self._tail = step.tail
+    def append_block(self, block: BlockSteps, first: int, stop: int, follows: bool, sequence: int) -> range:
+        """Stores steps of a block from `first` on, as many as fit into the segment; returns their keys. Call `settle` after it."""
+        self._log.require_writable()
+        place = self._place_in_lane(self._log.room(self._require_lane()) > 0)
+        stop = min(stop, first + self._log.room(self._lane))
+        sequences = np.arange(sequence + first, sequence + stop)
+        key = self._commit(self._encoder.many(block, first, stop, follows, sequences, self._lane.segment), place)
+        return range(key, key + stop - first)
 
-    def committed_many(self, count: int, last: Sequence[Array], tail: dict[str, list[Reference]]) -> None:
-        """The same of a block of steps that ends with this one."""
-        self.steps += count
-        self.steps_in_lane += count
-        self._tail_state = [last[after].tobytes() for _, after in self._state_pairs]
-        self._tail = tail
-
-    def tail_of(self, column: str) -> list[Reference] | None:
-        """The frames of one column that the last step ended with, as far as they lie in the segment that is being written."""
-        return self._tail.get(column)
-
-    def lane_for_append(self) -> Lane:
-        if self.lane is None:
-            raise ClosedError(f"trajectory {self.trajectory} has ended; begin another one with log.episode().")
-        return self.lane
-
-    def move_to(self, lane: Lane) -> None:
-        """The next step goes into another segment and stores its observation there again."""
-        self.lane, self.steps_in_lane, self._tail = lane, 0, {}
-
-    def _is_tail(self, column: FrameColumn, observation: Array) -> bool:
-        refs = self._tail.get(column.name)
-        assert self.lane is not None
-        if refs is None:
-            return False
-        for frame, (number, _) in zip(observation if column.stack else [observation], refs, strict=True):
-            stored = self._log.stored_frame(self.lane, column, number)
-            if not equal(np.ascontiguousarray(frame).reshape(-1).view(np.uint8), stored):
-                return False
-        return True
-
-
-class TrajectoryRows:
-    """The rows of a whole trajectory, encoded in pieces that each fit into a segment."""
-
-    def __init__(self, layout: Layout, leaves: Mapping[str, Array], shape: tuple[int, int], numbers: Mapping[str, int]):
-        self._layout, self._leaves, (self._length, self._width) = layout, leaves, shape
-        self.steps = self._length * self._width
-        self._numbers = numbers
-
-    def piece(self, first: int, stop: int, segment: Segment) -> tuple[Array, dict[str, NewFrames]]:
-        """The rows ``[first, stop)`` and their frames, which are written to the segment as they are found to be new."""
-        rows = np.zeros(stop - first, self._layout.row)
-        rows["#trajectory"], rows["#origin"], rows["#width"] = self._numbers["trajectory"], self._numbers["origin"], self._width
-        rows["#sequence"], rows["#offset"] = self._numbers["sequence"], np.arange(first, stop)
-        for path in self._layout.inline:
-            rows[path] = self._flat(path)[first:stop]
-        frames = {c.name: NewFrames() for c in self._layout.frames}
-        follows = self._goes_on(first, stop)
-        for column in self._layout.frames:
-            follows &= self._store_column(column, rows, first, stop, segment, frames[column.name])
-        rows["#flags"] = np.where(follows, FOLLOWS, 0)
-        return rows, frames
-
-    def _store_column(self, column: FrameColumn, rows: Array, first: int, stop: int, segment: Segment, fresh: NewFrames) -> Array:
-        """Fills in the references of one column; returns which steps begin with the frame that the step before ended with."""
-        base = segment.frames[column.name]
-        paths = [column.columns[0], column.columns[-1]]
-        now, after = (self._flat(path) for path in paths)
-        follows = np.ones(stop - first, bool)
-        refs: list[list[Reference]] = []
-        next_refs: list[list[Reference]] = []
-        portion = max(1, AHEAD_BYTES // (column.nbytes * max(1, column.stack)))
-        for start in range(first, stop, portion):
-            end = min(stop, start + portion)
-            if len(column.columns) == 1:
-                refs += [_store(column, now[i], base, fresh) for i in range(start, end)]
-            else:
-                same = follows[start - first : end - first] = self._same(column.columns, start, end)
-                for i, is_same in zip(range(start, end), same.tolist(), strict=True):
-                    before = i - first - self._width
-                    refs.append(next_refs[before] if is_same and before >= 0 else _store(column, now[i], base, fresh))
-                    next_refs.append(_store_next(column, now[i], after[i], refs[-1], base, fresh))
-            segment.write_ahead(column, fresh)
-        for path, found in zip(column.columns, (refs, next_refs), strict=False):
-            rows[path] = _as_column(column, found)
-        return follows
-
-    def _goes_on(self, first: int, stop: int) -> Array:
-        """Returns the steps that may go on where the step before ended, by their small columns."""
-        ended = (self._flat("terminated") | self._flat("truncated")).astype(bool)
-        follows = np.zeros(stop - first, bool)
-        begin = max(first, self._width)
-        follows[begin - first :] = ~ended[begin - self._width : stop - self._width]
-        for pair in self._layout.pairs:
-            if pair[0] not in self._layout.frame_of:
-                follows &= self._same(pair, first, stop)
-        return follows
-
-    def _same(self, pair: Sequence[str], first: int, stop: int) -> Array:
-        """Returns the steps that begin with what the step before ended with."""
-        now, after = (self._flat(path) for path in pair)
-        same, begin = np.zeros(stop - first, bool), max(first, self._width)
-        if begin < stop:
-            same[begin - first :] = same_rows(now[begin:stop], after[begin - self._width : stop - self._width])
-        return same
-
-    def _flat(self, path: str) -> Array:
-        leaf = self._leaves[path]
-        return leaf.reshape(self.steps, *leaf.shape[2:])
-
-
-def _store(column: FrameColumn, value: Array, base: int, fresh: list[Array]) -> list[Reference]:
-    """Puts the frames of one column of a step behind those that are fresh, whose numbers begin at `base`."""
-    return [_store_one(frame, base, fresh) for frame in (value if column.stack else [value])]
-
-
-def _store_next(column: FrameColumn, now: Array, after: Array, refs: list[Reference], base: int, fresh: list[Array]) -> list[Reference]:
-    """Does what `_store` does for the next observation of the one that lies at `refs`."""
-    if not column.stack:
-        return _store(column, after, base, fresh)
-    out = []
-    for i in range(column.stack):  # a stack moves by one: its frame i is frame i + 1 of the stack before
-        if i + 1 < column.stack and equal(np.ascontiguousarray(after[i]), np.ascontiguousarray(now[i + 1])):
-            out.append(refs[i + 1])
+    def settle(self) -> None:
+        """Makes the steps that were stored as safe as promised, makes room for them, and ends the episode where they do."""
+        self._log.written(self._lane)
+        if self._terminal:
+            self.end()
         else:
-            out.append(_store_one(after[i], base, fresh))
-    return out
+            self._log.tidy()
+
+    def _commit(self, encoded: EncodedSteps, place: int | None) -> int:
+        first = self._lane.segment.append(encoded.rows, encoded.steps, encoded.frames)
+        self._place = self._log.enter(self._lane, first, encoded, place)
+        self._place_version = self._log.index.version
+        self._encoder.advance(encoded)
+        self._in_lane += encoded.steps
+        self._terminal = encoded.ended
+        return encoded.key
+
+    def _require_lane(self) -> Lane:
+        if not self._running:
+            raise ClosedError(f"trajectory {self.trajectory} has ended; begin another one with log.episode().")
+        return self._lane
+
+    def _place_in_lane(self, has_room: bool) -> int | None:
+        """Where the index has what this episode wrote into the segment; None when the next step is the first in its segment."""
+        place = self._current_place() if self._in_lane else None
+        if has_room:
+            return place
+        lane = self._log.next_lane(self._lane)  # first: when there is no room on the disk, the episode stays as it was
+        if self._in_lane:
+            self._close_extent()
+        self._lane, self._in_lane = lane, 0
+        self._encoder.leave_segment()
+        return None
+
+    def _current_place(self) -> int:
+        index = self._log.index
+        if self._place_version != index.version:
+            self._place = index.places_of(self.trajectory)[-1]
+            self._place_version = index.version
+        return self._place
+
+    def _close_extent(self) -> None:
+        self._log.index.entries["open"][self._current_place()] = False
+
+    def _stored_frame(self, column: FrameColumn, number: int) -> Array:
+        return self._lane.table.frame(column, self._lane.slot, number)
 
 
-def _store_one(frame: Array, base: int, fresh: list[Array]) -> Reference:
-    flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
-    fresh.append(flat)
-    return base + len(fresh) - 1, checksum(flat)
+class RunningEpisodes:
+    """Running episodes of one log, by sender. Of an unnamed actor several are told apart by their frames."""
 
+    def __init__(self, log: Log, unnamed: int = 1):
+        self._log, self._unnamed = log, unnamed
+        self._running: dict[Sender, list[EpisodeWriter]] = {}
 
-def _as_column(column: FrameColumn, refs: list[list[Reference]]) -> Array:
-    """References of many steps, ``[n]`` or ``[n, stack]``."""
-    flat = np.array([reference for of_step in refs for reference in of_step], REFERENCE)
-    return flat.reshape(len(refs), column.stack) if column.stack else flat
+    def insert(self, sender: Sender, leaves: Sequence[Array], sequence: int, timeout: float | None) -> int:
+        """Stores a step whose leaves were checked; returns its key."""
+        with self._log.inserting(1, timeout):
+            episode, follows = self._episode_for(sender, leaves)
+            key = episode.append_leaves(leaves, follows, sequence)
+            self._tidy(sender, episode)
+            return key
 
+    def insert_block(self, sender: Sender, block: PackedBlock, sequence: int, timeout: float | None) -> list[int]:
+        """Stores packed steps of which the first has this number; returns the keys of those that are stored. The rest, if
+        there is one, must be inserted one by one, which says what is wrong with it."""
+        keys: list[int] = []
+        steps = BlockSteps.checked(self._log.schema, block)
+        if steps is None:
+            return keys
+        with contextlib.suppress(HiltError), self._log.inserting(steps.count, timeout):
+            for first, stop in steps.runs():
+                episode, follows = self._episode_for(sender, steps.leaves(first))
+                while first < stop:
+                    stored = episode.append_block(steps, first, stop, follows, sequence)
+                    keys += stored  # also where settling them fails: they are in the log
+                    episode.settle()
+                    first, follows = first + len(stored), True
+                self._tidy(sender, episode)
+        return keys
 
-def same_rows(a: Array, b: Array) -> Array:
-    """Per row, whether two arrays hold the same bytes."""
-    rows = len(a)
-    if not rows or (a.ctypes.data, a.strides, a.shape, a.dtype) == (b.ctypes.data, b.strides, b.shape, b.dtype):
-        return np.ones(rows, bool)  # one array, seen twice
-    a, b = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8), np.ascontiguousarray(b).reshape(rows, -1).view(np.uint8)
-    word: Any = next(kind for size, kind in ((8, np.uint64), (4, np.uint32), (1, np.uint8)) if a.shape[1] % size == 0)
-    a, b = a.view(word), b.view(word)
-    chunk = max(1, (1 << 20) // max(1, a.shape[1]))  # the comparison stays in the processor's cache
-    return np.concatenate([(a[i : i + chunk] == b[i : i + chunk]).all(axis=1) for i in range(0, rows, chunk)])
+    def forget(self, sender: Sender) -> None:
+        """This sender will send no more: what it left running is ended."""
+        for episode in self._running.pop(sender, []):
+            episode.end()
+
+    def _episode_for(self, sender: Sender, leaves: Sequence[Array]) -> tuple[EpisodeWriter, bool]:
+        """The running episode that this step goes on with, the latest one first, or a new one; and whether it goes on."""
+        running = self._running.setdefault(sender, [])
+        for episode in reversed(running):
+            if episode.continues(leaves):
+                if episode is not running[-1]:
+                    running.remove(episode)
+                    running.append(episode)
+                return episode, True
+        while len(running) >= (1 if sender[0] else self._unnamed):
+            running.pop(0).end()
+        running.append(self._log.episode(*sender))
+        return running[-1], False
+
+    def _tidy(self, sender: Sender, episode: EpisodeWriter) -> None:
+        if episode.ended:
+            self._running[sender].remove(episode)

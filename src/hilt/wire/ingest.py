@@ -16,9 +16,9 @@ import numpy as np
 from hilt.core.errors import ClosedError, DeadlineError, FormatError, HiltError, LockedError, ReadOnlyError, SchemaError, StorageError
 from hilt.core.tree import Tree, unflatten
 from hilt.replay.log import Log
-from hilt.replay.packed import PackedBlock
-from hilt.replay.transfer.assembler import RunningEpisodes
+from hilt.replay.step_encoder import PackedBlock
 from hilt.replay.transfer.delivered import DeliveredSequence, received_by
+from hilt.replay.writer import RunningEpisodes
 
 logger = logging.getLogger("hilt.wire")
 

@@ -24,6 +24,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from hilt.core.errors import ClosedError, ConfigError, FormatError, HiltError, StorageError, UnknownNameError
+from hilt.replay.log import Log
 from hilt.replay.sampling.sampler import Sampler
 from hilt.replay.transfer.channel import Channel
 from hilt.wire.codec import decode, encode
@@ -104,7 +105,7 @@ class TrainerServer:
         ``insert(transition)``. One that keeps a log knows after a restart what it has of whom."""
         if not name or not isinstance(name, str):
             raise ConfigError(f"the name of a data store is {name!r}; give a non-empty text.")
-        if not callable(getattr(data_store, "insert", None)) and not hasattr(data_store, "commit_step"):
+        if not callable(getattr(data_store, "insert", None)) and not isinstance(data_store, Log):
             raise ConfigError(f"{name}: a data store needs insert(transition), and {type(data_store).__name__} has none.")
         if name in self._sinks:
             raise ConfigError(f"{name}: a data store of this name is registered already; choose another name.")

@@ -27,6 +27,7 @@ from hilt.replay.key_ranges import OFFSET_BITS
 from hilt.replay.log import Log
 from hilt.replay.schema import FrameColumn, Schema
 from hilt.replay.settings import as_generator
+from hilt.replay.step_encoder import EncodedSteps
 from hilt.replay.storage.lock import writer_of
 from hilt.replay.storage.scan import scan_file
 from hilt.replay.storage.segment import Segment
@@ -217,8 +218,8 @@ class Copier:
                 rows = self._checked_rows(segment)[first : first + count]
                 stretch = Stretch(segment, rows, target.schema, {"#trajectory": number, "#origin": origin}, lane.segment.frames)
                 place = None
-                for block, frames in stretch.blocks():
-                    place = target.commit_rows(lane, block, frames, place)
+                for block in stretch.blocks():
+                    place = target.enter(lane, lane.segment.append(block.rows, block.steps, block.frames), block, place)
                 first, left = first + count, left - count
                 for written in target.index.places_of(number):
                     target.index.entries["open"][written] = False
@@ -256,7 +257,7 @@ class Stretch:
         for column in schema.layout.frames:
             self._number_frames(column, bases[column.name])
 
-    def blocks(self) -> Iterator[tuple[Array, dict[str, list[Array]]]]:
+    def blocks(self) -> Iterator[EncodedSteps]:
         """The rows as they were committed together, so that later damage costs no more than it would have before."""
         ends = np.union1d(np.flatnonzero(self._old["#count"]) + 1, [len(self._old)])
         for first, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
@@ -264,7 +265,7 @@ class Stretch:
             for name, (column, numbers, crcs, rows) in self._frames.items():
                 new = slice(*np.searchsorted(rows, [first, stop]).tolist())
                 frames[name] = [self._read(column, int(n), int(c)) for n, c in zip(numbers[new], crcs[new], strict=True)]
-            yield self._rows[first:stop], frames
+            yield EncodedSteps.of(self._rows[first:stop], frames)
 
     def _number_frames(self, column: FrameColumn, base: int) -> None:
         """New references for a column, and its frames in the order in which rows first refer to them."""

@@ -1,8 +1,8 @@
 """From a view to batches: samplers, selectors, rate limiters, mixes, prefetching and torch datasets.
 
-    online, demo = log.all().sampler(seed=0, n_step=3), JointSampler({"shown": demos.all(), "human": human}, seed=1)
-    with closing(Mix({"online": online, "demo": demo}).batches(256)) as batches:
-        batch = next(batches)
+online, demo = log.all().sampler(seed=0, n_step=3), JointSampler({"shown": demos.all(), "human": human}, seed=1)
+with closing(Mix({"online": online, "demo": demo}).batches(256)) as batches:
+    batch = next(batches)
 """
 
 from typing import TYPE_CHECKING

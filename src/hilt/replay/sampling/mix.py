@@ -1,7 +1,7 @@
 """Batches from several views at once, with exact shares.
 
-    mix = Mix({"online": online.sampler(), "demo": demos.sampler()})   # half and half
-    batch = mix.sample(256)                                            # 128 of each, online first
+mix = Mix({"online": online.sampler(), "demo": demos.sampler()})   # half and half
+batch = mix.sample(256)                                            # 128 of each, online first
 """
 
 from __future__ import annotations

@@ -110,9 +110,7 @@ def _with_attributes(batch: Any, moved: dict[str, Any], factors: dict[str, Any])
     return made
 
 
-def _fill(
-    make: Callable[[], Any], move: Callable[[Any], Any], position: Callable[[], Any], ready: _Queue, stop: threading.Event
-) -> None:
+def _fill(make: Callable[[], Any], move: Callable[[Any], Any], position: Callable[[], Any], ready: _Queue, stop: threading.Event) -> None:
     gives_up.set(stop)
     while not stop.is_set():
         item: tuple[Any, BaseException | None, Any]

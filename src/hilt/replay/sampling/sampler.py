@@ -192,9 +192,7 @@ class Sampler:
             self._top_priority = max(self._top_priority, float(priorities[there].max(initial=0.0)))
             return int(there.sum())
 
-    def batches(
-        self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any
-    ) -> Prefetch:
+    def batches(self, batch_size: int, *, prefetch: int = 2, device: Any = None, timeout: float | None = None, **options: Any) -> Prefetch:
         """Batches for ever, made ahead by a thread; with `device`, as torch tensors there. Meanwhile the sampler is the thread's, and its
         state is to be asked of what this returns."""
         from hilt.replay.sampling.prefetch import Prefetch

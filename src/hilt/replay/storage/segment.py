@@ -60,11 +60,22 @@ EXTENT = np.dtype(
 there, `sequence` the highest number its sender gave to one of them."""
 
 
-class NewFrames(list[Array]):
-    """Frames of one column on their way into a segment."""
+Reference = tuple[int, int]
+"""A frame's number in its segment, and its checksum."""
 
-    written = 0
-    """How many of them are in the file already."""
+
+class NewFrames(list[Array]):
+    """Frames of one column on their way into a segment, each as its bytes; their numbers begin at `base`."""
+
+    def __init__(self, base: int):
+        self._base = base
+        self.written = 0
+        """How many of them are in the file already."""
+
+    def put(self, frame: Array) -> Reference:
+        flat = np.ascontiguousarray(frame).reshape(-1).view(np.uint8)
+        self.append(flat)
+        return self._base + len(self) - 1, checksum(flat)
 
 
 AHEAD_BYTES = 1 << 20
@@ -136,29 +147,19 @@ class Segment:
 
     # Writing
 
-    def append(self, rows: Array, frames: Mapping[str, Sequence[Array]]) -> int:
-        """Commits rows and the new frames they refer to; returns the number of the first row.
+    def append(self, rows: bytearray | Array, count: int, frames: Mapping[str, Sequence[Array]]) -> int:
+        """Commits rows, given as their bytes, and the new frames they refer to; returns the number of the first row.
 
         Process-safe when it returns. When it raises, nothing of it was kept.
         """
-        raw = rows.view(np.uint8).reshape(-1)
-        rows["#count"][-1] = len(rows)
-        rows["#crc"][-1] = checksum(raw[:-4])
-        return self._write_rows(raw, len(rows), frames)
-
-    def append_row(self, row: bytearray, frames: Mapping[str, Sequence[Array]]) -> int:
-        """Appends one row, given as bytes."""
-        _COUNT.pack_into(row, len(row) - 8, 1)
-        _COUNT.pack_into(row, len(row) - 4, checksum(memoryview(row)[:-4]))
-        return self._write_rows(row, 1, frames)
-
-    def _write_rows(self, raw: Array | bytearray, count: int, frames: Mapping[str, Sequence[Array]]) -> int:
+        _COUNT.pack_into(rows, len(rows) - 8, count)
+        _COUNT.pack_into(rows, len(rows) - 4, checksum(memoryview(rows)[:-4]))
         try:
             for column in self.layout.frames:
                 new = frames.get(column.name)
                 if new is not None and len(new):
                     self._write_frames(column, new)
-            self.files.write(self._fds[ROWS], raw, self.rows * self.layout.row.itemsize)
+            self.files.write(self._fds[ROWS], rows, self.rows * self.layout.row.itemsize)
         except StorageError:
             self.cut_tail()
             raise

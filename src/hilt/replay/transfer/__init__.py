@@ -1,1 +1,1 @@
-"""Steps on their way to a log: an actor's queue and spool, the assembler of running episodes, and channels between threads."""
+"""Steps on their way to a log: an actor's queue and spool, what was delivered of it, and channels between threads."""

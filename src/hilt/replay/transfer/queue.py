@@ -17,9 +17,9 @@ import numpy as np
 from hilt.core.errors import ConfigError, DeadlineError, HiltError, explained_calls
 from hilt.core.tree import Spec
 from hilt.replay.durability import Durability
-from hilt.replay.packed import BLOCK_STEPS, PackedSteps
 from hilt.replay.sampling.batch_memory import BufferPool
 from hilt.replay.settings import as_seconds, as_transitions, as_whole_number
+from hilt.replay.step_encoder import BLOCK_STEPS, PackedSteps
 from hilt.replay.storage.lock import after_fork
 from hilt.replay.transfer.spool import Spool
 
@@ -42,7 +42,7 @@ class Parcel:
     first: int
     last: int
     packed: dict[str, Any] | None
-    """Arrays, for `hilt.replay.packed.Block`."""
+    """Arrays, for `hilt.replay.step_encoder.PackedBlock`."""
     items: list[Any] | None
     """Or what was inserted, where it is not arrays."""
     nbytes: int = 0

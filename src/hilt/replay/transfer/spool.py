@@ -138,7 +138,7 @@ class _Part:
 
     def append(self, number: int, leaves: Mapping[str, Array]) -> int:
         fields, running = sorted(leaves), self._running
-        if running is None or running.lane is None or running.steps >= _TOGETHER or fields != self._fields:
+        if running is None or running.ended or running.steps >= _TOGETHER or fields != self._fields:
             self.log.check(unflatten(leaves))  # before anything changes
             if running is not None:
                 running.end()
