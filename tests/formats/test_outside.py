@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hilt.core.errors import CorruptError, FormatError, HiltError, UnsafeError
-from hilt.core.paths import inside
+from hilt.core.files import inside
 from hilt.formats import lerobot, open_dataset, rlinf_folder
 from hilt.formats.hdf5 import attributes, opened
 from hilt.formats.tensorflow_files import tfds

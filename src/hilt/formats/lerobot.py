@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, HiltError
-from hilt.core.files import read
-from hilt.core.paths import inside
+from hilt.core.files import inside, read
 from hilt.core.trajectory import Source
 from hilt.core.tree import Array, ArraySpec, unflatten
 from hilt.formats import images

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hilt.core.errors import CorruptError, FormatError, MissingFileError, UnknownNameError
-from hilt.core.files import DISK, read, replacing, sync_file
-from hilt.core.paths import inside
+from hilt.core.files import DISK, inside, read, replacing, sync_file
 from hilt.replay import tensors as bridge
 
 FORMATS = ("pt", "pkl")

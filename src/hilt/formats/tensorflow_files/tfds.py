@@ -27,8 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from hilt.core.errors import ConfigError, CorruptError, FormatError, UnknownNameError, optional_module
-from hilt.core.files import read
-from hilt.core.paths import inside
+from hilt.core.files import inside, read
 from hilt.core.platform import usable_cpus
 from hilt.core.tree import Array
 from hilt.formats.episodes import Dataset, Episode, Job, map_leaves

@@ -20,8 +20,7 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 
 from hilt.core.errors import ConfigError, UnknownNameError
-from hilt.core.files import new_folder
-from hilt.core.paths import inside
+from hilt.core.files import inside, new_folder
 from hilt.policies.io.lora import merged
 from hilt.policies.io.memory import weights_fit
 from hilt.policies.io.tensor_files import Tensors, check_device, check_dtype, load_into, read_json, write_tensors

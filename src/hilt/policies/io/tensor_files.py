@@ -36,8 +36,7 @@ from hilt.core.errors import (
     UnknownNameError,
     UnsafeError,
 )
-from hilt.core.files import DISK, replacing, storage_errors
-from hilt.core.paths import inside
+from hilt.core.files import DISK, inside, replacing, storage_errors
 from hilt.core.unpickle import PickleError
 
 INDEX = "model.safetensors.index.json"
