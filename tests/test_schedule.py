@@ -18,7 +18,7 @@ from tests.effort import LONG, rounds, some_of
 FILES = [f"tests/test_{name}.py" for name in "abcdefgh"]
 
 
-def test_how_often(monkeypatch: pytest.MonkeyPatch):
+def test_rounds_follow_the_effort(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(LONG, raising=False)
     assert rounds(3, 100) == 3
     monkeypatch.setenv(LONG, "1")
@@ -56,7 +56,7 @@ def test_the_quickest_files():
     assert schedule.fast({"b", "c"}, taken) == {"b", "c"}
 
 
-def test_what_is_recorded_is_there():
+def test_durations_name_existing_files():
     """`python3 tools/durations.py` writes it anew. A file that was renamed only loses its place in the order."""
     taken = schedule.recorded()
     there = [file for file in taken if (schedule.DURATIONS.parent.parent / file).exists()]

@@ -69,7 +69,7 @@ def test_pickles_of_hil_serl_itself_single_marks_are_put_back_in_their_place(tmp
         read_frames([demos])
 
 
-def test_what_a_killed_session_left_is_left_out(tmp_path: Path):
+def test_frames_of_a_killed_session_are_skipped(tmp_path: Path):
     write_log(tmp_path / "log", clips(3), labels=True)
     with Log.open(tmp_path / "log") as log:
         log.annotate(log.trajectories()[0], task=None)
@@ -87,7 +87,7 @@ def _first(tree: object) -> object:
     return {key: _first(value) for key, value in tree.items()} if isinstance(tree, dict) else tree[0]  # type: ignore[index]
 
 
-def test_near_misses_are_told():
+def test_frames_count_near_misses():
     labels = np.array([0, 0, 0, 1, 0, 1, 0])
     clip = Clip({}, labels, "", "")
     assert clip.before_success(1, 2).tolist() == [False, True, True, False, True, False, False] and not clip.failed(1).any()
@@ -115,7 +115,7 @@ def test_no_episode_and_no_initial_state_is_on_both_sides(episodes: list[tuple[i
         assert not {clip.state for clip in learned} & {clip.state for clip in held}
 
 
-def test_where_all_episodes_begin_alike_they_are_split_by_episode_and_it_says_so():
+def test_frames_with_one_initial_state_are_split_by_episode():
     assert split(clips(8), 0.25, 2, 0)[2] == "initial state"
     learned, held, by = split(clips(8, states=1), 0.25, 2, 0)
     assert by == "episode" and len(held) == 2 + 0 * len(learned)
@@ -124,7 +124,7 @@ def test_where_all_episodes_begin_alike_they_are_split_by_episode_and_it_says_so
     assert [c.where for c in split(clips(24), 0.25, 2, 1)[1]] != [c.where for c in split(clips(24), 0.25, 2, 0)[1]]
 
 
-def test_what_cannot_be_trained_from_is_refused_with_a_cure(tmp_path: Path):
+def test_frames_that_cannot_be_trained_from_are_refused(tmp_path: Path):
     failures = [Clip(clip.images, clip.labels * 0, clip.state, clip.where) for clip in clips(3)]
     with pytest.raises(ConfigError, match=r"36 frames of 3 episodes, and none is of the class 1 \(success\).*mark frames of success"):
         class_count(failures)

@@ -76,7 +76,7 @@ def judged(trained: TrainedClassifier) -> str:
 # How good it is
 
 
-def test_it_knows_a_picked_cube_in_episodes_it_has_not_seen(recorded: list[Clip], pick: Any, counted: Callable[[str], None]):
+def test_classifier_recognizes_a_picked_cube_in_unseen_episodes(recorded: list[Clip], pick: Any, counted: Callable[[str], None]):
     """The issue's figure, at the threshold 0.5, which nothing was chosen by: at least 95%, with near misses among the frames."""
     _, trained = pick
     held = trained.card["held_out"]
@@ -95,14 +95,14 @@ def shuffled(given: list[Clip]) -> list[Clip]:
     return [replace(clip, labels=rng.permutation(clip.labels)) for clip in given]
 
 
-def test_it_does_not_know_what_cannot_be_known():
+def test_classifier_does_not_learn_random_labels():
     """With labels in any order the same check fails: it measures what was learned."""
     right, wrong = (quick("steps=40", given=given).card["held_out"]["accuracy"] for given in (clips(24), shuffled(clips(24))))
     assert right >= 0.95 > 0.9 > wrong
 
 
 @pytest.mark.long
-def test_it_does_not_know_what_cannot_be_known_of_a_picked_cube(recorded: list[Clip]):
+def test_classifier_does_not_learn_random_labels_of_a_picked_cube(recorded: list[Clip]):
     assert train(shuffled(recorded), build(ClassifierConfig(), "steps=60")).card["held_out"]["accuracy"] < 0.9
 
 
@@ -174,7 +174,7 @@ def test_the_reward_of_an_environment_nested_or_as_hil_serl_has_it(pick: Any):
     stacked.close()
 
 
-def test_a_persons_mark_counts_whatever_the_classifier_says(pick: Any):
+def test_classifier_reward_respects_a_persons_mark(pick: Any):
     class Person(Device):
         def read(self) -> Reading:
             return Reading(events=("success",))
@@ -253,7 +253,7 @@ def test_loaded_it_is_the_same_and_its_seed_decides(tmp_path: Path):
     }
 
 
-def test_it_is_written_whole_or_not_at_all(trained: TrainedClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_classifier_folder_is_written_atomically(trained: TrainedClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, names = tmp_path / "c", list[str]()
 
     def full(files: Files, path: Path, data: bytes, durable: bool = True) -> None:
@@ -280,7 +280,7 @@ def test_it_is_written_whole_or_not_at_all(trained: TrainedClassifier, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"c", "d"}
 
 
-def test_a_folder_that_is_none_or_not_whole_is_told(trained: TrainedClassifier, tmp_path: Path):
+def test_classifier_folder_that_is_incomplete_is_reported(trained: TrainedClassifier, tmp_path: Path):
     class Evil:
         def __reduce__(self) -> Any:
             return print, ("this must never be run",)
@@ -341,7 +341,7 @@ def test_a_trunk_from_hil_serls_file_stays_as_it_is_and_the_file_is_not_needed_a
     assert 0 < reward_function(tmp_path / "c").probability(frame(1)) < 1
 
 
-def test_the_other_settings_change_what_is_said(trained: TrainedClassifier):
+def test_classifier_report_depends_on_the_settings(trained: TrainedClassifier):
     given = quick("image_keys=[images/front]", "threshold=0.9", "steps=2").card
     assert list(given["image_keys"]) == ["images/front"]
     assert given["threshold"] == 0.9 and "given" in given["why"]
@@ -355,7 +355,7 @@ def test_the_other_settings_change_what_is_said(trained: TrainedClassifier):
         quick("weights=x.pkl")
 
 
-def test_the_watch_is_told_every_step():
+def test_classifier_watch_is_called_at_every_step():
     told: list[tuple[int, float, float]] = []
     train(clips(), build(ClassifierConfig(), *QUICK), lambda *what: told.append(what))
     assert [step for step, *_ in told] == [*range(1, 13)] and told[-1][1] < told[0][1] and all(0 <= right <= 1 for *_, right in told)

@@ -383,8 +383,8 @@ REPRESENTATIVE = (
     "tests/core/test_files.py",
     "tests/wire/test_client.py::test_all_is_well",
     "tests/wire/test_flood_guard.py::test_it_closes_and_opens_and_says_so_once",
-    "tests/robot/test_control.py::test_who_reads_while_the_other_writes_reads_again",
-    "tests/envs/test_pool.py::test_what_is_shown_cannot_be_written_and_stays_until_the_slot_is_asked_again",
+    "tests/robot/test_control.py::test_shared_state_is_read_again_when_written_meanwhile",
+    "tests/envs/test_pool.py::test_pool_replies_are_read_only_and_valid_until_the_next_request",
 )
 
 

@@ -114,7 +114,7 @@ def test_errors_of_a_custom_environment_are_not_swallowed():
         from_custom(Blind, ACTIONS)
 
 
-def test_what_a_custom_environment_lacks_is_said():
+def test_from_custom_reports_missing_members():
     lacking = r"dict has no get_obs, get_instruction, eval_success, step_lim, step or take_action; from_custom needs them"
     with pytest.raises(ConfigError, match=lacking):
         from_custom(lambda seed: {}, ACTIONS)

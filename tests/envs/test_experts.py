@@ -48,7 +48,7 @@ def test_the_expert_succeeds_and_moves_as_a_person_could(name: str) -> None:
             assert changes.max() <= Hand.EAGERNESS + 1e-6
 
 
-def test_what_has_succeeded_is_left_so() -> None:
+def test_experts_leave_a_solved_task_solved() -> None:
     """Frames of success for a classifier are wanted of it: pictures after the end."""
     stayed = {}
     for name in list(SUITE)[:: rounds(3, 1)]:

@@ -116,7 +116,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_it_is_a_task(installed: Path) -> None:
+def test_libero_env_is_a_task(installed: Path) -> None:
     env = make("libero_spatial/3", image_size=8, step_limit=9)
     assert isinstance(env, LiberoEnv) and check_task(env) == []
     assert env.instruction == "pick up the black bowl next to the plate"
@@ -235,7 +235,7 @@ def test_the_policys_gripper_is_liberos(installed: Path) -> None:
     assert [action[6] for action in env._sim.actions[-2:]] == [-1, 1]  # 1 is open for the policy, -1 opens there
 
 
-def test_what_cannot_work_is_refused(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_libero_env_refuses_wrong_options(installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="libero_spatial/12: its tasks are libero_spatial/0 to libero_spatial/9"):
         make("libero_spatial/12")
     with pytest.raises(UnknownNameError, match="libero_spatial"):
@@ -270,14 +270,14 @@ def test_stored_states_that_carry_code_are_not_run(installed: Path, tmp_path: Pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_without_libero_the_way_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libero_missing_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libero.importlib.util, "find_spec", lambda name: None)
     for what in (lambda: make("libero_goal/0"), lambda: ready(["libero_goal/0"])):
         with pytest.raises(MissingPackageError, match=r"is not installed: pip install 'hilt\[libero\]' && pip install --no-deps hf"):
             what()
 
 
-def test_with_half_of_what_it_needs_the_whole_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libero_partly_missing_names_the_whole_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LIBERO itself, without what it imports: it was a traceback of robosuite's."""
     package = tmp_path / "libero" / "libero" / "envs"
     package.mkdir(parents=True)

@@ -105,7 +105,7 @@ def test_an_environment_with_a_step_chunk_of_its_own_is_asked_by_it() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_shown_cannot_be_written_and_stays_until_the_slot_is_asked_again(workers: int) -> None:
+def test_pool_replies_are_read_only_and_valid_until_the_next_request(workers: int) -> None:
     with Pool(workers, 2, task_options={"step_limit": 3}) as pool:
         for slot in (0, 1):
             pool.start(slot, Begin("tests.envs.pool_toys:Plain", slot))
@@ -175,7 +175,7 @@ def test_an_exception_costs_its_episode_alone(workers: int) -> None:
         assert pool.counts == {"episodes": 4, "lost": 2, "restarts": 0}
 
 
-def test_a_worker_that_dies_is_replaced_and_says_where() -> None:
+def test_pool_worker_that_dies_is_replaced_and_reports_where() -> None:
     """Slots 0 and 2 are its; 2 has an episode that nobody asks about in that moment, 1 is another worker's."""
     with Pool(2, 3) as pool:
         for slot, state in enumerate((DIES, 1, 2)):
@@ -271,7 +271,7 @@ def test_closing_closes_the_environments_and_ends_the_workers(tmp_path: Path) ->
     assert len(os.listdir("/proc/self/fd")) < before
 
 
-def test_what_cannot_work_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_refuses_wrong_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, message in [
         ({"workers": -1}, "workers=-1: a pool has at least 0"),
         ({"slots": 0}, "slots=0: a pool has at least 1"),

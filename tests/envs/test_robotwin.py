@@ -92,7 +92,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["robotwin/shoe_place", "robotwin2/lift_pot"])
-def test_it_is_a_task(root: Path, name: str) -> None:
+def test_robotwin_env_is_a_task(root: Path, name: str) -> None:
     ready([name])
     drawn, here = (np.random.get_state()[1].copy(), random.getstate()), Path.cwd()
     env = make(name)
@@ -207,7 +207,7 @@ def test_one_thread_at_a_time_uses_a_scene(root: Path, monkeypatch: pytest.Monke
         env.render()
 
 
-def test_what_is_missing_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_robotwin_reports_what_is_missing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownNameError, match=r"did you mean 'robotwin2/lift_pot'"):
         ready(["robotwin2/lift_pod"])
     with pytest.raises(StorageError, match=r"no envs/place_shoe.py in .*clone RoboTwin"):

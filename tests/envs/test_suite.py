@@ -66,7 +66,7 @@ def test_initial_states_are_free_of_overlap_unsolved_disjoint_and_wide(name: str
 
 
 @EVERY_TASK
-def test_nothing_moves_before_the_arm_does(name: str) -> None:
+def test_tabletop_objects_rest_before_the_arm_moves(name: str) -> None:
     task, world = make(name)
     for split in SPLITS:
         task.begin(world, split, 7)
@@ -118,7 +118,7 @@ def test_a_state_that_does_not_exist_is_refused_in_words() -> None:
         task.begin(world, "test", -1)
 
 
-def test_words_alone_tell_the_two_colors_apart() -> None:
+def test_pick_red_and_pick_blue_differ_only_in_the_instruction() -> None:
     (red, world), (blue, other) = make("pick_red"), make("pick_blue")
     for split, state in EVERY_STATE[::20]:
         red.begin(world, split, state)
@@ -261,7 +261,7 @@ def test_two_hands_are_wanted() -> None:
         ("dial", "dial", 0.9, 1.1),
     ],
 )
-def test_what_is_on_a_joint_must_go_far_enough(name: str, joint: str, short: float, done: float) -> None:
+def test_tabletop_joints_must_move_far_enough(name: str, joint: str, short: float, done: float) -> None:
     task, world = make(name)
     task.begin(world, "train", 2)
     world.place_joint(joint, short)

@@ -155,7 +155,7 @@ def test_actions_that_cannot_be_are_refused_and_large_ones_clipped():
 
 
 @pytest.mark.parametrize("hz", [5, 10, 15, 20, 30])
-def test_other_control_rates_keep_speed_and_time(hz):
+def test_tabletop_env_keeps_speed_and_time_at_other_control_rates(hz):
     env = TabletopEnv("reach", image_size=None, control_hz=hz)
     env.reset(seed=0)
     start, began = env.world.pose(), env.world.data.time
@@ -254,7 +254,7 @@ def test_many_of_them_run_side_by_side():
     envs.close()
 
 
-def test_unknown_names_are_told():
+def test_tabletop_env_reports_unknown_names():
     with pytest.raises(UnknownNameError, match="did you mean 'pick'"):
         TabletopEnv("pik")
     with pytest.raises(ConfigError, match="image_size=0: it must be at least 1"):

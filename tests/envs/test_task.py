@@ -233,7 +233,7 @@ def mutated(action: Any) -> Any:
     return action["to"]
 
 
-def test_something_else_than_an_environment_is_named():
+def test_as_task_names_what_is_no_environment():
     assert check_task(object()) == ["object is no gymnasium.Env: derive it from one, or use an adapter of hilt.envs.adapters."]
 
 
@@ -303,7 +303,7 @@ def test_numbered_states_are_seeds_and_splits_are_disjoint():
             env.reset(options={"state": state})
 
 
-def test_both_ends_are_kept_and_a_limit_can_be_shortened():
+def test_as_task_keeps_both_ends_and_can_shorten_the_limit():
     env = as_task(gymnasium.make("MountainCar-v0"), step_limit=7, instruction="up the hill")
     env.reset(seed=0)
     assert [env.step(1)[2:4] for _ in range(7)] == [(False, False)] * 6 + [(False, True)] and env.instruction == "up the hill"
@@ -315,7 +315,7 @@ def test_both_ends_are_kept_and_a_limit_can_be_shortened():
         as_task(gymnasium.make("MountainCar-v0"), states={"train": 0})
 
 
-def test_what_a_task_has_is_its_own():
+def test_as_task_keeps_what_a_task_has():
     env = Good()
     assert as_task(env) is env and as_task(gymnasium.wrappers.TimeAwareObservation(gymnasium.make("CartPole-v1"))).step_limit == 500
     other = as_task(env, instruction="shove it", step_limit=3)
@@ -390,7 +390,7 @@ def test_mujoco_needs_no_screen(monkeypatch: pytest.MonkeyPatch):
     assert "MUJOCO_GL" not in os.environ
 
 
-def test_what_is_named_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_task_names_may_be_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "our_lab.py").write_text(f"from {__name__} import Good\nfrom tests.envs.toy_arm import ToyArm\nclass Arm(ToyArm): pass\n")
     (tmp_path / "colorsys.py").write_text("raise OSError('this hides a module of Python')\n")
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
@@ -401,7 +401,7 @@ def test_what_is_named_may_be_in_the_current_folder(tmp_path: Path, monkeypatch:
     assert load("colorsys:rgb_to_hsv")
 
 
-def test_an_unknown_name_is_told_with_the_nearest():
+def test_task_unknown_name_suggests_the_nearest():
     with pytest.raises(UnknownNameError, match=r"no task named 'CartPol-v1'; did you mean 'CartPole-v1'\?$"):
         make("CartPol-v1")
     with pytest.raises(ConfigError, match=r"no module 'nosuch', installed or in this folder \(/.*\); correct the name 'nosuch.module'"):

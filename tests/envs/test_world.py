@@ -55,7 +55,7 @@ def test_home_is_a_pose_of_the_panda_that_points_down():
 
 
 @pytest.mark.parametrize("turn", [(0, 0, 0), (0.4, 0, 0), (0, -0.4, 0), (0, 0, 1.0), (0.3, 0.3, -0.7)])
-def test_the_arm_goes_where_it_is_told_and_stops_there(turn):
+def test_arm_moves_to_its_command_and_stops(turn):
     world = World()
     pose = np.array([0.55, -0.15, 0.2, *multiply(from_euler(turn), DOWN)])
     world.command(pose)
@@ -66,7 +66,7 @@ def test_the_arm_goes_where_it_is_told_and_stops_there(turn):
     assert np.abs(state.vel).max() < 5e-3
 
 
-def test_it_is_near_critically_damped():
+def test_arm_is_near_critically_damped():
     for axis in range(3):
         world = World()
         start, goal = world.pose(), world.pose()
@@ -133,7 +133,7 @@ def test_the_integral_term_takes_away_what_a_load_leaves(kind, gain):
     assert errors[1] < 0.1 * errors[0]
 
 
-def test_it_is_stable_with_the_highest_parameters_in_every_corner():
+def test_arm_is_stable_with_the_highest_parameters_in_every_corner():
     world, rng = World(), np.random.default_rng(0)
     world.set_parameters({name: value for name, value in HIGHEST.items() if "Ki" not in name})
     for _ in range(40):
@@ -146,7 +146,7 @@ def test_it_is_stable_with_the_highest_parameters_in_every_corner():
     assert np.abs(world.arm().vel).max() < 1e-3
 
 
-def test_as_much_time_passes_with_an_integral():
+def test_arm_time_passes_equally_with_an_integral_term():
     world = World()
     world.set_parameters({"translational_Ki": 5.0})
     world.advance(5 * TIMESTEP)  # the integral's period is two steps
@@ -162,7 +162,7 @@ def test_worlds_are_rendered_in_turns():
     assert (alone[0] != alone[1]).any()
 
 
-def test_a_simulation_that_ran_away_says_so(tmp_path, monkeypatch):
+def test_world_reports_an_unstable_simulation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it stands
     world = World()
     world.data.qvel[0] = np.nan
@@ -186,7 +186,7 @@ def test_parameters_that_cannot_be_are_refused_and_neutral_ones_pass():
 # ---- what is sensed
 
 
-def test_it_pushes_as_hard_as_stiffness_times_clip_and_feels_it():
+def test_arm_pushes_with_stiffness_times_clip_and_senses_it():
     world = World()
     world.command(down(0.5, 0.0, -0.2))
     world.advance(1.5)
@@ -277,7 +277,7 @@ def test_bodies_and_joints_are_placed():
         world.place("knob", down(0, 0, 0))
 
 
-def test_what_cannot_be_is_refused():
+def test_world_refuses_impossible_values():
     world = World()
     for pose in ([0.5, 0, 0.2], [np.nan, 0, 0.2, 1, 0, 0, 0], [0.5, 0, 0.2, 0, 0, 0, 0]):
         with pytest.raises(ConfigError, match="7 finite numbers"):
@@ -369,7 +369,7 @@ def test_each_thread_renders():
     np.testing.assert_array_equal(world.render(), here)
 
 
-def test_without_a_renderer_the_cure_is_told():
+def test_world_without_a_renderer_names_the_fix():
     code = "from hilt.envs.tabletop.world import World; w = World(); w.advance(0.1); print(w.arm().gripper); w.render()"
     ended = python(code, MUJOCO_GL="disable")
     assert ended.stdout == "1.0\n"
@@ -383,7 +383,7 @@ def test_without_a_renderer_the_cure_is_told():
     assert "mujoco does not start with MUJOCO_GL=nonsense" in python(code, MUJOCO_GL="nonsense").stderr
 
 
-def test_a_process_forked_after_rendering_is_told_so():
+def test_world_reports_rendering_in_a_forked_process():
     world = World()
     world.render()
     readable, writable = os.pipe()

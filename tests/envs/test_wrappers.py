@@ -182,7 +182,7 @@ class Pushing(Device):
         return Reading(np.array([0.8, 0.3, 0, 0, 0, 0.9]), 0, True) if self.reads > 1 else Reading(np.zeros(6), 0, False)
 
 
-def test_what_a_person_did_done_by_a_policy_is_the_same_motion():
+def test_relative_frame_replays_a_persons_actions_as_the_same_motion():
     driven = RelativeFrame(TakeOver(TabletopEnv("reach", image_size=None), Pushing()))
     replayed = RelativeFrame(TabletopEnv("reach", image_size=None))
     for env in (driven, replayed):
@@ -318,7 +318,7 @@ def test_a_chunk_stops_where_the_episode_ends(end: str):
     np.testing.assert_array_equal(obs["state"]["tcp_pose"][-1], below.observations[-1]["state"]["tcp_pose"])
 
 
-def test_a_chunk_tells_what_was_executed_when_a_person_acted_in_it():
+def test_chunking_wrapper_reports_executed_actions_of_a_person():
     persons = np.full(7, 0.5, np.float32)
     infos = {
         1: {"grasp_penalty": -0.25, "source": 1, "intervene_action": persons, "executed_action": persons},
@@ -425,7 +425,7 @@ def test_statistics_of_an_episode_with_its_interventions(end: str):
         assert info["succeed"] is True
 
 
-def test_statistics_count_executed_steps_and_work_where_nobody_takes_over():
+def test_episode_statistics_count_executed_steps_also_without_take_over():
     env = EpisodeStatistics(ChunkingWrapper(ScriptedEnv(ends={5: "terminated"}), 1, 3))
     env.reset()
     env.step(np.zeros((3, 7)))
@@ -448,7 +448,7 @@ def test_a_classifier_gives_the_reward_and_ends_the_episode():
 
 
 @pytest.mark.parametrize("truth", [True, False])
-def test_what_the_task_itself_says_stays_beside_the_classifiers_word(truth: bool):
+def test_reward_wrapper_keeps_the_success_of_the_task(truth: bool):
     env = MultiCameraBinaryRewardClassifierWrapper(as_task(ScriptedEnv(), success=lambda *_: truth, step_limit=9), lambda obs: not truth)
     env.reset()
     info = env.step(np.zeros(7))[4]
@@ -477,7 +477,7 @@ def test_a_persons_word_counts_more_than_the_classifiers(word: bool):
     assert (reward, terminated, truncated, info["succeed"]) == (float(word), True, False, word)
 
 
-def test_what_is_no_classifier_is_told():
+def test_reward_wrapper_refuses_what_is_no_classifier():
     with pytest.raises(ConfigError, match="the classifier is None; a function"):
         MultiCameraBinaryRewardClassifierWrapper(ScriptedEnv(), None)  # type: ignore[arg-type]
     for wrong in ([1, 2], np.nan):

@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent.parent
 RLPD, ENCODER, BODY = (
     "policies/test_agent.py::test_a_setting_of_rlpd_changes_what_is_learned",
     "policies/test_agent.py::test_a_setting_of_the_encoder_changes_what_is_learned",
-    "policies/test_agent.py::test_the_body_is_as_the_config_says",
+    "policies/test_agent.py::test_agent_body_follows_the_config",
 )
 PERIODS = "hil/test_learner.py::test_what_each_period_and_ratio_does"
 GOAL = "hil/test_goal.py::test_learning_ends_at_the_goal_with_the_policy_that_reached_it"
@@ -52,8 +52,8 @@ SHOWN = {
     "agent.proprio_floor": "policies/test_agent.py::test_proprioception_is_normalized_by_the_demonstrations",
     "agent.hidden": BODY,
     "agent.activation": BODY,
-    **{f"agent.{name}": "policies/test_agent.py::test_the_actor_begins_as_told" for name in ("actor_scale", "initial_std", "std_range")},
-    "agent.proprio_width": "policies/test_agent.py::test_the_actor_begins_as_told",
+    **{f"agent.{name}": "policies/test_agent.py::test_agent_actor_initial_std" for name in ("actor_scale", "initial_std", "std_range")},
+    "agent.proprio_width": "policies/test_agent.py::test_agent_actor_initial_std",
     "agent.device": "policies/test_agent.py::test_the_device_is_checked",
     **{f"agent.rlpd.{name}": RLPD for name in ("discount", "tau", "critics", "subset", "learning_rate", "temperature", "target_entropy")},
     **{f"agent.rlpd.{name}": RLPD for name in ("backup_entropy", "reward_bias", "target_range", "actor_q", "actor_average")},

@@ -110,7 +110,7 @@ def test_entropy_in_q_is_no_overestimation():
         check_stop_on(["overestimation"], RunFacts("hil", entropy_in_q=True))
 
 
-def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
+def test_alarm_is_reported_once_until_it_is_over(tmp_path: Path):
     write_json(tmp_path / "run.json", {"id": "x"})
     said: list[str] = []
     with Metrics(tmp_path) as metrics:
@@ -132,7 +132,7 @@ def test_an_alarm_is_said_once_until_it_is_over(tmp_path: Path):
     assert [(one["name"], one["update"]) for one in read_json(tmp_path / "run.json")["alarms"]] == [("ppo_kl", 2)]
 
 
-def test_one_that_ended_the_run_begins_anew_and_others_go_on(tmp_path: Path):
+def test_alarm_that_ended_the_run_is_reset_and_others_continue(tmp_path: Path):
     both = STEP | {"ppo_kl": 0.3, "clip_fraction": 0.9}
     with Metrics(tmp_path) as metrics:
         watch = AlarmWatch(tmp_path, VLA, metrics, print, ["ppo_kl"])

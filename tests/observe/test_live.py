@@ -25,7 +25,7 @@ def episode(success: bool, human: int = 0, length: int = 20) -> dict[str, object
     return {"kind": "episode", "success": success, "length": length, "intervention_steps": human, "return": float(success)}
 
 
-def test_how_a_run_stands(tmp_path: Path):
+def test_standing_of_a_run(tmp_path: Path):
     now = 1100.0
     standing = Standing(tmp_path, lambda: now)
     assert not standing.read() and dict(standing.rows())["who acts"] == "nobody yet"
@@ -56,7 +56,7 @@ def test_time_left_is_that_of_the_nearest_limit(tmp_path: Path):
     assert standing.left({"max_steps": 300}) == 0
 
 
-def test_time_in_which_nobody_learned_does_not_count(tmp_path: Path):
+def test_standing_excludes_time_without_a_process(tmp_path: Path):
     standing = Standing(tmp_path, lambda: 5010.0)
     write(tmp_path, {"time": 1000, "step": 5, "update": 50}, {"time": 1030, "step": 9, "update": 90})
     write(tmp_path, {"kind": "event", "event": GOES_ON, "time": 4999, "update": 90, "step": 9})
@@ -76,7 +76,7 @@ def test_the_clock_stands_still_until_the_new_process_writes(tmp_path: Path):
     assert standing.seconds() == 35
 
 
-def test_where_nobody_tells_success_there_is_a_dash(tmp_path: Path):
+def test_standing_shows_unknown_success_as_a_dash(tmp_path: Path):
     standing = Standing(tmp_path, lambda: 1100.0)
     write(tmp_path, {**episode(True), "success": None, "step": 5})
     standing.read()
@@ -117,7 +117,7 @@ def test_a_pipe_gets_a_line_now_and_then(tmp_path: Path, monkeypatch):
     assert "80 steps  20 updates" in third and "\x1b" not in out.getvalue()
 
 
-def test_what_the_process_itself_does_is_in_the_line(tmp_path: Path):
+def test_standing_line_has_the_phase_of_the_process(tmp_path: Path):
     clock = [100.0]
     out = io.StringIO()
     with Live(tmp_path, file=out, now=lambda: clock[0], beat=False) as shown:

@@ -31,7 +31,7 @@ def test_one_object_a_line(tmp_path: Path):
     assert [record["kind"] for record in read_metrics(tmp_path / "run", ["event", "update"])] == ["update", "event"]
 
 
-def test_what_is_no_number_is_null_and_counted(tmp_path: Path):
+def test_metrics_write_null_for_what_is_no_number_and_count_it(tmp_path: Path):
     with Metrics(tmp_path) as metrics:
         metrics.write("update", {"a": math.nan, "b": np.float32("inf"), "c": 1.0}, update=1, step=1)
         metrics.write("update", {"a": 1.0}, update=2, step=1)
@@ -70,7 +70,7 @@ def test_updates_that_were_made_again_are_read_once(tmp_path: Path):
     assert losses(tmp_path) == []
 
 
-def test_what_cannot_be_written(tmp_path: Path):
+def test_metrics_refuse_what_cannot_be_written(tmp_path: Path):
     metrics = Metrics(tmp_path)
     with pytest.raises(ConfigError, match="metrics of the kind 'updates': expected one of update, episode, actor, event"):
         metrics.write("updates", {}, update=0, step=0)
@@ -85,7 +85,7 @@ def test_what_cannot_be_written(tmp_path: Path):
     assert read_metrics(tmp_path) == []
 
 
-def test_damage_is_told_with_its_line(tmp_path: Path):
+def test_metrics_report_damage_with_its_line(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"kind": "event", "event": "a"}\nnonsense\n')
     with pytest.raises(CorruptError, match=r"metrics.jsonl: line 2 is no record of metrics"):
         read_metrics(tmp_path)

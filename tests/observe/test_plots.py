@@ -152,7 +152,7 @@ def test_the_table_has_how_a_run_ended(tmp_path: Path):
     assert final_numbers(PlottedRun.load(make_run(tmp_path / "toy", episodes=20)), 20)["evaluation"] == "97% [87, 99] of 100 test"
 
 
-def test_of_fine_tuning_the_held_out_losses_are_as_they_were_measured(tmp_path: Path):
+def test_plots_of_fine_tuning_show_held_out_losses_unsmoothed(tmp_path: Path):
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("tasks: [tabletop/pick, tabletop/drawer]\n")
@@ -238,7 +238,7 @@ def test_the_page_in_a_browser(tmp_path: Path):
         browser.quit()
 
 
-def test_what_cannot_be_drawn(tmp_path: Path):
+def test_plots_refuse_runs_without_metrics(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"is not a run: there is no metrics.jsonl in it. Give the folder that `hilt train` made"):
         plot([tmp_path], tmp_path)
     Metrics(tmp_path / "new").close()

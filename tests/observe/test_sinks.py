@@ -43,7 +43,7 @@ def check_tensorboard(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("sink", sorted(SINKS))
-def test_a_sink_whose_package_is_missing_says_how_to_get_it(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sink_without_its_package_names_the_pip_line(sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in sys.modules if name.startswith(f"{sink}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, sink, None)

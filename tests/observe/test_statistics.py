@@ -88,7 +88,7 @@ def test_students_factor() -> None:
     assert [round(student(freedom), 2) for freedom in (1, 4, 9, 10, 30, 1000)] == [12.71, 2.78, 2.26, 2.2, 2.04, 1.96]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_statistics_refuse_what_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="2 and 1 episodes cannot be paired: try both policies from the same initial states"):
         paired_difference([True, False], [True], [0, 1])
     with pytest.raises(ConfigError, match="2 outcomes and 1 clusters: expected the cluster of each outcome"):

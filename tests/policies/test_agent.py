@@ -227,7 +227,7 @@ def test_settings_of_pretraining_are_heeded() -> None:
 
 
 @pytest.mark.parametrize("change", [{"hidden": [16]}, {"activation": "relu"}])
-def test_the_body_is_as_the_config_says(change: dict[str, Any]) -> None:
+def test_agent_body_follows_the_config(change: dict[str, Any]) -> None:
     agents = [Agent.make(*spaces(), replace(config(), **given), seed=0) for given in ({}, change)]
     a, b = (agent.sample_actions(batch(0)["observations"], argmax=True) for agent in agents)
     assert not np.array_equal(a, b)
@@ -359,7 +359,7 @@ def test_only_rows_that_are_to_be_imitated_are() -> None:
     agent.imitate({**rows, "imitated": np.zeros(8, bool)}, encoder=True)  # none is no error
 
 
-def test_it_can_begin_anew() -> None:
+def test_agent_can_be_reinitialized() -> None:
     agent, made = make(encoder=FROZEN, actor_average=0.1), make(encoder=FROZEN, actor_average=0.1)
     agent.imitate(batch(0), encoder=True)
     agent.update(batch(0, features=16))
@@ -415,7 +415,7 @@ def test_a_slow_copy_of_the_actor_is_evaluated() -> None:
 
 
 @pytest.mark.parametrize("change", [{"actor_scale": 0.1}, {"initial_std": 0.2}, {"std_range": [0.3, 0.31]}, {"proprio_width": 0}], ids=str)
-def test_the_actor_begins_as_told(change: dict[str, Any]) -> None:
+def test_agent_actor_initial_std(change: dict[str, Any]) -> None:
     agents = [Agent.make(*spaces(), replace(config(), **given), seed=0) for given in ({}, change)]
     z = torch.randn(1000, 20, generator=torch.Generator().manual_seed(0))
     (mean, std), (changed_mean, changed_std) = (agent.networks["actor"](z) for agent in agents)
@@ -433,7 +433,7 @@ def test_the_actor_begins_as_told(change: dict[str, Any]) -> None:
 # What is told of an update
 
 
-def test_details_tell_of_each_source() -> None:
+def test_agent_details_are_by_source() -> None:
     agent, twin = make(random_crop=0), make(random_crop=0)
     rows = batch(0)
     rows["rewards"] = np.where(rows["demo"], 10.0, 0.0).astype(np.float32)  # demonstrations teach much more
@@ -451,7 +451,7 @@ def test_details_tell_of_each_source() -> None:
     assert not any("/" in key for key in without)
 
 
-def test_an_update_tells_what_to_log() -> None:
+def test_agent_update_returns_metrics() -> None:
     _, info = make("single-arm-learned-gripper").update(batch(0))
     assert set(info) >= {"critic_loss", "q", "target_q", "actor_loss", "entropy", "temperature_loss", "temperature", "grasp_critic_loss"}
     assert all(type(value) is float and np.isfinite(value) for value in info.values())
@@ -525,7 +525,7 @@ def test_spaces_of_gymnasium_and_stacks_of_frames() -> None:
     assert not np.array_equal(agent.sample_actions(one, argmax=True), agent.sample_actions(swapped, argmax=True))
 
 
-def test_what_does_not_fit_is_refused_with_a_sentence() -> None:
+def test_agent_refuses_batches_that_do_not_fit() -> None:
     space, action = spaces()
     for given, message in [
         ((gym.Box(-1, 1, (3,), np.float32), action), "expected observations by name"),
@@ -578,7 +578,7 @@ def test_features_may_be_kept_of_a_frozen_encoder() -> None:
         agent.update({**kept, "observations": {"state": rows["observations"]["state"], "features": np.zeros((8, 4), np.float32)}})
 
 
-def test_all_that_the_networks_see_may_be_kept_of_a_frozen_encoder() -> None:
+def test_agent_states_of_a_frozen_encoder_can_be_cached() -> None:
     agents = [make(encoder=FROZEN, random_crop=0) for _ in range(2)]
     rows, features, kept = batch(0), dict(batch(0)), dict(batch(0))
     for name in ("observations", "next_observations"):

@@ -115,7 +115,7 @@ def test_a_crop_is_a_cut_out_of_the_edge_padded_image(stack: tuple[int, ...]) ->
         (EncoderConfig("resnet10", training="frozen"), "keeps a trunk that nothing has trained"),
     ],
 )
-def test_what_cannot_work_is_refused(config: EncoderConfig, message: str) -> None:
+def test_encoder_refuses_wrong_settings(config: EncoderConfig, message: str) -> None:
     with pytest.raises((ConfigError, UnknownNameError), match=message):
         Encoder({"a": (32, 32, 3)}, config, generator(0))
 

@@ -94,7 +94,7 @@ def test_the_noise_of_flow_sde_leaves_the_distribution_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("kind", flow.KINDS)
-def test_what_is_drawn_has_the_distribution_it_is_said_to_have(kind: str) -> None:
+def test_flow_samples_have_their_distribution(kind: str) -> None:
     how = Flow(kind, steps=4, joint=True)
     drawn = flow.draw(field_of(WEIGHTS), (4000, 1, 1), how, torch.ones(4000), generator())
     for i in range(3):
@@ -163,7 +163,7 @@ def test_the_learned_deviation_stays_within_its_bounds() -> None:
     torch.testing.assert_close(found, torch.tensor([0.1, 0.2, 0.4]))
 
 
-def test_what_cannot_work_is_said() -> None:
+def test_flow_refuses_wrong_settings() -> None:
     with pytest.raises(UnknownNameError, match="no kind of flow named 'sda'; did you mean 'sde'"):
         Flow("sda")
     with pytest.raises(ConfigError, match="has 1 steps; give it at least 2"):

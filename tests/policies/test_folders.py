@@ -88,7 +88,7 @@ def test_the_folder_is_never_changed_and_its_code_never_runs(saved: tuple[Any, P
     assert files(folder) == before and capsys.readouterr().out == ""
 
 
-def test_a_folder_of_upstream_says_less(saved: tuple[Any, Path], tmp_path: Path):
+def test_upstream_folders_need_options(saved: tuple[Any, Path], tmp_path: Path):
     """No key of ours, statistics of several datasets, no chunk, no decoding."""
     policy, folder = saved[0], tmp_path / "upstream"
     shutil.copytree(saved[1], folder)
@@ -193,7 +193,7 @@ def test_damage_and_mistakes_are_named(saved: tuple[Any, Path], tmp_path: Path):
     assert policy.source is None
 
 
-def test_too_large_is_said_before_anything_is_read(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch):
+def test_policy_too_large_is_refused_before_it_is_read(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.policies.io.memory.free_bytes", lambda device: 1_000_000)
     with pytest.raises(ConfigError, match=r"loading needs .* MB: weights .* MB on cpu, which has 1\.0 MB free\. Try dtype=torch\.bfloat16"):
         OpenVLAOFT.from_pretrained(saved[1], allow_untrained=True)

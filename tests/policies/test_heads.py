@@ -94,7 +94,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     assert torch.equal(drawn.actions, torch.linspace(-1, 1, 7)[drawn.memory["tokens"]])
 
 
-def test_what_tokens_decode_to_and_are_taught() -> None:
+def test_token_head_decodes_and_is_trained() -> None:
     head, heat = made("tokens"), torch.ones(ROWS)
     likely = torch.softmax(head.out(features()).view(ROWS, CHUNK, DIM, 7), -1)
     mean = head.draw(features(), heat, None, False).actions

@@ -41,7 +41,7 @@ def success(learning_rate: float, updates: int) -> float:
     return float(ever.mean())
 
 
-def test_it_learns_and_with_learning_rate_zero_it_does_not() -> None:
+def test_agent_learns_and_with_learning_rate_zero_it_does_not() -> None:
     assert success(3e-3, 300) > 0.9
     assert success(0.0, 10) < 0.6
 

@@ -45,7 +45,7 @@ def trained(net: Net) -> Net:
     return net
 
 
-def test_nothing_changes_before_training_and_only_adapters_and_heads_do_after():
+def test_lora_changes_nothing_before_training_and_only_adapters_and_heads_after():
     net, before = Net(), Net()
     state = torch.get_rng_state()
     attach(net, rank=2)

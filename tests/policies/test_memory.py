@@ -86,7 +86,7 @@ def test_half_the_precision_is_half_the_weights():
     assert half.weights == pytest.approx(whole.weights / 2, rel=0.01)
 
 
-def test_what_does_not_fit_is_an_error_with_a_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_memory_estimate_that_does_not_fit_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     needs = Estimate(
         weights=15 * 10**9, gradients=15 * 10**9, optimizer=60 * 10**9, activations=20 * 10**9, largest=10**9, rows=32, training=True
     )

@@ -122,7 +122,7 @@ def moved(network: BranchedNetwork, z: Tensor, *more: Tensor) -> Tensor:
     return torch.stack([before, network.run(z, *more).out])
 
 
-def test_it_follows_parameters_that_change_and_move() -> None:
+def test_mlp_follows_parameters_that_change_and_move() -> None:
     """Its views are made once: they are those of the parameters as they are now, of another type, and of a copy."""
     critics, z, actions = Critics(body([4]), A, generator(1), 2), random(5, FEATURES).float(), random(5, A).float()
     twin = copy.deepcopy(critics)

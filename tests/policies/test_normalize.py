@@ -42,7 +42,7 @@ def test_a_number_that_never_moved():
 
 
 @given(st.sampled_from(["q99", "minmax", "mean_std"]), st.lists(st.floats(-100, 100), min_size=2, max_size=2))
-def test_there_and_back_and_tensors_alike(kind: str, numbers: list[float]):
+def test_normalizer_round_trip_of_arrays_and_tensors(kind: str, numbers: list[float]):
     made, x = Normalizer(STATS, kind), np.array(numbers)
     assert np.allclose(made.unnormalize(made.normalize(x)), x, atol=1e-9)
     assert np.array_equal(made.normalize(torch.from_numpy(x)).numpy(), made.normalize(x))
@@ -79,7 +79,7 @@ def test_statistics_of_our_own():
     assert Normalizer(made, epsilon=0).normalize(rows)[50].tolist() == [0.0, 100.0]
 
 
-def test_which_dataset():
+def test_statistics_key_is_resolved():
     stats = {"libero_goal_no_noops": 1, "bridge": 2}
     assert resolve_key(stats, "bridge") == "bridge" and resolve_key(stats, "libero_goal") == "libero_goal_no_noops"
     assert resolve_key({"lift_pot": 1, "b": 1}, "robotwin2_lift_pot") == "lift_pot" and resolve_key({"only": 1}) == "only"

@@ -142,7 +142,7 @@ def test_bfloat16_is_near_float32(tmp_path: Path) -> None:
         assert kinds[name] == torch.float32
 
 
-def test_what_is_seen_said_and_felt_matters() -> None:
+def test_pi0_depends_on_images_instruction_and_state() -> None:
     for name in POLICIES:
         policy, row = made(name), seen(1)[0]
 
@@ -157,7 +157,7 @@ def test_what_is_seen_said_and_felt_matters() -> None:
             assert not np.array_equal(answer(), answer(**{image: None}))
 
 
-def test_nothing_random_is_anybody_elses() -> None:
+def test_pi0_uses_no_global_generator() -> None:
     before = torch.random.get_rng_state()
     one, two, other = (made("noise", seed=seed).act(seen(), generator=generator())[1]["log_prob"] for seed in (1, 1, 2))
     assert np.array_equal(one, two) and not np.array_equal(one, other)
@@ -197,7 +197,7 @@ def test_observations_that_do_not_fit(change: dict[str, Any], error: type[Except
         made("sde").act([seen(1)[0] | change], sample=False)
 
 
-def test_what_else_is_refused() -> None:
+def test_pi0_refuses_wrong_inputs() -> None:
     policy = made("sde")
     with pytest.raises(MissingFieldError, match=r"observation 0 has the fields .* and no instruction"):
         policy.act([{"state": np.zeros(3)}], sample=False)
@@ -256,7 +256,7 @@ def test_imitation_sees_pictures_that_are_changed_by_chance_in_training_only(nam
     assert {policy.eval().supervised_loss(*given, generator())[0].item() for policy in loss.values()} == {trained[False]}
 
 
-def test_it_learns_by_imitation_and_by_reward() -> None:
+def test_pi0_learns_by_imitation_and_by_reward() -> None:
     policy, rows = made("sde", action_normalization=""), seen(3)
     wanted = np.broadcast_to(np.float32([0.5, -0.5]), (3, 4, 2))
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
@@ -280,7 +280,7 @@ def test_it_learns_by_imitation_and_by_reward() -> None:
 
 
 @pytest.mark.parametrize("name", ["sde", "smolvla"])
-def test_which_parameters_are_trained(name: str) -> None:
+def test_pi0_trained_parameters(name: str) -> None:
     def trained(**options: Any) -> set[str]:
         return {each for each, parameter in made(name, **options).named_parameters() if parameter.requires_grad}
 

@@ -112,7 +112,7 @@ def test_a_choice_by_hand_that_is_far_slower_is_named(cpu):
     assert slowness("bfloat16") == slowness("float32") == ""
 
 
-def test_nothing_is_measured_where_the_instructions_agree_or_the_device_is_no_cpu(cpu):
+def test_precision_is_not_measured_where_instructions_decide_or_on_a_gpu(cpu):
     cpu("x86_64", NONE)
     assert slowness("float32") == slowness("auto") == slowness("bfloat16", "cuda:0") == ""
     assert not measures("float32") and not measures("auto") and not measures("bfloat16", "cuda:0") and measures("bfloat16")
@@ -230,7 +230,7 @@ def test_a_small_vla_leaves_its_precision_out_of_its_folder(tmp_path: Path):
         SmallVLA.from_pretrained(tmp_path / "policy", precision="double")
 
 
-def test_a_folder_of_an_earlier_version_says_it(tmp_path: Path):
+def test_precision_of_folders_of_earlier_versions_is_read(tmp_path: Path):
     SmallVLA(SmallVLAConfig()).save_pretrained(tmp_path / "policy")
     document = tmp_path / "policy" / "config.json"
     document.write_text(document.read_text().replace('"state_dim"', '"bfloat16": true, "state_dim"'))

@@ -93,7 +93,7 @@ def test_floats_are_normalized_per_color():
         (lambda: images.jpeg_round_trip(np.zeros((4, 4, 3), np.uint8), quality=0), "a JPEG of quality 0 was asked for"),
     ],
 )
-def test_what_is_no_picture(call: Any, says: str):
+def test_preprocess_refuses_what_is_no_image(call: Any, says: str):
     with pytest.raises(SchemaError) as caught:
         call()
     assert says in str(caught.value)

@@ -41,7 +41,7 @@ def test_a_name_and_a_class_are_new_and_a_folder_is_not(folder: Path, monkeypatc
     assert document_of(str(folder))["chunk"] == 1 and document_of("mine") == document_of("elsewhere") == {}
 
 
-def test_a_folder_says_which_policy_it_holds(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_policy_folder_names_its_policy(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert kind_of(folder) == "small_vla"
     monkeypatch.setitem(POLICIES, "mine", f"{__name__}:Mine")
     assert type(load_policy(renamed(folder, "mine"))) is Mine
@@ -58,7 +58,7 @@ def test_code_that_a_folder_names_needs_trust_in_a_program_too(folder: Path):
         assert type(load_policy(folder)) is Mine
 
 
-def test_what_cannot_be_a_policy_is_refused(folder: Path):
+def test_policy_registry_refuses_what_is_no_policy(folder: Path):
     with pytest.raises(ConfigError, match=r"prime.policy=elsewhere: expected the folder of a checkpoint.* openvla, pi0, smolvla"):
         check_policy("elsewhere", {}, "prime.policy")
     with pytest.raises(ConfigError, match=r"expected a subclass of hilt\.policies\.base\.Policy"):

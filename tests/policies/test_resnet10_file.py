@@ -96,7 +96,7 @@ def test_arrays_of_jax_that_are_none_are_refused(tmp_path: Path, jax_arrays: Any
         (lambda tree: tree["norm_init"].update(bias="text"), "norm_init/bias is no array of numbers"),
     ],
 )
-def test_other_files_are_refused_with_a_sentence(tmp_path: Path, spoil: Any, message: str) -> None:
+def test_resnet10_file_refuses_other_files(tmp_path: Path, spoil: Any, message: str) -> None:
     tree = nested()
     spoil(tree)
     path = tmp_path / "other.pkl"

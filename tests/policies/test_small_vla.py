@@ -138,7 +138,7 @@ def test_pictures_of_other_sizes_are_resized() -> None:
     assert record["images"].shape == (2, 2, 32, 32, 3) and np.abs(record["images"][0, 0].astype(int) - second["full_image"]).mean() < 30
 
 
-def test_nothing_random_is_anybody_elses() -> None:
+def test_small_vla_uses_no_global_generator() -> None:
     before = torch.random.get_rng_state()
     one, two, other = made("sde"), made("sde"), SmallVLA(made("sde").config, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -161,7 +161,7 @@ def test_ranges_are_learned_and_kept() -> None:
         policy.fit(np.zeros((2, 4)), actions)
 
 
-def test_what_is_masked_is_not_imitated() -> None:
+def test_small_vla_does_not_imitate_masked_actions() -> None:
     policy, actions, mask = made("tokens"), np.zeros((4, 2, 2), np.float32), np.ones((4, 2), bool)
     mask[:, 1] = False
     loss, _ = policy.supervised_loss(seen(4), actions, mask)
@@ -196,7 +196,7 @@ def spots(rows: int, seed: int) -> tuple[list[dict[str, Any]], np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", sampled(["tokens", "gaussian", "sde", "noise"], "tokens", "sde"))
-def test_it_learns_from_what_is_shown_and_then_from_reward(kind: str) -> None:
+def test_small_vla_learns_by_imitation_and_then_from_reward(kind: str) -> None:
     """Imitation finds the spot that the words name. Then a reward for half of the way (no picture says so) moves the answer there."""
     one = {"cameras": ("full_image",), "state_dim": 0, "chunk": 1, "width": 32, "value": "none"}
     policy = SmallVLA(SmallVLAConfig(**SIZES | HEADS[kind] | {"bins": 13} | one), seed=0)
@@ -299,7 +299,7 @@ def test_an_observation_that_lacks_something_is_refused(change: dict[str, None],
         made("tokens").act(rows, sample=False)
 
 
-def test_what_cannot_work_is_said() -> None:
+def test_small_vla_refuses_wrong_settings() -> None:
     for change, said in (
         ({"head": "token"}, "no head named 'token'; did you mean 'tokens'"),
         ({"vision": "keypoint"}, "no vision named"),

@@ -63,7 +63,7 @@ def test_round_trip_and_the_library_beside(tmp_path: Path, shard_bytes: int):
     assert same(net, again) and again.tied.weight is again.first.weight and again.first.weight.requires_grad
 
 
-def test_of_the_library_with_another_type_and_names(tmp_path: Path):
+def test_tensor_files_read_into_another_type_and_names(tmp_path: Path):
     net = filled()
     safetensors.torch.save_file({f"model.{n}": t.clone() for n, t in net.state_dict().items()}, tmp_path / "model.safetensors")
     with torch.device("meta"):

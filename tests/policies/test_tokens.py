@@ -33,7 +33,7 @@ def test_openvlas_bins():
 
 
 @given(st.integers(2, 300), st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=20))
-def test_there_and_back(bins: int, numbers: list[float]):
+def test_action_tokens_round_trip(bins: int, numbers: list[float]):
     """What is decoded is within half a bin, is encoded as itself again, and tensors have the same ids."""
     token, x = ActionTokenizer(bins, 1000), np.array(numbers)
     ids = token.encode(x)
@@ -45,7 +45,7 @@ def test_there_and_back(bins: int, numbers: list[float]):
     assert np.array_equal(token.decode(torch.from_numpy(ids)).numpy(), back)
 
 
-def test_too_few_bins():
+def test_action_tokens_with_too_few_bins():
     with pytest.raises(ConfigError, match="1 bins in a vocabulary of 10 was asked for; give 2 to 10 bins"):
         ActionTokenizer(1, 10)
 
@@ -93,7 +93,7 @@ def test_a_tokenizer_of_a_folder(folder: Path):
     assert load_tokenizer(folder).decode([2, 3]) == "a b"
 
 
-def test_the_first_token_is_there_if_the_settings_say_so(folder: Path):
+def test_tokenizer_adds_the_first_token_if_configured(folder: Path):
     document = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps({**document, "post_processor": None}))
     assert load_tokenizer(folder).encode("a") == [2]

@@ -97,7 +97,7 @@ def test_a_published_recipe_is_shown_by_a_dry_run(name: str, policy: Path, tmp_p
     assert "would begin in" in result.output and ("; of the critic" in result.output) == ("ppo" in name)
 
 
-def test_those_that_are_recipes_as_files_say_the_same():
+def test_example_files_of_recipes_have_the_same_settings():
     assert build(Hil(), ROOT / "examples" / "tabletop.yaml") == recipe("tabletop_pick")
     assert sft_recipe(str(ROOT / "examples" / "sft.yaml")) == sft_recipe("sft_tabletop")
 

@@ -11,7 +11,7 @@ from hilt.recipes import LIBERO, vla_recipe
 
 
 @pytest.mark.parametrize("name", LIBERO)
-def test_each_suite_has_one_that_says_what_is_missing_before_it_starts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libero_recipes_report_missing_files_before_they_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build(vla_recipe(name), "seed=1")
     if name in libero.SUITES:
         assert config.tasks == [f"{name}/{number}" for number in range(libero.SUITES[name])]

@@ -87,7 +87,7 @@ def changed(module: ModuleType, **values: Any) -> Hil:
     return from_hil_serl("usb_task:Changed")
 
 
-def test_what_is_carried_over(module: ModuleType):
+def test_hil_serl_config_is_carried_over(module: ModuleType):
     hil = from_hil_serl("usb_task:TrainConfig", seed=7)
     assert from_hil_serl(module.TrainConfig, seed=7) == from_hil_serl(module.TrainConfig(), seed=7) == hil
     assert hil.agent.setup_mode == "single-arm-learned-gripper" and hil.agent.rlpd.discount == 0.98
@@ -116,7 +116,7 @@ def test_a_limit_that_a_task_sets_itself_counts(module: ModuleType):
         ("eval_n_trajs", 20, "hilt eval RUN --episodes N"),
     ],
 )
-def test_what_has_no_meaning_is_refused(key: str, value: Any, cure: str, module: ModuleType):
+def test_hil_serl_settings_without_meaning_are_refused(key: str, value: Any, cure: str, module: ModuleType):
     with pytest.raises(ConfigError, match=f"usb_task:Changed: {key}={value!r} has no meaning here: .*{cure}"):
         changed(module, **{key: value})
 
@@ -134,7 +134,7 @@ def test_settings_of_ours_may_be_given(module: ModuleType):
         from_hil_serl("usb_task:TrainConfig", batchsize=3)
 
 
-def test_nothing_is_reached_before_the_first_reset(module: ModuleType):
+def test_hil_serl_env_connects_at_the_first_reset(module: ModuleType):
     hil = from_hil_serl("usb_task:TrainConfig")
     env = make(hil.task, **hil.task_options)
     assert Arm.made == [{"fake_env": True, "save_video": False, "classifier": False}]
@@ -143,7 +143,7 @@ def test_nothing_is_reached_before_the_first_reset(module: ModuleType):
     assert Arm.made[1:] == [{"fake_env": False, "save_video": False, "classifier": True}]
 
 
-def test_a_time_limit_that_says_done_is_a_truncation(module: ModuleType):
+def test_hil_serl_time_limit_with_done_is_a_truncation(module: ModuleType):
     hil = from_hil_serl("usb_task:TrainConfig")
     env = make(hil.task, **hil.task_options)
     env.reset()
@@ -155,7 +155,7 @@ def test_a_time_limit_that_says_done_is_a_truncation(module: ModuleType):
     assert done and info["succeed"]
 
 
-def test_a_name_without_a_class_says_where_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_hil_serl_name_without_a_class_reports_where_it_was_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"usb_task is looked for in experiments/mappings\.py, and .*Or give hil-serl:MODULE:CLASS"):
         from_hil_serl("usb_task")
@@ -171,7 +171,7 @@ def test_an_experiment_by_its_name(module: ModuleType, monkeypatch: pytest.Monke
         from_hil_serl("usb_pikup")
 
 
-def test_what_is_no_config_is_told(module: ModuleType, tmp_path: Path):
+def test_hil_serl_object_that_is_no_config_is_refused(module: ModuleType, tmp_path: Path):
     module.Empty = type("Empty", (), {"__module__": "usb_task"})  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"usb_task:Empty has no get_environment\(fake_env, save_video, classifier\)"):
         from_hil_serl("usb_task:Empty")

@@ -166,7 +166,7 @@ def test_each_is_whole_and_is_checked(name: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "libero_spatial"])
-def test_the_page_says_how_each_ends(name: str):
+def test_recipes_page_lists_how_each_recipe_ends(name: str):
     """It said of all of them that they end when every group succeeds: with a discount below 1 none does."""
     config, page = vla_recipe(name), (Path(__file__).parents[2] / "docs/recipes.md").read_text()
     rows = page.split("| recipe | ends |")[1].split("\n\n")[0]

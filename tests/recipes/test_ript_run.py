@@ -83,7 +83,7 @@ def test_every_key_changes_the_run(tmp_path, key):
         ({"task__benchmark_name": "libero_spatiel"}, "did you mean 'libero_spatial'"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path, changes, words):
+def test_ript_errors_are_reported(tmp_path, changes, words):
     with pytest.raises((ConfigError, UnknownNameError), match=words):
         made(tmp_path, **changes)
 
@@ -113,7 +113,7 @@ def test_names_of_ripts_own_files_are_understood(tmp_path):
         made(tmp_path, RIPT, algo__data_batch_size=3)
 
 
-def test_what_ript_has_and_is_not_here_is_one_list(tmp_path):
+def test_ript_settings_without_counterpart_are_listed_together(tmp_path):
     own = {"algo__use_laplace_sampling": True, "algo__scale_factor": 5.0, "algo__header_lr": 5e-5, "algo__log_scale_clip": [-2, 0.5]}
     with pytest.raises(SeveralErrors) as error:
         made(tmp_path, RIPT, **own, algo__fix_scale_head=True, algo__rloo_batchsize=3, algo__lr="much")
@@ -121,7 +121,7 @@ def test_what_ript_has_and_is_not_here_is_one_list(tmp_path):
     assert made(tmp_path, RIPT, algo__use_laplace_sampling=False, algo__scale_factor=1.0, algo__header_checkpoint=None)
 
 
-def test_an_impossible_batch_is_told_before_anything_starts(tmp_path):
+def test_ript_impossible_batch_is_refused_before_anything_starts(tmp_path):
     ours = {"task__benchmark_name": "tabletop", "task__task_names_to_use": ["reach", "button"]}
     made(tmp_path, **ours).check()
     with pytest.raises(ConfigError, match="groups_at_once=2 in max_sampling_attempts=1 are 2 groups, and data_batch_size=5 needs 3"):

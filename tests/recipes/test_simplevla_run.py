@@ -216,7 +216,7 @@ def test_each_accepted_key_changes_the_run(key: str):
 
 
 @pytest.mark.parametrize("key", AGREE)
-def test_a_key_that_says_another_once_more_must_agree(key: str):
+def test_simplevla_duplicate_keys_must_agree(key: str):
     other = AGREE[key]
     while other in AGREE:
         other = AGREE[other]
@@ -228,7 +228,7 @@ def test_a_key_that_says_another_once_more_must_agree(key: str):
 
 
 @pytest.mark.parametrize("key", PASSING)
-def test_what_changes_nothing_passes_and_the_rest_is_refused(key: str):
+def test_simplevla_keys_without_effect_accept_only_defaults(key: str):
     passing, _ = PASSING[key]
     for value in passing:
         assert seen(f"{key}={json.dumps(value)}") == seen()
@@ -269,7 +269,7 @@ def test_what_changes_nothing_passes_and_the_rest_is_refused(key: str):
         (["hilt.pool.worker=4"], r"no setting named 'pool.worker'; did you mean 'workers'\?"),
     ],
 )
-def test_what_cannot_work_is_told_before_anything_starts(words: list[str], expected: str):
+def test_simplevla_errors_are_raised_before_anything_starts(words: list[str], expected: str):
     with pytest.raises((ConfigError, UnknownNameError), match=expected):
         run(*words)
 
@@ -293,7 +293,7 @@ def test_settings_of_ours_and_a_machine_without_a_gpu():
     "words",
     [KL, ADAPTIVE, [*GAE, *UNFILTERED], LORA, [*NORMAL, "reward_model.model.path=judge"], ROBOTWIN, [f"{ACTOR}use_dynamic_bsz=True"]],
 )
-def test_what_it_comes_to_is_in_order(words: list[str]):
+def test_simplevla_sizes_are_printed_in_order(words: list[str]):
     config = run(*words).config
     for part in ("collect", "algorithm", "optimizer", "placement", "sharding"):
         getattr(config, part).check()
@@ -354,7 +354,7 @@ def test_a_script_is_read_and_not_run(tmp_path: Path):
             simplevla([str(path)], {})
 
 
-def test_all_that_cannot_work_is_one_list():
+def test_simplevla_errors_are_listed_together():
     words = ["data.n_sample=8", "trainer.runtime_env=align.json", "data.n_samples=many", "data.val_batch_size=0", "trainer.logger=[paper]"]
     words += ["data.train_batch_size=64"]
     with pytest.raises(SeveralErrors) as error:

@@ -63,7 +63,7 @@ def test_cameras_of_different_sizes_and_odd_ones(tmp_path: Path):
     assert near(made[BAR + 100, 100], (200, 200, 200)) and near(made[BAR + 300, 256 + 10], (100, 100, 100)) and near(made[0, 0], COLORS[1])
 
 
-def test_what_was_not_filmed_is_filmed_by_the_next_session(tmp_path: Path):
+def test_film_of_a_killed_session_is_made_by_the_next(tmp_path: Path):
     record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=2), videos=False)
     videos = tmp_path / "a" / "videos"
     videos.mkdir()
@@ -95,7 +95,7 @@ def test_without_images_there_is_no_video(tmp_path: Path):
     assert summary.notes == ["no videos: the observations have no images."] and summary.have == 1
 
 
-def test_a_video_that_cannot_be_made_is_told_and_leaves_nothing(tmp_path: Path):
+def test_film_that_cannot_be_made_is_reported_and_leaves_nothing(tmp_path: Path):
     record(Toy(hz=10), Script(), tmp_path / "a", Settings("toy", episodes=1), videos=False)
     (tmp_path / "v").mkdir()
     command = [sys.executable, "-m", "hilt.recording.film", str(tmp_path / "a" / "log"), str(tmp_path / "v"), "10"]

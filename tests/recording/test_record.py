@@ -107,7 +107,7 @@ def test_only_successes_stay_and_the_rest_is_counted(tmp_path: Path):
         assert (steps["policy_version"] == -1).all()
 
 
-def test_all_stay_marked(tmp_path: Path):
+def test_record_keep_all_marks_failures(tmp_path: Path):
     summary, _ = session(tmp_path / "a", toy={"hopeless": [0, 1, 2, 3]}, episodes=8, keep="all")
     assert (summary.have, summary.episodes, summary.successes, summary.attempts) == (8, 8, 4, 8)
     with opened(tmp_path / "a") as log:
@@ -184,7 +184,7 @@ def test_an_episode_is_power_safe_when_it_is_reported(tmp_path: Path, monkeypatc
         ({"episodes": 0}, ConfigError, "expected at least 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str):
+def test_record_refuses_another_task_or_settings(tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str):
     session(tmp_path / "a", episodes=1)
     with pytest.raises(error, match=words):
         session(tmp_path / "a", **change)
@@ -277,7 +277,7 @@ def held(x: float = 0.0, z: float = 0.0) -> Reading:
 
 
 @pytest.mark.parametrize("mode", ["hold", "toggle"])
-def test_who_has_taken_over_and_rests_has_not_begun(tmp_path: Path, mode: str):
+def test_record_waits_for_a_person_who_took_over_and_rests(tmp_path: Path, mode: str):
     """The page says *toggle* once more at each reset, for its seat is still taken."""
     again = Reading(engaged=True, events=("toggle",))
     first = [None, again, 1.0, "success"]
@@ -289,7 +289,7 @@ def test_who_has_taken_over_and_rests_has_not_begun(tmp_path: Path, mode: str):
         assert log.read(log.trajectory_keys(1), ["actions"])["actions"][:, 0].tolist() == [0, 1, 1, 0]
 
 
-def test_what_is_held_since_before_begins_nothing(tmp_path: Path):
+def test_record_does_not_begin_with_inputs_held_before(tmp_path: Path):
     """A key held over the reset, a stick that never rests: all that moves nothing. The person is told to let go."""
     person = Person(*[held(1)] * 9, REST, held(1), "success", *[held(z=-0.5)] * 9, held(1, -0.5), "success")
     _, watch = session(tmp_path / "a", person, episodes=2)
@@ -308,7 +308,7 @@ def test_lost_contact_begins_nothing_and_does_not_stay(tmp_path: Path):
     assert [(r.dropped, r.steps) for r in watch.episodes] == [("contact lost", 6), ("", 5)]
 
 
-def test_the_person_is_told_how_each_episode_ended_and_that_it_is_over(tmp_path: Path):
+def test_record_shows_how_each_episode_ended_and_the_end(tmp_path: Path):
     person = Person(None, 1.0, "fail", None, 1.0, "success", None, 1.0, "stop")
     session(tmp_path / "a", person, episodes=3)
     told = [status.message for status in person.shown if "begin" not in status.message]
@@ -369,7 +369,7 @@ def test_stop_from_outside_drops_the_running_episode(tmp_path: Path):
         assert len(log.trajectories()) == 1
 
 
-def test_a_script_that_always_fails_is_told(tmp_path: Path):
+def test_record_reports_a_script_that_always_fails(tmp_path: Path):
     with pytest.raises(HiltError, match=f"device script failed {FAILURES_IN_A_ROW} times"):
         session(tmp_path / "a", toy={"hopeless": list(range(8))})
 
@@ -459,7 +459,7 @@ def test_the_seed_decides_the_order(tmp_path: Path):
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_an_environment_that_never_says_whether_it_succeeded(tmp_path: Path):
+def test_record_with_an_environment_that_never_reports_success(tmp_path: Path):
     """With a script that is an error, or with all kept unknown; a person marks it."""
 
     class Silent(Toy):
@@ -503,7 +503,7 @@ def test_a_person_drives_a_plain_environment(tmp_path: Path):
         assert log.facts.about(0)["success"] is True
 
 
-def test_a_device_that_reads_nonsense_is_told_before_an_episode_begins(tmp_path: Path):
+def test_record_refuses_a_device_with_invalid_readings(tmp_path: Path):
     with pytest.raises(SchemaError, match="person"):
         session(tmp_path / "a", Person(Reading(motion=np.zeros(3))))
 

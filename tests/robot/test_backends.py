@@ -35,7 +35,7 @@ def test_the_routes_and_the_simulation_know_the_same_parameters() -> None:
     assert set(PARAMETERS) == set(world.PARAMETERS)
 
 
-def test_tabletop_turns_softer_when_it_is_told() -> None:
+def test_tabletop_backend_takes_softer_parameters() -> None:
     bent = []
     for stiffness in (2000.0, 300.0):
         bench = Bench(TabletopBackend("reach"), heartbeat=10.0)

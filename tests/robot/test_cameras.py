@@ -71,7 +71,7 @@ def test_a_camera_that_stalls_is_named_with_its_cure(video: str):
     camera.close()
 
 
-def test_what_does_not_open_is_told_with_the_cure(tmp_path: Path, video: str):
+def test_camera_that_does_not_open_is_reported_with_the_fix(tmp_path: Path, video: str):
     with pytest.raises(StorageError, match=r"camera 'front', OpenCV device 97, does not open: /dev/video97 does not exist; there are"):
         opened(CameraConfig(kind="opencv", source="97"))
     with pytest.raises(StorageError, match=r"no.mp4 does not exist; check the path"):
@@ -92,7 +92,7 @@ def test_a_device_gets_the_size_and_rate_asked_for(monkeypatch: pytest.MonkeyPat
     assert told == {"source": 3, cv2.CAP_PROP_FRAME_WIDTH: 320, cv2.CAP_PROP_FRAME_HEIGHT: 240, cv2.CAP_PROP_FPS: 30}
 
 
-def test_a_device_that_may_not_be_read_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_camera_without_permission_is_reported(monkeypatch: pytest.MonkeyPatch):
     from hilt.robot import cameras
 
     monkeypatch.setattr(cameras.os.path, "exists", lambda path: True)
@@ -122,7 +122,7 @@ def test_a_camera_of_ones_own(monkeypatch: pytest.MonkeyPatch):
     camera.close()
 
 
-def test_who_reads_does_not_wait_for_another_frame(monkeypatch: pytest.MonkeyPatch):
+def test_camera_read_returns_the_newest_frame_without_waiting(monkeypatch: pytest.MonkeyPatch):
     """Control is faster than many cameras."""
     second = threading.Event()
     waits = iter([lambda: None, *[lambda: second.wait(120)] * 1000])
@@ -281,7 +281,7 @@ def test_a_realsense_that_is_not_there_or_busy_or_stalled(library: RealSense):
     camera.close()
 
 
-def test_without_its_package_the_pip_line_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_camera_without_its_package_names_the_pip_line(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyrealsense2", None)
     with pytest.raises(MissingPackageError, match=r"a RealSense camera needs the package 'pyrealsense2'.*pip install 'hilt\[realsense\]'"):
         opened(CameraConfig(kind="realsense", source="111"))

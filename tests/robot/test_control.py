@@ -153,7 +153,7 @@ def test_a_backend_slower_than_its_rate_leaves_some_of_its_core_to_others() -> N
     assert min(waits) > 0 and theirs.close() is None
 
 
-def test_a_call_that_is_slow_once_is_not_told() -> None:
+def test_backend_call_that_is_slow_once_is_not_reported() -> None:
     ours, theirs = socket.socketpair()
     loop = Loop(ToyArm(), ArmLimits(rate=100), ours, Board(Board.create()))
     theirs.setblocking(False)
@@ -186,7 +186,7 @@ def test_limits_are_numbers_above_zero() -> None:
         ArmLimits(max_speed=float("nan"))
 
 
-def test_who_reads_while_the_other_writes_reads_again() -> None:
+def test_shared_state_is_read_again_when_written_meanwhile() -> None:
     file = Board.create()
     board = Board(file)
     state = ToyArm().state(0)

@@ -109,7 +109,7 @@ def test_a_refusal_raises_with_the_servers_sentence(toy: ToyRobot):
         client.post("getpos")
 
 
-def test_no_server_and_no_address_are_told():
+def test_robot_env_reports_missing_server_and_address():
     with pytest.raises(RefusedError, match=r"/getstate: no robot server answers \(Connection refused\). Start one: hilt serve-robot"):
         RobotClient("http://127.0.0.1:9").post("getstate")
     for wrong in ("127.0.0.1:5000", "ftp://robot", "http://"):
@@ -184,7 +184,7 @@ def test_joints_are_reset_every_so_often_and_when_asked(toy: ToyRobot):
     assert counts == [0, 1, 1, 2]
 
 
-def test_who_waits_after_a_reset_sees_what_is_there_now(toy: ToyRobot):
+def test_robot_env_observes_anew_after_a_wait_following_reset(toy: ToyRobot):
     env = env_of(toy)
     obs, _ = env.reset()
     time.sleep(0.5)  # the scene is put in order
@@ -195,7 +195,7 @@ def test_who_waits_after_a_reset_sees_what_is_there_now(toy: ToyRobot):
     assert env.step(STILL)[4]["period_seconds"] < time.monotonic() - looked, "the wait is no period"
 
 
-def test_its_settings_are_known_without_where_it_is(toy: ToyRobot):
+def test_robot_env_settings_need_no_address(toy: ToyRobot):
     settings = env_of(toy, action_scale=[0.02, 0.1], cameras={"front": CameraConfig()}).settings
     assert settings["action_scale"] == [0.02, 0.1] and settings["hz"] == 50.0 and settings["cameras"]["front"]["kind"] == "simulation"
     assert not {"url", "token_file", "request_seconds"} & settings.keys()
@@ -203,14 +203,14 @@ def test_its_settings_are_known_without_where_it_is(toy: ToyRobot):
     assert set(dual["left/cameras"]) == {"front", "left/wrist"} and dual["right/cameras"] == {} and dual["right/hz"] == 10.0
 
 
-def test_an_arm_that_does_not_get_there_is_told(toy: ToyRobot):
+def test_robot_env_reports_an_arm_that_does_not_reach_its_pose(toy: ToyRobot):
     toy.blocked = True
     with pytest.raises(RequestError, match=r"the arm is 0\.100 m from its reset pose, and at most reset_tolerance=0\.05 m"):
         env_of(toy, reset_pose=[0.5, 0.0, 0.3, np.pi, 0, 0]).reset()
     env_of(toy, reset_pose=[0.5, 0.0, 0.3, np.pi, 0, 0], reset_tolerance=0.2).reset()
 
 
-def test_a_simulations_scene_is_reset_and_tells_the_task(simulation: ToyRobot):
+def test_robot_env_resets_the_scene_of_a_simulation_and_takes_its_task(simulation: ToyRobot):
     with pytest.raises(ConfigError, match=r"has the task 'pick', and task='stack' was asked for: hilt serve-robot --task stack"):
         env_of(simulation, task="stack").reset()
     simulation.asked.clear()
@@ -274,7 +274,7 @@ def test_a_refused_pose_ends_the_step_with_the_servers_sentence(toy: ToyRobot):
             env.step(STILL)
 
 
-def test_a_server_that_dies_in_an_episode_is_told_and_one_that_comes_back_goes_on():
+def test_robot_env_reports_a_dead_server_and_continues_with_a_restarted_one():
     with ToyRobot() as toy:
         env = env_of(toy)
         env.reset()
@@ -303,7 +303,7 @@ def test_truncated_at_the_limit_terminated_at_the_target(toy: ToyRobot):
     assert env.step(act(z=0.5))[4]["succeed"] is False  # 0.15 rad are too many
 
 
-def test_success_is_what_the_simulation_says(simulation: ToyRobot):
+def test_robot_env_success_is_the_simulations(simulation: ToyRobot):
     env = env_of(simulation)
     env.reset()
     assert env.step(STILL)[1:3] == (0.0, False)
@@ -417,7 +417,7 @@ def test_images_are_cropped_and_resized(simulation: ToyRobot):
     assert simulation.bodies("image")[1] == {"camera": "a_long_name", "height": 40, "width": 60}
 
 
-def test_every_setting_says_what_it_means():
+def test_robot_config_documents_every_setting():
     for kind in (RobotConfig, CameraConfig):
         assert [key for key, _, _, meaning in describe(kind) if not meaning] == []
         assert len(describe(kind)) == len(dataclasses.fields(kind))
@@ -509,14 +509,14 @@ def test_the_reward_needs_both_arms_and_the_end_one(two: tuple[ToyRobot, ToyRobo
     assert one.step(np.concatenate([act(z=1), STILL]))[1:3] == (1.0, True)
 
 
-def test_what_belongs_to_both_arms_is_said_once_or_alike(two: tuple[ToyRobot, ToyRobot]):
+def test_dual_arm_settings_are_shared_once_or_equal(two: tuple[ToyRobot, ToyRobot]):
     with pytest.raises(ConfigError, match=r"hz is 50.0 for the left arm and 20.0 for the right one; it belongs to both"):
         dual_of(two, right={"hz": 20.0})
     assert dual_of(two, {"step_limit": 3}).step_limit == 3
     assert dual_of(two, {"step_limit": 3}, {"step_limit": 3}).step_limit == 3
 
 
-def test_what_fails_at_one_arm_is_raised_when_both_have_ended(two: tuple[ToyRobot, ToyRobot]):
+def test_dual_arm_error_is_raised_when_both_arms_have_ended(two: tuple[ToyRobot, ToyRobot]):
     env = dual_of(two)
     env.reset()
     two[0].refusals["pose"], two[1].delays["pose"] = (409, "arm 0 is in mode 'reset'"), 0.3

@@ -211,7 +211,7 @@ def test_every_route_answers_as_hil_serls_server_and_reaches_the_backend(toy: Cl
         ("/pose", "x" * 70000, 413, "expected a body of at most 65536 bytes."),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(toy_url: str, path: str, raw: str, status: int, sentence: str) -> None:
+def test_invalid_requests_are_refused_with_a_sentence(toy_url: str, path: str, raw: str, status: int, sentence: str) -> None:
     client = Client(toy_url)
     before = client.post("/getpos")["pose"]
     problem = refused(client, path, raw=raw.encode("latin-1"))
@@ -223,7 +223,7 @@ def test_routes_are_post_only(toy: Client) -> None:
     assert refused(toy, "/getstate", method="GET").sentence == "/getstate: expected POST, got GET."
 
 
-def test_a_backend_that_lacks_something_says_so(tabletop: Client) -> None:
+def test_backend_without_a_method_gives_501(tabletop: Client) -> None:
     load = {"mass": 1, "F_x_center_load": [0, 0, 0], "load_inertia": [0] * 9}
     problem = refused(tabletop, "/set_load", load)
     assert problem.status == 501 and "TabletopBackend cannot make up for a load; expected mass 0, got 1.0." in problem.sentence
@@ -358,7 +358,7 @@ def test_a_reset_whose_client_leaves_is_ended(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
 
 
-def test_whoever_waits_keeps_the_arm_however_short_the_heartbeat_is() -> None:
+def test_controller_in_a_long_call_keeps_the_arm_with_a_short_heartbeat() -> None:
     with RobotServer(TOY, {"home_ticks": "1000000"}, port=0, limits=ArmLimits(heartbeat=0.09)) as server:
         one, two = Client(server.urls[0]), Client(server.urls[0], source="127.0.0.2")
         one._connection.request("POST", "/jointreset")
@@ -441,7 +441,7 @@ def test_a_web_page_cannot_move_the_arm(toy_url: str) -> None:
         assert Client(toy_url, headers={"Host": host}).post("/get_gripper")
 
 
-def test_nobody_is_somebody_else_by_a_header(toy_url: str) -> None:
+def test_controller_identity_cannot_be_forged_by_a_header(toy_url: str) -> None:
     client = Client(toy_url, headers={"X-Forwarded-For": "10.0.0.7"})
     deadline = time.monotonic() + DEADLINE_S
     while (controller := client.post("/clearerr") and client.post("/status")["controller"]) is None:
@@ -528,7 +528,7 @@ DRIBBLE = b"POST /pose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\
 
 @pytest.mark.parametrize("start", [b"", b"POST /pose HTTP/1.1\r\nHo", DRIBBLE])
 @pytest.mark.parametrize("with_token", [False, True])
-def test_a_crowd_from_an_address_shuts_nobody_there_out(start: bytes, with_token: bool, tmp_path: Path) -> None:
+def test_many_connections_from_one_address_do_not_block_its_clients(start: bytes, with_token: bool, tmp_path: Path) -> None:
     tokens = [token_file(tmp_path / "me.token", "t" * 32)] if with_token else []
     headers = {"Authorization": "Bearer " + "t" * 32} if with_token else {}
     with RobotServer(TOY, port=0, tokens=tokens) as server, contextlib.ExitStack() as crowd:
@@ -615,7 +615,7 @@ def test_a_machine_that_was_paused_is_not_mistaken_for_a_backend_that_hangs(monk
         assert "pose" in asked.result(DEADLINE_S)
 
 
-def test_a_control_process_that_ends_in_order_says_that_the_arm_is_held() -> None:
+def test_control_process_that_ends_in_order_reports_that_the_arm_is_held() -> None:
     with RobotServer(TOY, port=0) as server:
         client, deadline = Client(server.urls[0]), time.monotonic() + DEADLINE_S
         server.control._process.terminate()
@@ -625,7 +625,7 @@ def test_a_control_process_that_ends_in_order_says_that_the_arm_is_held() -> Non
         assert "and the arm is held: it ended with code 0" in refused(client, "/getstate").sentence
 
 
-def test_what_was_asked_while_the_server_stood_still_and_by_a_client_that_left_is_not_done(tmp_path: Path) -> None:
+def test_commands_of_disconnected_clients_are_not_executed_after_a_stall(tmp_path: Path) -> None:
     command = [*HILT, "serve-robot", "--backend", TOY, "--port", "0", "--set", f"journal={tmp_path / 'journal'}"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -644,7 +644,7 @@ def test_what_was_asked_while_the_server_stood_still_and_by_a_client_that_left_i
         server.wait(DEADLINE_S)
 
 
-def test_a_picture_that_cannot_be_rendered_is_told(tabletop_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_that_cannot_be_rendered_is_an_error(tabletop_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, *_: Any) -> bytes:
         raise HiltError("no picture can be rendered.")
 
@@ -653,7 +653,7 @@ def test_a_picture_that_cannot_be_rendered_is_told(tabletop_url: str, monkeypatc
     assert (problem.status, problem.sentence) == (500, "no picture can be rendered.")
 
 
-def test_a_backend_that_is_too_slow_for_its_rate_still_hears_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_backend_still_gets_commands_and_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with RobotServer(TOY, {"tick_s": "0.03"}, port=0) as server, caplog.at_level(logging.WARNING, "hilt.envs"):
         client = Client(server.urls[0])
         for _ in range(10):
@@ -665,7 +665,7 @@ def test_a_backend_that_is_too_slow_for_its_rate_still_hears_and_is_told(caplog:
     assert server.control._process.returncode == 0, "it noticed the end by itself"
 
 
-def test_a_backend_that_does_not_open_is_told_at_once() -> None:
+def test_backend_that_does_not_open_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"^no tabletop task named 'pik'; did you mean 'pick'\?"):
         RobotServer("tabletop", {"task": "pik"}, port=0)
     with pytest.raises(RequestError, match=rf"^the backend '{TOY}' did not start: OSError: no route to 192.0.2.10$") as caught:
@@ -749,7 +749,7 @@ def test_when_the_server_ends_the_arm_is_held_and_no_process_stays(how: signal.S
         (["--token", "no.token"], "error: no.token: "),
     ],
 )
-def test_the_command_tells_what_is_wrong_in_a_line(arguments: list[str], text: str) -> None:
+def test_serve_robot_command_prints_errors_in_one_line(arguments: list[str], text: str) -> None:
     done = CliRunner().invoke(cli.app, ["serve-robot", *arguments])
     assert done.exit_code == 1 and done.stderr.startswith(text), done.stderr
 

@@ -172,7 +172,7 @@ def test_events_arrive_each_once_and_in_order(device: Browser, viewer: Callable[
     assert events(device, 4) == ["reset", "success", "fail", "reset"]
 
 
-def test_what_was_pressed_in_an_episode_that_is_over_does_not_count(device: Browser, viewer: Callable[[str], Client]):
+def test_browser_events_of_a_finished_episode_are_ignored(device: Browser, viewer: Callable[[str], Client]):
     client = viewer("a")
     episode = heard(client, device)
     client.press("success", 1, episode)
@@ -195,7 +195,7 @@ def test_marks_are_the_drivers_and_stop_is_everybodys(device: Browser, viewer: C
     assert sorted(events(device, 2)) == ["stop", "success"]
 
 
-def test_a_viewer_who_does_not_keep_up_misses_pictures_and_delays_nobody(device: Browser, viewer: Callable[[str], Client]):
+def test_browser_slow_viewer_misses_images_without_delaying_others(device: Browser, viewer: Callable[[str], Client]):
     slow = viewer("slow")
     time.sleep(0.3)
     for step in range(50):
@@ -318,7 +318,7 @@ def code_of(client: Client) -> int:
     return 0 if closed.value.rcvd is None else closed.value.rcvd.code
 
 
-def test_no_more_viewers_than_are_served_whether_they_say_who_they_are_or_not(device: Browser):
+def test_browser_limits_viewers_with_and_without_a_name(device: Browser):
     place = urlsplit(device.url).netloc
     with contextlib.ExitStack() as nameless:
         for _ in range(VIEWERS):
@@ -370,7 +370,7 @@ def upgrade(device: Any, path: str, origin: str | None = "", **headers: str) -> 
     return status
 
 
-def test_on_loopback_only_this_machine_and_this_page_get_in(device: Browser):
+def test_browser_on_loopback_accepts_only_this_machine_and_page(device: Browser):
     port = urlsplit(device.url).port
     assert device.token == "" and device.url.startswith("http://127.0.0.1:")
     good = get(device)
@@ -439,7 +439,7 @@ def test_beyond_loopback_the_token_is_needed(elsewhere: Any):
 # The process
 
 
-def test_a_port_that_is_taken_is_told(device: Browser):
+def test_browser_port_in_use_is_reported(device: Browser):
     port = urlsplit(device.url).port
     assert port is not None
     with pytest.raises(ConfigError, match=rf"127.0.0.1 port {port}: cannot listen here \(Address already in use\). Give another port"):
@@ -448,11 +448,11 @@ def test_a_port_that_is_taken_is_told(device: Browser):
         Browser("no.such.host.invalid")
 
 
-def test_the_sockets_lie_where_nobody_else_gets_at_them(device: Browser):
+def test_browser_sockets_are_in_a_private_folder(device: Browser):
     assert device._folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_page_that_cannot_start_is_told_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_browser_page_that_cannot_start_is_reported_with_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "nicegui").mkdir()
     (tmp_path / "nicegui/__init__.py").write_text("raise RuntimeError('broken on purpose')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -480,7 +480,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_a_page_that_dies_is_told_with_its_own_words(device: Browser):
+def test_browser_page_that_dies_is_reported_with_its_output(device: Browser):
     """The last one: the device is of no use afterwards."""
     device._page.send_signal(signal.SIGKILL)
     with pytest.raises(DeviceError, match=r"the page ended with exit status -9 .* Start the run again"):

@@ -31,7 +31,7 @@ def test_a_device_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert open_device("at_hand:Played", readings=[]).name == "played", "a file in the current folder"
 
 
-def test_what_is_no_device_and_options_that_cannot_work_are_a_sentence():
+def test_open_device_reports_wrong_names_and_options():
     with pytest.raises(ConfigError, match=r"the device 'builtins:dict' is {}: expected a hilt.teleop.devices.Device"):
         open_device("builtins:dict")
     with pytest.raises(
@@ -49,12 +49,12 @@ def test_keys():
     assert set(KEYS.values()) >= {*EVENTS, "open", "close", "arm"}
 
 
-def test_somebody_acts_by_upstreams_rule():
+def test_acting_follows_hil_serls_rule():
     assert [acting(np.array([value, 0, 0, 0, 0, 0]), 0) for value in (0, 0.001, 0.0011, -0.5)] == [False, False, True, True]
     assert acting(np.zeros(6), -1)
 
 
-def test_arms_and_grippers_are_told_by_the_length():
+def test_arms_and_grippers_follow_from_the_length_of_actions():
     assert {length: arms_and_gripper(Noting(length)) for length in (4, 6, 7, 12, 14)} == {
         4: (1, True),
         6: (1, False),

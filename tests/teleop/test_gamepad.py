@@ -101,7 +101,7 @@ def test_cross_and_triggers(gamepad: Gamepad, pad: Pad):
     assert gamepad.read().gripper == 0, "there is no gripper"
 
 
-def test_somebody_acts_who_holds_the_dead_man_button(gamepad: Gamepad, pad: Pad):
+def test_gamepad_acts_while_the_dead_man_button_is_held(gamepad: Gamepad, pad: Pad):
     pad.axis(LEFT_Y, -1)
     assert not gamepad.read().engaged
     pad.button(RIGHT_SHOULDER)

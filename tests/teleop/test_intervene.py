@@ -45,7 +45,7 @@ def test_a_person_acts_while_the_device_is_held():
     assert infos(env, 1)[0]["intervention_steps"] == 0
 
 
-def test_what_is_told_is_what_was_executed():
+def test_take_over_info_has_the_executed_action():
     env = played(Reading(), push(3, 0.1, gripper=-1), push(0.1))
     for info, got in zip(infos(env, 3, np.array([2.0, -7, 0, 0, 0, 0, 0.3])), env.unwrapped.got, strict=True):
         assert info["executed_action"].dtype == got.dtype == np.float32
@@ -55,7 +55,7 @@ def test_what_is_told_is_what_was_executed():
     np.testing.assert_array_equal(env.unwrapped.got[:2], np.float32([[1, -1, 0, 0, 0, 0, 0.3], [1, 0.1, 0, 0, 0, 0, -1]]))
 
 
-def test_an_environment_that_changes_its_action_does_not_change_what_is_told():
+def test_take_over_info_is_safe_from_environments_that_change_actions():
     class Halving(Noting):
         def step(self, action: Any) -> Any:
             action *= 0.5
@@ -107,7 +107,7 @@ def test_released_the_policy_acts_until_contact_is_back():
         assert [info["source"] for info in infos(env, 4)] == [0, 0, 0, 1]
 
 
-def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
+def test_take_over_ignores_inputs_held_when_contact_returns():
     now = iter([10.0, 10.1 + BRIEF_SECONDS])
     env = played(Reading(), push(1), push(1, lost=True), push(1), push(0), push(1), clock=now.__next__)
     infos(env, 6)
@@ -115,7 +115,7 @@ def test_what_is_held_when_contact_is_back_moves_nothing_until_it_is_released():
     assert [status.message for _, status in env.device.shown[1:]] == ["", "", "", LET_GO_CONTACT, "", ""], "and the reason is the right one"
 
 
-def test_what_is_held_over_a_brief_stall_goes_on():
+def test_take_over_continues_inputs_held_over_a_brief_stall():
     """A network or a computer that stalls for 0.2 s muted the keys, with the reason of a hand-over."""
     now = iter([10.0, 10.3])
     env = played(Reading(), push(1), push(1, lost=True), push(0, lost=True), push(1), push(1, 1), clock=now.__next__)
@@ -165,7 +165,7 @@ def test_events_end_episodes(events: tuple[str, ...], reward: float, terminated:
     assert {key: info[key] for key in ("succeed", "marked", "stop") if key in info} == told
 
 
-def test_what_was_pressed_before_an_episode_does_not_end_it_but_stop_does():
+def test_take_over_ignores_events_before_an_episode_except_stop():
     device = Played()
     for event in ("success", "reset", "stop", "fail"):
         device.press(event)

@@ -216,7 +216,7 @@ def test_a_terminal_that_hangs_up_is_lost(plain: Terminal):
 # --- no terminal, and a terminal given back ---------------------------------------------------------------------------------------
 
 
-def test_no_terminal_is_told_with_its_cure(tmp_path):
+def test_keyboard_without_a_terminal_is_reported_with_the_fix(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "absent", tmp_path / "file"):
         with pytest.raises(DeviceError, match=r"the keyboard needs a terminal, and here is none .*: use the device browser"):

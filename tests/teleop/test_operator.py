@@ -119,7 +119,7 @@ def test_an_environment_that_leaves_the_gripper_out_gets_the_rest():
 # --- without an expert ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_an_expert_it_says_what_to_provide():
+def test_script_without_an_expert_reports_what_to_provide():
     with pytest.raises(
         ConfigError, match=r"has no expert\(\) for the device script: give it a method expert\(\).*-d expert=module:function"
     ):
@@ -141,7 +141,7 @@ def test_an_expert_that_makes_no_function_is_refused():
         env.step(np.zeros(7))
 
 
-def test_an_expert_whose_function_wants_an_observation_is_told_that_it_gets_none():
+def test_script_expert_with_an_argument_is_an_error():
     env = TakeOver(Noting(), Script(expert=lambda env: lambda observation: WISH))
     env.reset()
     with pytest.raises(ConfigError, match=r"cannot be called without arguments \(missing a required argument: 'observation'\)"):

@@ -235,7 +235,7 @@ def test_a_gamepad_drives_once_its_sticks_were_at_rest(page: Any, device: Any):
 
 
 @needs_chromium
-def test_keys_whose_release_is_told_otherwise_or_not_at_all_are_released(page: Any, device: Any):
+def test_page_releases_keys_whose_keyup_is_missing(page: Any, device: Any):
     take_over(page, device)
     numpad = {"code": "Numpad8", "windowsVirtualKeyCode": 38, "isKeypad": True}
     page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "rawKeyDown", "key": "ArrowUp", **numpad})
@@ -251,7 +251,7 @@ def test_keys_whose_release_is_told_otherwise_or_not_at_all_are_released(page: A
 
 
 @needs_chromium
-def test_what_tab_has_reached_gets_its_own_keys(page: Any, device: Any):
+def test_page_focused_elements_get_their_keys(page: Any, device: Any):
     for _ in range(20):
         chromium.key(page, "Tab", True)
         chromium.key(page, "Tab", False)
@@ -264,7 +264,7 @@ def test_what_tab_has_reached_gets_its_own_keys(page: Any, device: Any):
 
 
 @needs_chromium
-def test_a_page_whose_process_is_silent_says_so(page: Any, device: Any):
+def test_page_reports_a_silent_process(page: Any, device: Any):
     take_over(page, device)
     chromium.key(page, "w", True)
     until(device, lambda reading: reading.motion.any())
@@ -281,7 +281,7 @@ def test_a_page_whose_process_is_silent_says_so(page: Any, device: Any):
 
 
 @needs_chromium
-def test_nothing_is_loaded_from_elsewhere(page: Any):
+def test_page_loads_nothing_from_other_hosts(page: Any):
     loaded = page.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert len(loaded) > 5 and {urlsplit(name).netloc for name in loaded if not name.startswith("data:")} == {
         urlsplit(page.current_url).netloc
@@ -297,7 +297,7 @@ def test_a_task_without_pictures_is_no_wait(page: Any, device: Any):
 
 
 @needs_chromium
-def test_every_button_is_told_once(page: Any, device: Any):
+def test_page_sends_every_button_once(page: Any, device: Any):
     for where, event in ((".success", "success"), (".fail", "fail"), (".reset", "reset"), (".stop", "stop")):
         click(page, where)
         assert until(device, lambda reading: bool(reading.events)).events == (event,)
@@ -310,7 +310,7 @@ def test_every_button_is_told_once(page: Any, device: Any):
 
 
 @needs_chromium
-def test_nothing_is_judged_before_the_first_step(page: Any, device: Any):
+def test_page_marks_nothing_before_the_first_step(page: Any, device: Any):
     device.show({"front": PICTURE}, Status("nobody", episode=2))
     chromium.wait(page, "return document.querySelector('.success').disabled && document.querySelector('.fail').disabled")
     chromium.key(page, "Enter", True)
@@ -336,7 +336,7 @@ def test_a_reloaded_page_has_its_seat_and_its_choices(page: Any, device: Any):
 
 @needs_chromium
 @pytest.mark.parametrize("size", [(1366, 625), (360, 640), (740, 360)])
-def test_what_drives_and_stops_is_in_sight(page: Any, device: Any, size: tuple[int, int]):
+def test_page_shows_controls_without_scrolling(page: Any, device: Any, size: tuple[int, int]):
     chromium.shape(page, *size)
     box = "document.querySelector('{}').getBoundingClientRect()"
     stick, foot, stop = (box.format(name) for name in (".stick:last-child", "footer", ".stop"))
@@ -373,7 +373,7 @@ def test_the_legend_is_whole_with_two_arms_and_a_message(page: Any, device: Any,
 
 
 @needs_chromium
-def test_keys_before_take_over_say_what_to_do(page: Any, device: Any):
+def test_page_explains_keys_before_take_over(page: Any, device: Any):
     """They did nothing, and nothing said so."""
     chromium.key(page, "w", True)
     chromium.key(page, "w", False)
@@ -406,7 +406,7 @@ def test_the_legend_of_a_gamepad(page: Any, device: Any):
 
 
 @needs_chromium
-def test_how_an_episode_ended_and_what_to_let_go_are_told(page: Any, device: Any):
+def test_page_shows_how_an_episode_ended_and_what_to_release(page: Any, device: Any):
     for message, kept in (("Recorded: 1 of 2. Take over to begin.", True), ("Dropped, no success: 1 of 2.", False)):
         device.show({"front": PICTURE}, Status("nobody", message=message, gripper=(0.25,)))
         chromium.wait(page, f"return document.querySelector('.outcome{'.kept' if kept else ':not(.kept)'}')")

@@ -114,7 +114,7 @@ def test_axes_are_those_of_hil_serl(mouse: SpaceMouse, hidapi: Hidapi):
     assert not mouse.read().engaged, "let go"
 
 
-def test_more_reports_than_the_kernel_keeps_are_fetched(mouse: SpaceMouse, hidapi: Hidapi):
+def test_spacemouse_reads_more_reports_than_the_kernel_buffers(mouse: SpaceMouse, hidapi: Hidapi):
     hidapi.reports += [moved(number, 0, 0) for number in range(300)] + [moved(0, 0, -700)]
     assert until(mouse, lambda r: r.motion[2] != 0).motion.tolist() == [0, 0, 1, 0, 0, 0]
 
@@ -127,7 +127,7 @@ def test_buttons_close_and_open(mouse: SpaceMouse, hidapi: Hidapi):
     assert not mouse.read().engaged, "a button is nothing where there is no gripper"
 
 
-def test_both_buttons_toggle_and_leave_the_gripper_alone(mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch):
+def test_spacemouse_both_buttons_toggle_without_moving_the_gripper(mouse: SpaceMouse, hidapi: Hidapi, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spacemouse, "TOGETHER_SECONDS", 5.0)  # longer than this machine is ever stopped
     hidapi.reports.append(buttons(True, False))
     until(mouse, lambda r: mouse._button == -1)
