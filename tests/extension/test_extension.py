@@ -25,7 +25,7 @@ from hilt.core import trust
 from hilt.observe.metrics import read_metrics
 from hilt.replay import Log
 
-PACKAGE = Path(__file__).parent / "hilt_example"
+PACKAGE, ROOT = Path(__file__).parent / "hilt_example", Path(__file__).parents[2]
 TRAIN = ["train", "hilt_example.recipes:lamps", "--run", "run"]
 
 
@@ -174,6 +174,42 @@ def test_reward_decides_in_a_run_with_a_person(name: str):
     env.reset()
     _, reward, terminated, _, info = env.step(np.ones(1, np.float32))
     assert (reward, terminated, info["succeed"], info["task_success"]) == (1.0, True, True, False)
+
+
+# --- a per-step agent and an off-policy algorithm
+
+
+def trained(*words: str) -> str:
+    """`hilt train`, with a learner and an actor in processes of their own, which are forked from one that has imported torch."""
+    command = [sys.executable, "-m", "tests.forked_hilt", "train", *words]
+    places = os.pathsep.join([*os.environ["PYTHONPATH"].split(os.pathsep), str(ROOT)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": places})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+LEARN = ["hilt_example.recipes:lamp_with_a_person", "wire.port=0", "wire.broadcast_port=0"]
+
+
+def test_agent_device_reward_and_sink_are_used_in_a_run_with_a_person(tmp_path: Path):
+    trained(*LEARN, "agent.kind=bandit", "agent.options.rate=0.5", "operator=pusher", "classifier=lit", "sinks=[tally]", "--run", "run")
+    updates = read_metrics(tmp_path / "run", ["update"])
+    assert [record["update"] for record in updates if "bandit_reward" in record] == [5, 10, 15, 20]
+    assert json.loads((tmp_path / "run" / "tally.json").read_text())["update"] == len(updates)
+    assert "after 20 learner steps" in hilt("eval", "run", "--episodes", "2")
+
+
+def test_algorithm_is_used_in_a_run_with_a_person(tmp_path: Path):
+    trained(*LEARN, "algorithm=hilt_example.off_policy:Regression", "algorithm_options.strength=2", "--run", "run")
+    made = [record for record in read_metrics(tmp_path / "run", ["update"]) if "regressions" in record]
+    assert made[-1]["update"] == 20 and made[-1]["regressions"] == 40, "two updates in a learner step, as cta_ratio says"
+
+
+def test_agent_and_algorithm_that_are_not_there_are_refused():
+    run = ["train", "hilt_example.recipes:lamp_with_a_person", "--run", "run"]
+    assert "no agent named 'bandi'; did you mean 'bandit'?" in refused(*run, "agent.kind=bandi")
+    assert "no algorithm named 'regresion'; did you mean 'regression'?" in refused(*run, "algorithm=regresion")
+    assert "algorithm_options={'strength': 2} changes nothing without another algorithm" in refused(*run, "algorithm_options.strength=2")
 
 
 # --- a dataset format and a metrics sink

@@ -37,6 +37,8 @@ SHOWN = {
     "lost_contact": "hil/test_contact.py::test_nobody_goes_on_where_that_is_set_and_stop_still_works",
     "lost_contact_seconds": "hil/test_contact.py::test_after_a_while_the_policy_goes_on",
     "actors": "hil/test_launch.py::test_the_commands_are_one_learner_and_the_actors_that_were_asked_for",
+    **{f"agent.{name}": "hil/test_make_agent.py::test_kind_and_options_name_another_agent" for name in ("kind", "options")},
+    "algorithm_options": "hil/test_make_agent.py::test_another_algorithm_is_made_with_algorithm_options_and_kept_in_checkpoints",
     "agent.setup_mode": "policies/test_agent.py::test_actions_have_the_layout_of_the_setup_mode",
     **{f"agent.encoder.{name}": ENCODER for name in ("kind", "training", "features", "precision")},
     "agent.encoder.weights": "policies/test_encoders.py::test_resnet10_gives_the_numbers_of_flax",

@@ -17,6 +17,8 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
     "demonstration_options.speed=0.5": ({}, "demonstrations=2"),
     "operator_options.mode=hold": ({}, "operator=script"),
     **{f"lost_contact{change}": ({}, "operator=script") for change in ("=nobody", "_seconds=5")},
+    "algorithm_options.speed=2": ({}, "algorithm=mine:Algorithm"),
+    "agent.options.speed=2": ({}, "agent.kind=mine:Agent"),
     "wire.key_name=arm": ({}, "wire.keys=keys"),
     **{f"goal.{change}": ({}, "goal.success=0.9") for change in ("states=5", "period=5", "hold=3")},
     "checkpoint_path=old": ({"store": "trajectories"}, "store=log"),

@@ -29,6 +29,7 @@ from hilt.algos.adam import Adam
 from hilt.algos.config import Rlpd as Rlpd
 from hilt.algos.gaussian import sample, sample_backward
 from hilt.algos.imitation import imitation_loss
+from hilt.algos.tables import OffPolicyAlgorithm
 from hilt.core.errors import NotFiniteError, SchemaError
 
 
@@ -95,6 +96,23 @@ class Transitions:
     """What the grippers did, as a number"""
     grasp_penalty: Tensor | None = None
     """What the gripper's moves cost, summed over the same steps as the rewards"""
+
+
+class SoftActorCritic(OffPolicyAlgorithm):
+    """`update`, by the name rlpd."""
+
+    def update(
+        self,
+        networks: Networks,
+        batch: Transitions,
+        settings: Rlpd,
+        generator: Generator,
+        which: frozenset[str],
+        actor_updates: int,
+        target_entropy: float,
+    ) -> dict[str, float]:
+        found: dict[str, float] = update(networks, batch, settings, generator, which, actor_updates, target_entropy)
+        return found
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -1,25 +1,29 @@
-"""Advantage estimators and policy losses by name: the properties of each, and the tables to which one file adds another.
+"""Advantage estimators, policy losses and off-policy algorithms by name: the properties of each, and the tables to which one file adds
+another.
 
     algorithm.estimator=grpo  algorithm.loss=clipped               built in
     algorithm.estimator=my_package.advantages:TopK                 a subclass of `Estimator`
     algorithm.loss=cispo                                           an entry point of the group hilt.losses: a subclass of `PolicyLoss`
+    algorithm=my_package.td3:TD3                                   of a run with a person: a subclass of `OffPolicyAlgorithm`
 
-Without torch, as the settings are: the formulas are in `hilt.algos.advantage` and `hilt.algos.surrogate`.
+Without torch, as the settings are: the formulas are in `hilt.algos.advantage`, `hilt.algos.surrogate` and `hilt.algos.rlpd`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hilt.core.errors import ConfigError
 from hilt.core.names import ExtensionPoint
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
-    from hilt.algos.config import PolicyGradient
+    from hilt.algos.config import PolicyGradient, Rlpd
+    from hilt.algos.rlpd import Networks, Transitions
 
 ESTIMATORS = ExtensionPoint(
     "estimator",
@@ -34,6 +38,8 @@ ESTIMATORS = ExtensionPoint(
     },
 )
 LOSSES = ExtensionPoint("loss", "hilt.losses", {"clipped": "hilt.algos.surrogate:ClippedSurrogate"})
+ALGORITHMS = ExtensionPoint("algorithm", "hilt.algorithms", {"rlpd": "hilt.algos.rlpd:SoftActorCritic"})
+"""Of runs with a person: those that learn from rewards. Imitation (bc, hg-dagger) is the agent's own"""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,44 @@ class PolicyLoss(ABC):
     def terms(self, log_ratio: Tensor, advantage: Tensor, settings: PolicyGradient) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The loss of each term, with gradients, and figures of each term by name. `log_ratio`: log p - log p_old, with gradients;
         `advantage`: of the same shape, without."""
+
+
+class OffPolicyAlgorithm(ABC):
+    """How the networks of the built-in agent learn from transitions. It is made with the setting algorithm_options as arguments."""
+
+    def setup(self, networks: Networks, width: int, actions: int, seed: int) -> None:  # noqa: B027
+        """Called once, before the first update, and again when the agent begins anew: for networks of its own, of states ``[B, width]`` and
+        continuous actions ``[B, actions]``."""
+
+    @abstractmethod
+    def update(
+        self,
+        networks: Networks,
+        batch: Transitions,
+        settings: Rlpd,
+        generator: Generator,
+        which: frozenset[str],
+        actor_updates: int,
+        target_entropy: float,
+    ) -> dict[str, float]:
+        """One gradient step of each network in `which`, by its optimizer; gives figures for the metrics. `settings` are agent.rlpd's, of
+        which it may use some; `actor_updates`: how many the actor has had. All that is random comes from `generator`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers of its own that a checkpoint has to keep."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
+        """Takes over what `state_dict` gave."""
+
+
+def off_policy_algorithm(name: str, options: Mapping[str, Any]) -> OffPolicyAlgorithm:
+    """The algorithm of this name with these options, if its code may be run."""
+    kind: Callable[..., OffPolicyAlgorithm] = ALGORITHMS.load_class(name, OffPolicyAlgorithm)
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise ConfigError(f"algorithm={name} cannot be made with algorithm_options={dict(options)}: {error}. Correct them.") from error
 
 
 def estimator(name: str) -> Estimator:

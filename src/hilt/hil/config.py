@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hilt.algos.tables import ALGORITHMS
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
 from hilt.observe.alarms import RunFacts, check_stop_on
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.config import check as check_agent
 
-ALGORITHMS = ("rlpd", "bc", "hg-dagger")
+IMITATIONS = ("bc", "hg-dagger")
+"""Algorithms that imitate; those of `hilt.algos.tables.ALGORITHMS` learn from rewards"""
 STORES = {"log": "hilt.hil.data:Experience", "trajectories": "hilt.compat.rlinf.rollout_experience:Rollouts"}
 """What the learner keeps experience in, by name"""
 SENDERS = {"trajectories": "hilt.compat.rlinf.rollout_experience:RolloutSender"}
@@ -104,7 +106,10 @@ class Hil:
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The policy, and how it learns"""
     algorithm: str = "rlpd"
-    """"rlpd", "bc" (demonstrations only), or "hg-dagger" (imitates demonstrations and take-overs)"""
+    """"rlpd", "bc" (demonstrations only), or "hg-dagger" (imitates demonstrations and take-overs); or another one that learns from rewards,
+    by name or module:Class"""
+    algorithm_options: dict[str, Any] = field(default_factory=dict)
+    """What another algorithm is made with"""
     store: str = "log"
     """Where the learner keeps experience: "log", or "trajectories", RLinf's TrajectoryReplayBuffer"""
     seed: int = 42
@@ -167,7 +172,6 @@ def check(config: Hil) -> None:
     """Refuses what cannot work, all of it at once."""
     problems = Problems()
     for what, given, known in (
-        ("algorithm", config.algorithm, ALGORITHMS),
         ("store", config.store, STORES),
         ("defaults", config.defaults, DEFAULTS),
         ("lost_contact", config.lost_contact, LOST_CONTACT),
@@ -175,6 +179,7 @@ def check(config: Hil) -> None:
         with problems.collected():
             if given not in known:
                 raise UnknownNameError(what, given, known)
+    problems.check(_check_algorithm, config)
     for name, smallest in MINIMUM.items():
         with problems.collected():
             if not getattr(config, name) >= smallest:
@@ -186,6 +191,18 @@ def check(config: Hil) -> None:
     if config.collect_steps:
         problems.check(_check_collecting, config)
     problems.report()
+
+
+def reinforces(config: Hil) -> bool:
+    """Whether the run learns from rewards, and does not only imitate."""
+    return config.algorithm not in IMITATIONS
+
+
+def _check_algorithm(config: Hil) -> None:
+    if reinforces(config):
+        if not ALGORITHMS.is_name(config.algorithm):
+            raise UnknownNameError("algorithm", config.algorithm, [*ALGORITHMS.known(), *IMITATIONS, "package.module:Class"])
+        ALGORITHMS.check(config.algorithm)
 
 
 def facts(config: Hil) -> RunFacts:
@@ -208,7 +225,7 @@ def _check_together(config: Hil) -> None:
     if encoder.pretrain_predict and not encoder.pretrain_updates:
         raise ConfigError(f"pretrain_predict={encoder.pretrain_predict} is for the encoder's pretraining: give pretrain_updates, too.")
     ahead, share = config.max_ahead, config.update_to_data
-    if ahead and (ahead < config.training_starts or 0 < share < 1) and config.algorithm == "rlpd":
+    if ahead and (ahead < config.training_starts or 0 < share < 1) and reinforces(config):
         why = f"update_to_data={share:g}, below 1" if ahead >= config.training_starts else f"training_starts={config.training_starts}"
         raise ConfigError(f"max_ahead={ahead} with {why}: actors and the learner would wait for each other. Leave max_ahead out.")
 
@@ -225,7 +242,7 @@ def _check_collecting(config: Hil) -> None:
     room = config.replay_buffer_capacity
     for fits, why in (
         (config.agent.encoder.pretrain_updates > 0, "repeats the pretraining, and there is none: give agent.encoder.pretrain_updates, too"),
-        (config.algorithm == "rlpd", f"comes before reinforcement learning, and algorithm is {config.algorithm}: leave it out"),
+        (reinforces(config), f"comes before reinforcement learning, and algorithm is {config.algorithm}: leave it out"),
         (config.store == "log", f"reads episodes back from the log, and store is {config.store}: set store=log, or leave it out"),
         (room >= config.collect_steps, f"is more than is kept: make it less, or replay_buffer_capacity={room} larger"),
     ):

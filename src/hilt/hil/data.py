@@ -55,14 +55,14 @@ class Experience:
         self.online, self.human = self.log.all(), self.log.by_source("human") - self.log.where("lost", lambda lost: lost)
         self._demonstrations = self.demos.all()
         self._draws = {"online": bridge.generator(config.seed), "demo": bridge.generator(config.seed + 1)}
-        self._images = [f"observations/{path}" for path in agent.encoder.paths] if agent.frozen else []
-        seen = [*([] if agent.frozen else agent.encoder.paths), *agent.proprio]
+        self._images = [f"observations/{path}" for path in agent.image_paths] if agent.frozen else []
+        seen = [*([] if agent.frozen else agent.image_paths), *agent.proprio]
         self._columns = [f"{which}/{path}" for which in ("observations", "next_observations") for path in seen]
         plain = ["actions", "rewards", "terminated", "source", *([GRASP] if GRASP in schema.columns else [])]
         self._columns += plain
         self._assembly = NStep(config.n_step, config.agent.rlpd.discount, also=tuple(path for path in plain if path == GRASP))
         self._table = StateTable(agent.width, {path: schema.columns[path] for path in plain})
-        kept = partial(KeptSteps, self._table, seen=[*agent.encoder.paths, *agent.proprio], states=agent.states, say=say)
+        kept = partial(KeptSteps, self._table, seen=[*agent.image_paths, *agent.proprio], states=agent.states, say=say)
         self._kept = {"log": kept(self.online), "demos": kept(self._demonstrations)} if agent.frozen else {}
         self._foresight = {name: Foresight(config.agent.encoder.pretrain_predict) for name in ("log", "demos")}
         self._foresight["demos"].read(self.demos, self.demos.trajectories())

@@ -76,6 +76,8 @@ def chosen(config: Hil, made: Any) -> tuple[Hil, DefaultsChoice]:
     seen = nested(spec_of_space(made.observation_space, "observation_space"))
     sees = fit(seen, made.action_space, config.agent, config.image_keys, config.proprio_keys)
     looks = bool(sees.images) and config.agent.encoder.kind != "none"
+    if config.agent.kind != "actor_critic" and config.defaults == "auto":
+        return replace(config, defaults="images"), DefaultsChoice("images", f"agent.kind={config.agent.kind} is another agent", {})
     name = config.defaults if config.defaults != "auto" else "images" if looks else "state"
     if name != "state":
         return replace(config, defaults=name), DefaultsChoice(name, f"the policy sees {len(sees.images)} images" if looks else "as set", {})

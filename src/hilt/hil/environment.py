@@ -13,7 +13,7 @@ from hilt.envs.fitted import open_task
 from hilt.envs.rewards import REWARDS, Classifier, MultiCameraBinaryRewardClassifierWrapper, named_reward
 from hilt.envs.task import Env
 from hilt.envs.wrappers import GripperPenaltyWrapper
-from hilt.hil.config import Hil
+from hilt.hil.config import Hil, reinforces
 from hilt.hil.goal import check_goal
 from hilt.policies.agent.config import AgentConfig
 from hilt.policies.agent.layout import fit
@@ -126,8 +126,8 @@ def trainer_config(config: Hil, learner: bool) -> TrainerConfig:
     own = {} if learner or not wire.key_name else {"key_name": wire.key_name}
     keys = {"keys": wire.keys} if wire.keys else {}
     seen = ", ".join([*config.image_keys, *config.proprio_keys]) or "everything"
-    encoder = f"{agent.encoder.kind} {agent.encoder.features}"
-    actor = "reinforcement learning" if config.algorithm == "rlpd" else "imitation"  # its actions are made in another way
+    encoder = f"{agent.encoder.kind} {agent.encoder.features}" + f", {agent.kind}" * (agent.kind != "actor_critic")
+    actor = "reinforcement learning" if reinforces(config) else "imitation"  # its actions are made in another way
     weights = f"{actor}, {agent.setup_mode}, {encoder}, {agent.hidden}, {config.observations} observations, sees {seen}"
     return make_trainer_config(wire.port, wire.broadcast_port, version=weights, **bind, **own, **keys)
 

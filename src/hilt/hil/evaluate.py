@@ -45,7 +45,7 @@ from hilt.runs.run_precision import settle
 from hilt.teleop.intervene import attribute
 
 if TYPE_CHECKING:
-    from hilt.policies.agent.agent import Agent
+    from hilt.policies.agent.step_agent import StepAgent
     from hilt.runs.checkpoint import Checkpoint
 
 EPISODE_S = 600.0
@@ -129,7 +129,7 @@ def evaluate(
 # Which weights
 
 
-def load_agent(run: Path, checkpoint: str | int = "last") -> Agent:
+def load_agent(run: Path, checkpoint: str | int = "last") -> StepAgent:
     """The agent of a run as a checkpoint has it: "last", "best" (see `find_checkpoint`), or of this update."""
     config = config_of(run)
     agent = make_agent(config, spaces(config))

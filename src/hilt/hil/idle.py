@@ -12,7 +12,7 @@ from typing import Any
 
 from hilt.core.config import build
 from hilt.core.errors import ConfigError, Problems
-from hilt.hil.config import Hil
+from hilt.hil.config import IMITATIONS, Hil, reinforces
 
 
 def _under(prefix: str, *names: str) -> list[str]:
@@ -28,7 +28,7 @@ def _pretrains(config: Hil) -> bool:
 
 
 def _imitates(config: Hil) -> bool:
-    return config.algorithm != "rlpd" or _pretrains(config)
+    return not reinforces(config) or _pretrains(config)
 
 
 ENCODER, RLPD = "agent.encoder", "agent.rlpd"
@@ -39,6 +39,8 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
     (_under("goal", "states", "period", "hold"), "goal.success", lambda c: c.goal.success),
     (["wire.key_name"], "wire.keys=FOLDER", lambda c: c.wire.keys),
     (["checkpoint_path", "buffer_period", "collect_steps"], "store=log", lambda c: c.store == "log"),
+    (["algorithm_options"], "another algorithm, algorithm=module:Class", lambda c: c.algorithm not in ("rlpd", *IMITATIONS)),
+    (["agent.options"], "another agent, agent.kind=module:Class", lambda c: c.agent.kind != "actor_critic"),
     (["agent.proprio_floor"], "agent.normalize_proprio=true", lambda c: c.agent.normalize_proprio),
     (
         [
@@ -47,7 +49,7 @@ NEEDS: list[tuple[Sequence[str], str, Callable[[Hil], Any]]] = [
             *_under(RLPD, "target_range", "actor_q", "critic_warmup", "imitation_weight", "imitation_updates"),
         ],
         "algorithm=rlpd",
-        lambda c: c.algorithm == "rlpd",
+        reinforces,
     ),
     ([f"{RLPD}.imitation_updates"], f"{RLPD}.imitation_weight", lambda c: c.agent.rlpd.imitation_weight),
     (

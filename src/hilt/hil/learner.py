@@ -26,7 +26,7 @@ from hilt.core.names import load_own
 from hilt.core.progress import Phase
 from hilt.core.tree import flatten
 from hilt.envs.task import HasSpaces
-from hilt.hil.config import STORES, Hil, check, facts
+from hilt.hil.config import STORES, Hil, check, facts, reinforces
 from hilt.hil.contact import CONTACT
 from hilt.hil.data import Batch
 from hilt.hil.goal import GoalWatch
@@ -223,14 +223,14 @@ class Learner:
     def _step(self, details: bool) -> dict[str, float]:
         """One learner step: `cta_ratio` - 1 updates of the critics, and one of everything; or one of imitation."""
         config = self.config
-        if config.algorithm != "rlpd":
+        if not reinforces(config):
             encoder = config.agent.encoder
             trained = encoder.training != "frozen" and not encoder.pretrain_updates  # else it was, and rests
             batch = self._sample(config.batch_size, "demonstrations" if config.algorithm == "bc" else "demo")
             with self._clock("torch"):
                 return self.agent.imitate(batch, encoder=trained)
-        critics = frozenset(name for name in self.agent.networks if name in ("critic", "grasp_critic"))
-        for _ in range(config.cta_ratio - 1):
+        critics = self.agent.critics
+        for _ in range(config.cta_ratio - 1 if critics else 0):
             batch = self._sample(config.batch_size, "both")
             with self._clock("torch"):
                 self.agent.update(batch, critics)
@@ -300,7 +300,7 @@ class Learner:
         config, have, counts = self.config, self.experience.total, self.experience.counts()
         if self._paused:
             return f"{CONTACT} is lost at {', '.join(sorted(self._out_of_reach))}"
-        if config.algorithm != "rlpd":
+        if not reinforces(config):
             lacks = config.algorithm == "hg-dagger" and not counts["demo_steps"]
             return "there are no demonstrations and no take-overs to imitate yet" if lacks else ""
         if self.update == 0 and have < config.training_starts:

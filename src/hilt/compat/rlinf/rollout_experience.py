@@ -240,7 +240,7 @@ class Rollouts:
 
     def _batch(self, drawn: Mapping[str, Array], online: int, images: bool) -> Batch:
         cached = self._agent.frozen and not images
-        seen = [] if cached else [*self._agent.encoder.paths, *self._agent.proprio]
+        seen = [] if cached else [*self._agent.image_paths, *self._agent.proprio]
         columns = {f"{name}/{path}": drawn[f"{tree}/{path}"] for name, tree in TREES.items() for path in seen}
         columns |= {"actions": drawn["actions"], "rewards": drawn["rewards"][:, 0], "terminated": drawn["terminations"][:, 0]}
         columns |= {name: drawn[f"forward_inputs/{name}"] for name in ("source", "n_steps", GRASP) if f"forward_inputs/{name}" in drawn}

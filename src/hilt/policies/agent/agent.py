@@ -22,6 +22,7 @@ from hilt.algos import rlpd
 from hilt.algos.adam import Adam
 from hilt.algos.imitation import grasp_margin_loss, imitation_loss
 from hilt.algos.schedule import learning_rate_factor
+from hilt.algos.tables import OffPolicyAlgorithm
 from hilt.core.errors import ConfigError, MissingFieldError, SchemaError, UnknownNameError
 from hilt.core.trajectory import Source
 from hilt.core.tree import ArraySpec, flatten
@@ -29,6 +30,7 @@ from hilt.policies.agent.actor_critic import ActorNetwork, Body, Critics, GraspC
 from hilt.policies.agent.config import AgentConfig, EncoderConfig
 from hilt.policies.agent.encoders import Encoder, initialize, random_crop
 from hilt.policies.agent.layout import ActionLayout, fit
+from hilt.policies.agent.step_agent import StepAgent
 from hilt.replay.tensors import as_tensor, check_device, generator
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ FLOOR = 0.02
 """The minimum divisor of normalized proprioception, unless the config overrides it"""
 
 
-class Agent:
+class Agent(StepAgent):
     """Encoder, actor, critics and what trains them. `make` builds one."""
 
     def __init__(
@@ -114,6 +116,7 @@ class Agent:
             target_encoder=self.targets.get("encoder"),
             average_actor=self.targets.get("actor"),
         )
+        self.algorithm: OffPolicyAlgorithm = rlpd.SoftActorCritic()
         self.target_entropy = -self.layout.continuous / 2 if settings.target_entropy is None else settings.target_entropy
 
     @classmethod
@@ -134,6 +137,18 @@ class Agent:
         """
         config = config or AgentConfig()
         return cls(*fit(observation_space, action_space, config, image_keys, proprio_keys), config, seed, squashed)
+
+    def use_algorithm(self, algorithm: OffPolicyAlgorithm) -> None:
+        self.algorithm = algorithm
+        algorithm.setup(self._trained, self.width, self.layout.continuous, self.seed)
+
+    @property
+    def image_paths(self) -> list[str]:
+        return self.encoder.paths
+
+    @property
+    def critics(self) -> frozenset[str]:
+        return frozenset(name for name in self.networks if name in ("critic", "grasp_critic"))
 
     @property
     def frozen(self) -> bool:
@@ -194,7 +209,7 @@ class Agent:
             z, next_z = self._blurred(z), self._blurred(next_z)
             target_z = self._encode(self.targets["encoder"], then) if "encoder" in self.targets else next_z
         rows = self._rows(batch, z, next_z, target_z, details)
-        info = rlpd.update(self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
+        info = self.algorithm.update(self._trained, rows, self.config.rlpd, self.generator, which, self.actor_updates, self.target_entropy)
         self.updates += 1
         self.actor_updates += "actor" in which
         return self, info
@@ -320,7 +335,8 @@ class Agent:
         """Everything: an agent that loads it goes on bit for bit. Tensors, numbers and text only; copies."""
         kept = {part: {name: _copied(tensors) for name, tensors in owners.items()} for part, owners in self._owners().items()}
         numbers = {"updates": self.updates, "actor_updates": self.actor_updates, "imitations": self.imitations, "squashed": self.squashed}
-        return {**kept, "generator": self.generator.get_state(), **numbers}
+        own = {"algorithm": state} if (state := self.algorithm.state_dict()) else {}
+        return {**kept, "generator": self.generator.get_state(), **numbers, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` of an agent of the same making returned."""
@@ -331,12 +347,15 @@ class Agent:
         ours, theirs = flatten(self._owners()), flatten({part: _found(state, part) for part in self._owners()})
         _load(ours, theirs, "this state is")
         self.generator.set_state(_found(state, "generator"))
+        if own := state.get("algorithm"):
+            self.algorithm.load_state_dict(own)
         self.updates, self.actor_updates, self.imitations = (int(_found(state, key)) for key in ("updates", "actor_updates", "imitations"))
 
     def begin_anew(self) -> None:
         """It is as it was made: it has learned nothing."""
-        made = Agent(self.shapes, self.images, self.proprio, self.layout.actions, self.config, self.seed, self.squashed)
+        made = Agent(self.shapes, self.images, list(self.proprio), self.layout.actions, self.config, self.seed, self.squashed)
         self.load_state_dict(made.state_dict())
+        self.algorithm.setup(self._trained, self.width, self.layout.continuous, self.seed)
 
     def _owners(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """Every tensor that learning changes."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hilt.algos.config import Rlpd
 from hilt.algos.config import check as check_rlpd
 from hilt.core.errors import ConfigError, Problems, UnknownNameError
+from hilt.core.names import ExtensionPoint
 from hilt.policies.precision import check_precision, of_former_name
 
 SETUP_MODES = (
@@ -19,6 +21,9 @@ SETUP_MODES = (
 
 KINDS, TRAININGS, ACTIVATIONS = ("small", "resnet10", "none"), ("critic", "head", "frozen"), ("tanh", "relu")
 """What encoders there are, what of one is trained, and what lies between layers"""
+
+
+AGENTS = ExtensionPoint("agent", "hilt.agents", {"actor_critic": "hilt.policies.agent.agent:Agent"})
 
 
 @dataclass
@@ -84,6 +89,11 @@ class AgentConfig:
     """Where it computes: a name of torch's, such as cuda:0"""
     rlpd: Rlpd = field(default_factory=Rlpd)
     """How it learns"""
+    kind: str = "actor_critic"
+    """"actor_critic": an encoder, an actor and critics, as the settings above say; or another agent by name or module:Class, which may use
+    some of them"""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of another agent's own"""
 
 
 def check(config: AgentConfig) -> None:
@@ -92,6 +102,7 @@ def check(config: AgentConfig) -> None:
     problems.check(check_rlpd, config.rlpd)
     problems.check(check_encoder, config.encoder)
     problems.check(_check_own, config)
+    problems.check(AGENTS.check, config.kind)
     problems.report()
 
 

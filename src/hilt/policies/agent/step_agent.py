@@ -1,0 +1,113 @@
+"""What the learner, the actors and an evaluation ask of an agent that gives one action for one observation. `Agent` is the built-in one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hilt.core.errors import ConfigError
+from hilt.policies.agent.config import AgentConfig
+from hilt.policies.agent.layout import ActionLayout
+
+if TYPE_CHECKING:
+    from hilt.algos.tables import OffPolicyAlgorithm
+
+
+class StepAgent(ABC):
+    """An agent by the name ``agent.kind``. Those methods and properties that are not abstract may be left as they are."""
+
+    layout: ActionLayout
+    """Which numbers of an action it moves"""
+    proprio: Sequence[str]
+    """The paths of what it sees besides images, such as ``state/tcp_pose``"""
+    updates: int = 0
+    """How many updates it has made"""
+    imitations: int = 0
+    """How many updates of imitation it has made"""
+    target_entropy: float = 0.0
+    """In nats, which an alarm compares its entropy with"""
+
+    @classmethod
+    @abstractmethod
+    def make(
+        cls,
+        observation_space: Any,
+        action_space: Any,
+        config: AgentConfig | None = None,
+        image_keys: Sequence[str] = (),
+        proprio_keys: Sequence[str] = (),
+        seed: int = 42,
+        squashed: bool = True,
+    ) -> StepAgent:
+        """One that has learned nothing. `hilt.policies.agent.layout.fit` says what there is to see in these spaces. `squashed`: it learns
+        from rewards, and does not only imitate."""
+
+    @abstractmethod
+    def sample_actions(self, observations: Mapping[str, Any], seed: int | None = None, argmax: bool = False) -> npt.NDArray[np.float32]:
+        """The action for one observation, or for each of a batch; with `argmax` the likeliest, which draws nothing."""
+
+    @abstractmethod
+    def update(
+        self, batch: Mapping[str, Any], networks_to_update: Iterable[str] | None = None, details: bool = False
+    ) -> tuple[StepAgent, dict[str, float]]:
+        """One gradient step from a batch: ``observations``, ``actions``, ``rewards``, ``next_observations``, ``masks`` (0 where the task
+        ended), ``n_steps`` and ``demo``. Gives itself, and figures for the metrics. It counts `updates`."""
+
+    @abstractmethod
+    def acting_state(self, slow: bool = False) -> dict[str, npt.NDArray[np.float32]]:
+        """The weights that an actor needs, as copies. `slow`: those that are evaluated, where they are others."""
+
+    @abstractmethod
+    def load_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `acting_state` of an agent of the same settings gave."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors, numbers and text: one that loads it goes on bit for bit."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    @property
+    def image_paths(self) -> Sequence[str]:
+        """The paths of the images that it looks at, such as ``images/front``."""
+        return ()
+
+    @property
+    def critics(self) -> frozenset[str]:
+        """The networks that are updated `cta_ratio` - 1 times more often than the others; without any, there is one update in a step."""
+        return frozenset()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether what it makes of images never changes, so that `states` may be kept in memory."""
+        return False
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of `states`."""
+        return 0
+
+    def states(self, observations: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """Of a `frozen` one: all that its networks see of observations, ``[N, width]``."""
+        raise ConfigError(f"{type(self).__name__} keeps no states: it is not frozen.")
+
+    def imitate(self, batch: Mapping[str, Any], encoder: bool = False) -> dict[str, float]:
+        """One step of behavior cloning; it counts `imitations`."""
+        raise ConfigError(f"{type(self).__name__} does not imitate: leave algorithm=bc, hg-dagger and agent.encoder.pretrain_updates out.")
+
+    def fit_proprio(self, observations: Mapping[str, Any]) -> None:
+        """With agent.normalize_proprio, takes mean and deviation of proprioception from the demonstrations."""
+        raise ConfigError(f"{type(self).__name__} does not normalize proprioception: leave agent.normalize_proprio out.")
+
+    def begin_anew(self) -> None:
+        """It is as it was made: it has learned nothing."""
+        raise ConfigError(f"{type(self).__name__} cannot begin anew: leave collect_steps out.")
+
+    def use_algorithm(self, algorithm: OffPolicyAlgorithm) -> None:
+        """Updates are made by another algorithm than its own."""
+        raise ConfigError(f"{type(self).__name__} has an update of its own: leave algorithm={type(algorithm).__name__} out.")
