@@ -46,7 +46,7 @@ def test_every_golden_file_is_compared():
     assert {kind.__name__.rpartition(".")[2] for kind in FOUND.values()} == set(golden.KINDS)
 
 
-def test_as_a_command():
+def test_golden_command():
     done = subprocess.run(
         [sys.executable, "-m", "tests.golden", "tests/golden/reverb/removers.json", "tests/golden/reverb/tables.json"],
         cwd=FOLDER.parent.parent, capture_output=True, text=True, timeout=600,
@@ -431,5 +431,5 @@ def test_lossy_pictures_may_differ_more():
     assert golden.signal_to_noise(picture, picture) == np.inf
 
 
-def test_nothing_to_compare_with_is_a_fail():
+def test_golden_without_a_file_fails():
     assert golden.compare({}, {}).failures == ["there is nothing in it to compare with"]

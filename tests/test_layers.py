@@ -234,7 +234,7 @@ def test_a_violation_is_found(tmp_path: Path, path: str, text: str, broken: str)
         ("replay/log.py", "\n" * 600),
     ],
 )
-def test_what_is_allowed_is_not_found(tmp_path: Path, path: str, text: str):
+def test_layers_allow_permitted_imports(tmp_path: Path, path: str, text: str):
     write(tmp_path, path, text)
     assert violations(tmp_path) == []
 
@@ -255,7 +255,7 @@ def test_names_and_folders_stay_readable():
     assert figures["folders with more than 20 files"] == []
 
 
-def test_what_is_measured_is_found(tmp_path: Path):
+def test_measure_finds_what_it_counts(tmp_path: Path):
     body = "\n".join(f"    x = {number}" for number in range(60))
     write(tmp_path / "hilt", "a/one.py", f"class Twin: ...\ndef long():\n{body}\n")
     write(tmp_path / "hilt", "b/one.py", 'class Twin:\n    """Of the other."""\ntry: ...\nexcept Exception: ...\n')

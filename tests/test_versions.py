@@ -116,7 +116,7 @@ def test_src_uses_no_name_that_the_lowest_or_the_newest_versions_lack():
         ("from hilt.core import batched\nfrom .enum import StrEnum", ""),
     ],
 )
-def test_what_they_lack_is_found(code: str, found: str):
+def test_versions_find_missing_names(code: str, found: str):
     assert wrong(code, "x.py") == ([f"x.py:{code.count(chr(10), 0, code.index(found.split('.')[-1])) + 1}: {found}"] if found else [])
 
 

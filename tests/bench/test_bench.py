@@ -58,7 +58,7 @@ def test_ratios_are_those_of_the_figures(quick: list[dict[str, Any]]):
             assert row["low"] <= row["ours"] <= row["high"], row["name"]
 
 
-def test_a_quick_row_meets_no_target_and_says_why(quick: list[dict[str, Any]]):
+def test_bench_quick_row_meets_no_target(quick: list[dict[str, Any]]):
     for row in quick:
         assert row["met"] is (False if row["target"] else None), row["name"]
         if row["target"]:
@@ -123,7 +123,7 @@ def test_contenders_take_turns():
     assert len(rates["a"].rounds) == 2 and rates["a"].spread[0] <= rates["a"].median <= rates["a"].spread[1]
 
 
-def test_a_size_is_said_only_when_it_differs(tmp_path: Path):
+def test_bench_size_is_noted_only_when_it_differs(tmp_path: Path):
     lab = Lab(tmp_path, quick=True)
     assert lab.size(20_000, 20_000, "transitions") == "" and lab.size(2_000, 20_000, "transitions") == "2,000 transitions instead of 20,000"
 
@@ -150,14 +150,14 @@ def test_the_wire_suite_runs(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("python", "why"), [("nowhere", "there is no .venv-reverb"), (sys.executable, "No module named 'reverb'")])
-def test_without_reverb_the_row_says_how_to_get_it(python: str, why: str, monkeypatch: pytest.MonkeyPatch):
+def test_bench_row_without_reverb_names_the_install(python: str, why: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "REVERB", Path(python))
     with ExitStack() as stack:
         found, absent = wire.reverb_or_why_not(stack, 100)
     assert not found and why in absent["Reverb"] and "make bench ARGS=wire installs it" in absent["Reverb"]
 
 
-def test_a_side_answers_and_tells_what_went_wrong():
+def test_bench_side_replies_and_reports_errors():
     with Side("bench.wire_sides", "socket") as one, Side("bench.wire_sides", "socket") as other:
         one.ask("connect", kind="PUSH", ports=[other.ask("bind", kind="PULL")])
         other.tell("receive", nbytes=1000, count=3)

@@ -43,7 +43,7 @@ def test_the_last_layer_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", ["256", "${batch_size}"])
-def test_which_settings_were_given_is_known(steps: str, tmp_path: Path) -> None:
+def test_config_knows_given_settings(steps: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"batch_size: 256\nreplay:\n  capacity_steps: {steps}\n")
     config = build(build(Training(), tmp_path / "run.yaml"), {"cameras": ["wrist"]}, "options.speed=0.5", "replay={durability: never}")
     assert given(config) == {"batch_size", "replay.capacity_steps", "cameras", "options.speed", "replay.durability"}
@@ -140,7 +140,7 @@ def test_with_only_what_is_named_it_is_the_same_as_with_all_of_it(base: Training
     assert outcome(lambda: build(base, *layers)) == outcome(lambda: config_module._built_whole(base, layers))
 
 
-def test_it_takes_that_way_and_copies_what_nobody_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_fast_path_copies_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config_module, "_built_whole", lambda base, layers: pytest.fail("all of it"))
     base = Training()
     made = build(base, "batch_size=3", {"replay": {"capacity_steps": 4}})

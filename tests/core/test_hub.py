@@ -68,7 +68,7 @@ def name_in(said: str) -> str:
     return re.findall(r"hf:\S+@[0-9a-f]{40}", said)[-1]
 
 
-def test_what_is_fetched_is_data_under_a_name_with_its_commit(server: HubServer):
+def test_hub_fetch_gets_data_under_a_name_with_its_commit(server: HubServer):
     first = server.commit("model", "org/arm", {**FILES, **CODE})
     server.commit("model", "org/arm", {**FILES, "README.md": b"# newer\n"})
     done = hilt("fetch", f"hf:org/arm@{first}", as_a_process=True)
@@ -98,7 +98,7 @@ def test_datasets_keep_their_folders(server: HubServer):
     assert not any(path.is_symlink() for path in folder.rglob("*"))
 
 
-def test_nothing_but_fetch_uses_the_network(server: HubServer):
+def test_hub_only_fetch_uses_the_network(server: HubServer):
     commit = server.commit("model", "org/arm", FILES)
     done = hilt("train", "vla_tabletop", f"policy=hf:org/arm@{commit}", "--dry-run")
     assert (
@@ -121,7 +121,7 @@ def test_a_file_that_is_not_what_the_hub_announced_is_refused_and_another_try_go
     assert (hub.local(f"hf:org/arm@{commit}") / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
-def test_what_was_fetched_is_checked_again_without_the_network(server: HubServer):
+def test_hub_fetch_verifies_again_without_the_network(server: HubServer):
     commit = server.commit("model", "org/arm", FILES)
     assert hilt("fetch", "hf:org/arm").exit_code == 0
     server.requests.clear()
@@ -160,7 +160,7 @@ def test_a_repository_that_is_not_there(server: HubServer):
 
 
 @pytest.mark.parametrize("kind", ["model", "dataset"])
-def test_what_is_pushed_can_be_fetched(server: HubServer, kind: str, tmp_path: Path):
+def test_hub_push_and_fetch(server: HubServer, kind: str, tmp_path: Path):
     folder, name = tmp_path / "policy", "hf:datasets/org/mine" if kind == "dataset" else "hf:org/mine"
     for path, data in {**FILES, **CODE, "meta/tasks.jsonl": b"{}\n"}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -194,6 +194,6 @@ def test_a_dataset_is_not_pushed_as_a_model(server: HubServer, tmp_path: Path):
     assert not server.repositories
 
 
-def test_what_is_not_on_the_hub_is_said_to_be_absent(server: HubServer):
+def test_hub_missing_repository_is_an_error(server: HubServer):
     done = hilt("fetch", "hf:org/absent")
     assert done.exit_code == 1 and "no such repository or revision, or it is private" in done.stderr

@@ -100,7 +100,7 @@ def test_buffers_are_written_and_read(form: str, file: int):
     assert platform.is_cached(file, 3) is None or form == "native"
 
 
-def test_a_write_that_is_cut_short_says_how_far_it_came(file: int, monkeypatch: pytest.MonkeyPatch):
+def test_platform_short_write_returns_its_size(file: int, monkeypatch: pytest.MonkeyPatch):
     make_portable(monkeypatch)
     sizes = iter([4, 1, 4])
     real = os.pwrite
@@ -147,7 +147,7 @@ def test_errors_name_the_file(form: str, tmp_path: Path):
     assert fd not in files._NAMES
 
 
-def test_what_a_machine_says_of_itself(form: str, tmp_path: Path):
+def test_platform_description(form: str, tmp_path: Path):
     assert 1 <= platform.usable_cpus() <= (os.cpu_count() or 1)
     assert 1 << 20 < platform.free_memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert bool(platform.boot_id()) == (form == "native")
@@ -159,7 +159,7 @@ def test_what_a_machine_says_of_itself(form: str, tmp_path: Path):
         assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
-def test_messages_that_nobody_reads_yet_fit_into_a_pipe():
+def test_platform_pipe_holds_unread_messages():
     here, there = platform.message_pipe()
     for number in range(200):
         here.send_bytes(number.to_bytes(400, "little"))
@@ -381,8 +381,8 @@ def test_every_choice_of_a_system_is_made_in_one_place():
 REPRESENTATIVE = (
     "tests/replay/test_log.py::test_a_bounded_map_gives_the_same_batches",
     "tests/core/test_files.py",
-    "tests/wire/test_client.py::test_all_is_well",
-    "tests/wire/test_flood_guard.py::test_it_closes_and_opens_and_says_so_once",
+    "tests/wire/test_client.py::test_update_reports_success",
+    "tests/wire/test_flood_guard.py::test_flood_guard_closes_and_opens_and_logs_once",
     "tests/robot/test_control.py::test_shared_state_is_read_again_when_written_meanwhile",
     "tests/envs/test_pool.py::test_pool_replies_are_read_only_and_valid_until_the_next_request",
 )

@@ -66,7 +66,7 @@ def test_a_short_phase_is_silent_and_short_phases_together_are_not(progress: Pro
     assert out.getvalue().splitlines() == ["the second: 2 of 3, loss 0.1, about 2 s left", "the second: 2 of 3, done in 4 s"]
 
 
-def test_a_phase_without_a_count_says_how_long_it_takes(progress: Progress, out: io.StringIO, clock: Clock):
+def test_progress_phase_without_a_count_shows_seconds(progress: Progress, out: io.StringIO, clock: Clock):
     with progress.phase("importing torch"):
         for _ in range(25):
             clock.time += 1
@@ -87,7 +87,7 @@ def test_no_line_comes_twice_however_long_it_takes(progress: Progress, out: io.S
     assert len(set(lines)) == 501 and lines[12] == "importing torch, 2:10 min so far"
 
 
-def test_what_may_hold_up_every_thread_is_announced(progress: Progress, out: io.StringIO, clock: Clock):
+def test_progress_announces_blocking_phases(progress: Progress, out: io.StringIO, clock: Clock):
     with progress.phase("importing torch", announce=True):
         clock.time += 3
     assert out.getvalue() == "importing torch ...\n"
@@ -120,7 +120,7 @@ def test_the_rate_is_that_of_the_last_minute(clock: Clock):
     assert phase.left() == pytest.approx((1000 - 615) / 5, rel=0.05)
 
 
-def test_what_was_done_before_does_not_count_for_the_rate(clock: Clock):
+def test_progress_rate_ignores_earlier_work(clock: Clock):
     phase = Phase("imitation", total=1000, done=900, unit="updates", now=clock)
     clock.time += 10
     phase.move(910)
@@ -142,7 +142,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.M
     assert out.getvalue() == "reading: 1 of 4, about 30 s left\nreading: 1 of 4, done in 10 s\n"
 
 
-def test_a_function_tells_of_its_phases(progress: Progress, out: io.StringIO, clock: Clock):
+def test_progress_phases_of_a_function(progress: Progress, out: io.StringIO, clock: Clock):
     with progress.phases() as report:
         report("recording", 0, 20)
         clock.time += 10
@@ -174,7 +174,7 @@ def test_a_phase_that_was_interrupted_goes_on_with_its_rate(progress: Progress, 
     ], "the time of validation counts"
 
 
-def test_lines_for_whoever_has_nothing_else(clock: Clock):
+def test_progress_lines_in_a_pipe(clock: Clock):
     said: list[str] = []
     report = paced(said.append, 5.0, clock)
     for done in range(21):
@@ -206,7 +206,7 @@ def test_the_innermost_phase_is_shown_and_none_after_an_error(progress: Progress
     assert out.getvalue().splitlines() == ["inside, 10 s so far", "inside: done in 10 s", "last, 10 s so far"]
 
 
-def test_a_thread_shows_what_nobody_moves(out: io.StringIO, monkeypatch: pytest.MonkeyPatch):
+def test_progress_thread_shows_a_stalled_phase(out: io.StringIO, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "LINE_S", 0.0)
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.001)
     there = threading.Event()
@@ -258,7 +258,7 @@ def test_a_new_command_was_not_silent_before(progress: Progress, out: io.StringI
     assert out.getvalue() == ""
 
 
-def test_what_was_between_two_phases_is_not_told_by_the_second(progress: Progress, out: io.StringIO, clock: Clock):
+def test_progress_time_between_phases_is_not_counted(progress: Progress, out: io.StringIO, clock: Clock):
     for _ in range(3):
         clock.time += 100
         with progress.phase("reading", total=2) as move:

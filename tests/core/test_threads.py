@@ -21,7 +21,7 @@ def test_torch_has_one_thread_unless_the_user_asks_for_more(asked: str, expected
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("", 1), ("2", 2)])
-def test_so_has_one_that_is_imported_already(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_limited_in_an_imported_torch(asked: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     if not asked:

@@ -51,7 +51,7 @@ def refusal(tree: Any, spec: Spec = SPEC, **options: Any) -> str:
 # -- one element --------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_fits_is_given_back_in_the_order_of_the_spec():
+def test_tree_check_returns_the_order_of_the_spec():
     tree = step()
     leaves = SPEC.check({key: tree[key] for key in reversed(tree)})
     assert all(a is b for a, b in zip(leaves, (flatten(tree)[path] for path in SPEC), strict=True))
@@ -62,7 +62,7 @@ def test_wrong_type_and_shape_the_text_of_the_issue():
     assert said == "observations/images/wrist_1: expected uint8 (128, 128, 3), got float32 (128, 128)."
 
 
-def test_wrong_type_alone_says_how_to_convert():
+def test_tree_check_wrong_type_reports_how_to_convert():
     said = refusal(step(actions=np.zeros(2)))
     assert said == "actions: expected float32 (2,), got float64 (2,). Convert it with .astype(np.float32)."
 
@@ -107,7 +107,7 @@ def test_a_mapping_where_an_array_is_expected():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_not_finite(bad: float):
+def test_tree_check_not_finite(bad: float):
     said = refusal(step(observations__state=np.array([0, bad, 1], np.float32)))
     assert said == f"observations/state: expected finite numbers, got {bad} at (1,). Drop this step or mend its source."
     SPEC.check(step(rewards=np.float32(bad)))  # nobody forbade it there
@@ -181,7 +181,7 @@ def test_a_trajectory_without_its_axes():
         spec.check_batch({"x": np.zeros(3, np.float32)}, leading=2)
 
 
-def test_in_a_trajectory_types_and_shapes_are_named_too():
+def test_tree_check_of_a_trajectory_names_types_and_shapes():
     tree = trajectory() | {"actions": np.zeros((4, 2, 3), np.float32)}
     with pytest.raises(SchemaError, match=re.escape("actions: expected float32 (4, 2, 2), got float32 (4, 2, 3).")):
         SPEC.check_batch(tree, leading=2)
@@ -198,7 +198,7 @@ def test_in_a_trajectory_types_and_shapes_are_named_too():
 # -- specs --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_of_an_example_and_through_json():
+def test_spec_of_an_example_and_through_json():
     assert dict(Spec.of(step())) == {path: ArraySpec(spec.dtype, spec.shape) for path, spec in SPEC.items()}
     assert dict(Spec.of(trajectory(), leading=2)) == dict(Spec.of(step()))
     assert dict(Spec.from_json(SPEC.to_json())) == dict(SPEC)

@@ -83,7 +83,7 @@ def test_names_in_a_file_are_refused_before_anything_is_imported(words: str, val
     assert not Path("was_called").exists() and not Path("was_imported").exists()
 
 
-def test_so_are_those_of_a_run_that_is_evaluated(monkeypatch: pytest.MonkeyPatch):
+def test_names_of_an_evaluated_run_need_trust(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("torch")
     from hilt.hil import evaluate
 
@@ -108,7 +108,7 @@ def test_options_that_name_code_are_names_too(values: dict[str, Any]):
     assert not Path("was_imported").exists()
 
 
-def test_what_is_called_is_of_the_right_type_even_where_its_module_is_trusted():
+def test_trusted_module_must_have_the_right_type():
     settings("bad.yaml", **POPEN)
     for words in (["--trust", "subprocess"], []):  # remembered, and still refused
         said = hilt("learner", "bad.yaml", *words, code=1)
@@ -131,7 +131,7 @@ def test_a_run_is_refused_before_its_folder_is_made(values: dict[str, Any]):
     assert not Path("runs").exists()
 
 
-def test_so_are_experts_devices_and_what_makes_actions():
+def test_names_of_experts_devices_and_actions_need_trust():
     from hilt.teleop.devices import open_device
 
     with trust.command_line([]):
@@ -234,7 +234,7 @@ def test_processes_inherit_it(folder: Path):
     assert trust.VARIABLE not in __import__("os").environ
 
 
-def test_what_installed_packages_register_is_free(monkeypatch: pytest.MonkeyPatch):
+def test_registered_names_need_no_trust(monkeypatch: pytest.MonkeyPatch):
     from hilt.envs.task import make
 
     monkeypatch.setattr(trust, "registered", lambda group: {"theirs": "somebodys:told"} if group == "hilt.tasks" else {})
@@ -244,7 +244,7 @@ def test_what_installed_packages_register_is_free(monkeypatch: pytest.MonkeyPatc
             make("somebodys:untold")
 
 
-def test_what_only_lies_in_the_current_folder_is_not_installed(monkeypatch: pytest.MonkeyPatch):
+def test_modules_in_the_current_folder_are_not_installed(monkeypatch: pytest.MonkeyPatch):
     package = Path("somebodys-1.0.dist-info")
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: somebodys\nVersion: 1.0\n")

@@ -160,7 +160,7 @@ def test_a_stream_without_seek_is_read(tmp_path: Path) -> None:
         assert load_file(file) == [1, 2]
 
 
-def test_what_is_dumped_is_an_ordinary_pickle() -> None:
+def test_dump_writes_an_ordinary_pickle() -> None:
     file = io.BytesIO()
     dump(DATA["transition"], file)
     same(load(file.getvalue()), DATA["transition"])
@@ -212,7 +212,7 @@ def attacks(sentinel: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", list(attacks(Path("/"))))
-def test_nothing_runs(name: str, protocol: int, tmp_path: Path) -> None:
+def test_unpickle_executes_nothing(name: str, protocol: int, tmp_path: Path) -> None:
     sentinel = tmp_path / "ran"
     data = pickle.dumps(attacks(sentinel)[name], protocol)
     with pytest.raises(UnsafeError, match=r"^demo.pkl .*(refused)"):
@@ -325,7 +325,7 @@ def test_garbled_pickles_are_corrupt(case: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"hello world", bytes(100), pickle.dumps([1], 0), pickle.dumps([1], 1)])
-def test_other_files_are_not_pickles(data: bytes) -> None:
+def test_unpickle_refuses_other_files(data: bytes) -> None:
     with pytest.raises(CorruptError, match=r"^demo\.pkl is not a whole pickle \(it does not begin as pickles of protocol 2 or later do\)"):
         load(data)
 
@@ -451,7 +451,7 @@ def test_a_caller_may_admit_more() -> None:
         load(data)
 
 
-def test_what_a_stand_in_makes_cannot_be_given_a_state() -> None:
+def test_unpickle_stand_ins_take_no_state() -> None:
     data = b"\x80\x04" + name("m", "f") + b")R}" + text("value") + b"K\x01sb."
     with pytest.raises(UnsafeError, match="sets the state of a Reading"):
         load(data, extra={("m", "f"): lambda: Reading(0)})

@@ -115,7 +115,7 @@ class Recording(ast.NodeTransformer):
         return node
 
 
-def test_its_own_tests(compat: Path, monkeypatch: pytest.MonkeyPatch, counted: Callable[[str], None]):
+def test_agentlace_own_tests(compat: Path, monkeypatch: pytest.MonkeyPatch, counted: Callable[[str], None]):
     monkeypatch.syspath_prepend(str(compat))
     source = Path(CHECKOUT) / "tests/test_trainer.py"
     tree = ast.fix_missing_locations(Recording().visit(ast.parse(source.read_text())))

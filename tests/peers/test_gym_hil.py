@@ -53,7 +53,7 @@ def pick(env: Any) -> Callable[[], Any]:
     return act
 
 
-def test_it_is_a_task_as_it_is():
+def test_gym_hil_env_is_a_task():
     env = make(TASK)
     assert env.step_limit == 100 and env.instruction == "panda pick cube base"
     (finding,) = check_task(env)

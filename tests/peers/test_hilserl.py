@@ -66,7 +66,7 @@ np.savez(out, **kept)
 
 
 @pytest.mark.parametrize("kind", ["plain", "stacked"])
-def test_its_loading_loop_reads_what_we_wrote(kind: str, tmp_path: Path) -> None:
+def test_hilserl_loading_loop_reads_our_pickles(kind: str, tmp_path: Path) -> None:
     checkout, python = os.environ.get("HILT_HILSERL"), os.environ.get("HILT_HILSERL_PYTHON")
     if not checkout or not python:
         pytest.skip("HILT_HILSERL and HILT_HILSERL_PYTHON do not name a checkout of HIL-SERL and a Python for it")

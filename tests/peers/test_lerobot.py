@@ -67,7 +67,7 @@ def moving(length: int, seed: int, **more: Any) -> Episode:
 
 @v3_only
 @pytest.mark.parametrize("options", [{"images": "png"}, {"codec": "av1"}, {"codec": "h264"}, {"codec": "lossless"}], ids=str)
-def test_it_reads_what_we_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
+def test_lerobot_reads_our_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
     monkeypatch.setattr(lerobot_write, "UNIT_BYTES", 10 * (64 + 48) * 64 * 3)  # three files of each kind
     grid = np.arange(66, dtype=np.uint16).reshape(11, 2, 3)
     episodes = [moving(n, i, grid=grid[:n], cube=np.ones((n, 2, 1, 2))) for i, n in enumerate((7, 4, 11, 2))]
@@ -98,7 +98,7 @@ def test_it_reads_what_we_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @v3_only
-def test_it_trains_on_what_we_wrote(tmp_path: Path) -> None:
+def test_lerobot_trains_on_our_datasets(tmp_path: Path) -> None:
     """Windows over time, some episodes only, and batches."""
     import torch
 
@@ -112,7 +112,7 @@ def test_it_trains_on_what_we_wrote(tmp_path: Path) -> None:
 
 @v3_only
 @pytest.mark.parametrize("images", ["png", "video"])
-def test_it_goes_on_where_we_ended(tmp_path: Path, images: str) -> None:
+def test_lerobot_appends_to_our_datasets(tmp_path: Path, images: str) -> None:
     """LeRobot records further episodes into a dataset of ours, and we read all of them."""
     episodes = [moving(3, 0), moving(2, 1)]
     write_ours(create(tmp_path / "a", "lerobot", fps=10, images=images), episodes)

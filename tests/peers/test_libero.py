@@ -165,7 +165,7 @@ def test_success_is_seen_when_the_drawer_is_open() -> None:
     env.close()
 
 
-def test_it_is_a_task() -> None:
+def test_real_libero_env_is_a_task() -> None:
     env = make("libero_goal/1", image_size=None, step_limit=5, wait_steps=1)
     assert check_task(env) == []
     env.close()
@@ -192,7 +192,7 @@ def test_files_that_are_missing_are_named_before_anything_starts() -> None:
                 make(f"{suite}/0").reset()
 
 
-def test_nothing_is_asked_and_nothing_is_left_at_home(tmp_path: Path) -> None:
+def test_real_libero_asks_nothing_and_writes_nothing(tmp_path: Path) -> None:
     script = "from hilt.envs.task import ready; ready(['libero_spatial/0']); import sys; print('torch' in sys.modules)"
     told = {key: value for key, value in os.environ.items() if key != "LIBERO_CONFIG_PATH"} | {"HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=told, capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)

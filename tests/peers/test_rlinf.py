@@ -45,7 +45,7 @@ def real() -> Any:
 @pytest.mark.parametrize("kind", ["pt", "pkl"])
 @pytest.mark.parametrize("how", ["save_checkpoint", "auto_save"])
 @pytest.mark.parametrize("window", [2, 100])
-def test_it_reads_what_we_wrote(real: Any, kind: str, how: str, window: int, tmp_path: Path) -> None:
+def test_rlinf_reads_our_folders(real: Any, kind: str, how: str, window: int, tmp_path: Path) -> None:
     auto = {"auto_save": True, "auto_save_path": str(tmp_path)} if how == "auto_save" else {}
     ours = TrajectoryReplayBuffer(seed=7, trajectory_format=kind, sample_window_size=window, **auto)  # type: ignore[arg-type]
     ours.add_trajectories(golden_trajectories())
@@ -85,7 +85,7 @@ def test_we_read_what_it_wrote(real: Any, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pt", "pkl"])
-def test_it_samples_from_a_log_that_was_converted(real: Any, kind: str, tmp_path: Path) -> None:
+def test_rlinf_samples_from_a_converted_log(real: Any, kind: str, tmp_path: Path) -> None:
     from hilt.formats import create, open_dataset
     from hilt.formats.convert import convert
     from tests.formats.toy_episodes import made, write

@@ -19,7 +19,7 @@ from tests.wire.processes import free_port
 pytestmark = pytest.mark.peers
 
 
-def test_it_has_what_ours_has(tmp_path: Path):
+def test_sb3_setup_equals_ours(tmp_path: Path):
     pytest.importorskip("stable_baselines3")
     run = tmp_path / "run"
     settings = ["task_options.image_size=32", "demonstrations=2", "agent.encoder.pretrain_updates=5", "training_starts=50", "max_steps=5"]

@@ -74,7 +74,7 @@ def one_sign(name: str, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def test_its_mistakes_are_real_and_not_ours(data: dict[str, np.ndarray], theirs: dict[str, Any]) -> None:
+def test_serl_wrapper_errors_exist_upstream_and_not_here(data: dict[str, np.ndarray], theirs: dict[str, Any]) -> None:
     its = {key.partition("|")[2]: float(value) for key, value in theirs.items() if key.startswith("mistakes|")}
     ours = program.mistakes(OURS, data)
     print("upstream:", its, "\nours:    ", ours)

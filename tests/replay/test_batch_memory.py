@@ -7,7 +7,7 @@ import numpy as np
 from hilt.replay.sampling.batch_memory import RecentMemory
 
 
-def test_memory_is_lent_again_only_when_nobody_holds_it() -> None:
+def test_batch_memory_is_reused_only_without_references() -> None:
     memory = RecentMemory()
     first = memory.empty((4, 1 << 20), np.dtype(np.uint8))
     first[:] = 1

@@ -275,7 +275,7 @@ def test_a_cut_or_missing_data_file(kind: str, how: str, pristine: Pristine, tmp
         log.add(trajectory(10**7 * SPACING, 4, 3))
 
 
-def test_a_segment_that_tells_nothing_is_set_aside(pristine: Pristine, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_unreadable_segment_is_set_aside(pristine: Pristine, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     folder, segment = pristine.copy(tmp_path / "log"), pristine.sealed[1]
     (folder / "segments" / segment / "rows").write_bytes(os.urandom(3000))
     (folder / "segments" / segment / "header.json").write_bytes(b"?")
@@ -486,7 +486,7 @@ def test_a_foreign_log_json_is_refused(text: bytes, tmp_path: Path):
         Log.open(tmp_path)
 
 
-def test_what_is_no_log_is_refused(tmp_path: Path):
+def test_opening_what_is_no_log_is_refused(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     with pytest.raises(FormatError, match=r"folder: not a Hilt log \(no log.json in it\). Give the folder that Log.create made"):

@@ -61,7 +61,7 @@ def test_numbers(high: int, above: set[int], noted: list[int]):
 # A log that is open, and open again
 
 
-def test_of_nobody_and_of_others(tmp_path: Path):
+def test_delivered_sequences_of_unknown_senders(tmp_path: Path):
     with new(tmp_path / "log") as log:
         assert received_by(log, *A, 0).high == -1
         assert received_by(log, *A, 7).high == 6  # below that, they were acknowledged before

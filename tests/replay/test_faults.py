@@ -291,7 +291,7 @@ def test_a_sync_in_the_background_that_failed_stops_the_next_write(tmp_path: Pat
         assert len(check_contents(log)) == 4
 
 
-def test_at_most_so_many_milliseconds(tmp_path: Path):
+def test_durability_at_most_n_milliseconds(tmp_path: Path):
     """Each step becomes power-safe without another word. A sync begins after half of the time; how long it takes is the disk's matter."""
     with make_log(tmp_path / "log", durability="at most 20 ms") as log, log.episode() as episode:
         assert log._syncer._pause == 0.010
@@ -383,7 +383,7 @@ def hold(pipe: Connection, folder: Path) -> None:
     log.close()
 
 
-def test_a_second_writer_is_told_who_the_first_is(tmp_path: Path):
+def test_log_second_writer_error_names_the_first(tmp_path: Path):
     make_log(tmp_path / "log").close()
     first = Writer(hold, tmp_path / "log")
     first.listen(DEADLINE_S, "holding")
@@ -619,7 +619,7 @@ def test_a_reader_keeps_its_places_when_a_segment_is_sealed_and_compressed(tmp_p
     reader.close()
 
 
-def test_a_reader_notices_that_a_log_was_made_anew(tmp_path: Path):
+def test_log_reader_notices_a_recreated_log(tmp_path: Path):
     """Another log in the same place, with segments of the same numbers."""
     with make_log(tmp_path / "log") as log:
         log.add(trajectory(0, 4, 3))
@@ -636,7 +636,7 @@ def test_a_reader_notices_that_a_log_was_made_anew(tmp_path: Path):
 # Closed and read-only logs
 
 
-def test_a_closed_log_says_so(tmp_path: Path):
+def test_log_closed_is_an_error(tmp_path: Path):
     log = make_log(tmp_path / "log")
     number = log.add(trajectory(0, 2, 1))
     episode, view = log.episode(), log.all()
@@ -691,7 +691,7 @@ def open_with_few_files(pipe: Connection, folder: Path, limit: int) -> None:
         pipe.send(("files", len(os.listdir("/proc/self/fd"))))
 
 
-def test_too_many_open_files(tmp_path: Path):
+def test_log_with_too_many_open_files(tmp_path: Path):
     with make_log(tmp_path / "log", durability="never") as log:
         for i in range(60):
             log.add(trajectory(i * SPACING, 4, 3))
@@ -725,7 +725,7 @@ def write_with_few_files(pipe: Connection, folder: Path) -> None:
     pipe.send(("done", refused, text, len(log)))
 
 
-def test_too_many_open_files_while_writing(tmp_path: Path):
+def test_log_with_too_many_open_files_while_writing(tmp_path: Path):
     """A segment that cannot be opened is not begun; with a file closed elsewhere, writing goes on."""
     writer = Writer(write_with_few_files, tmp_path / "log")
     writer.listen(DEADLINE_S, "done")

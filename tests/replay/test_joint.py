@@ -52,7 +52,7 @@ def test_the_draws_are_those_of_one_view_in_the_order_in_which_they_were_drawn(l
     assert np.array_equal(batch.steps, keys[places]) and np.allclose(batch.probabilities, 1 / 50) and (batch.weights == 1).all()
 
 
-def test_elements_are_what_the_sources_say(logs: tuple[Log, Log]):
+def test_joint_elements_follow_the_sources(logs: tuple[Log, Log]):
     batch = joint(logs, n_step=3, discount=1.0).sample(32)
     assert set(batch["n_steps"]) <= {1, 2, 3} and batch["discounts"].shape == (32,)
     first = batch["observations"]["state"][:, 0]
@@ -84,7 +84,7 @@ def test_an_empty_source_gives_nothing_and_only_empty_ones_are_an_error(logs: tu
         JointSampler({"random": online.by_source("random")}).sample(1)
 
 
-def test_its_batches_ahead_its_state_and_stats(logs: tuple[Log, Log]):
+def test_joint_sampler_prefetch_state_and_stats(logs: tuple[Log, Log]):
     sampler, plain, other = joint(logs, 5), joint(logs, 5), joint(logs, 6)
     batches = sampler.batches(4, keys=["rewards"])
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_its_batches_ahead_its_state_and_stats(logs: tuple[Log, Log]):
     assert set(plain.stats()) == {"shown", "human"}
 
 
-def test_what_cannot_be_joined_is_refused(logs: tuple[Log, Log]):
+def test_joint_refuses_incompatible_sources(logs: tuple[Log, Log]):
     with pytest.raises(ConfigError, match="a joint sampler needs at least one source"):
         JointSampler({})
     for options in ({"how": "fifo"}, {"replace": False}, {"limiter": MinSize(1)}):

@@ -140,7 +140,7 @@ def test_draws_are_places_in_the_order_of_keys():
     assert np.array_equal(runs.draw(places), keys[places])
 
 
-def test_nothing():
+def test_key_ranges_empty():
     runs = Runs()
     assert len(runs) == 0
     assert runs.keys().tolist() == [] == runs.trajectories().tolist()

@@ -125,7 +125,7 @@ def test_constructors_choose_reverbs_numbers():
         (lambda: MinSize(1).await_insert(timeout=float("inf")), r"timeout \(inf\) must be"),
     ],
 )
-def test_what_cannot_work_is_refused(build: Any, message: str):
+def test_limiter_refuses_wrong_values(build: Any, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         build()
     assert isinstance(caught.value, ValueError)
@@ -142,7 +142,7 @@ def test_a_range_below_the_start_is_warned_of(caplog: pytest.LogCaptureFixture):
 # -- waiting ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_deadline_says_what_was_missing():
+def test_limiter_timeout_reports_what_was_missing():
     limiter = MinSize(100)
     limiter.inserted(45)
     limiter.deleted(5)
@@ -202,7 +202,7 @@ def test_a_wait_ends_when_it_may():
 
 
 @pytest.mark.parametrize("way", ["deleted", "reset", "load_state"])
-def test_other_changes_wake_those_who_wait(way: str):
+def test_limiter_changes_wake_waiters(way: str):
     limiter = RateLimiter(5, 2, 0, 5)
     limiter.inserted(2)
     thread, ended = in_thread(lambda: limiter.await_insert(timeout=60))
@@ -347,7 +347,7 @@ def test_repr():
 # -- sampling: counted when it is done ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_being_drawn_is_counted_once_it_is_drawn():
+def test_limiter_counts_samples_when_they_are_drawn():
     limiter = RateLimiter(1.0, 1, min_diff=0, max_diff=4)
     limiter.inserted(4)
     with limiter.sampling(3, timeout=0):

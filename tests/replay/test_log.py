@@ -124,7 +124,7 @@ def test_a_log_gains_columns_and_old_steps_show_their_defaults(tmp_path: Path, s
     ],
     ids=["no default", "removed", "shape", "dtype", "finite", "stacked"],
 )
-def test_anything_else_is_refused_with_the_difference(tmp_path: Path, schema: Schema, said: str):
+def test_log_schema_change_is_refused_with_the_difference(tmp_path: Path, schema: Schema, said: str):
     with new_log(tmp_path) as log:
         write(log, numbers(0, 3))
     before = (tmp_path / "log/log.json").read_bytes()
@@ -170,7 +170,7 @@ def test_compressed_frames_come_back_byte_for_byte(tmp_path: Path, codec: str):
         assert batch["mask"].any()
 
 
-def test_compressing_waits_for_nobody_and_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_log_compression_blocks_neither_readers_nor_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Off the hot path: steps are written and read while a segment is being compressed."""
     begun, may_end = threading.Event(), threading.Event()
     real = Segment.compress
@@ -571,7 +571,7 @@ def test_closing_while_others_sample(tmp_path: Path):
     assert wrong == []
 
 
-def test_what_is_known_about_evicted_trajectories_is_forgotten(tmp_path: Path):
+def test_log_facts_of_evicted_trajectories_are_forgotten(tmp_path: Path):
     """A log that runs for months: neither its file of facts nor its memory grows with what is gone."""
     schema = Schema.declare({"observations": (np.float32, (2,)), "rewards": (np.float32, ())})
     count = rounds(4_000, 12_000)

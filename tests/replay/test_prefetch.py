@@ -51,7 +51,7 @@ def test_the_same_batches_as_without(log: Log):
     await_no_threads()
 
 
-def test_it_is_an_iterator_with_options(log: Log):
+def test_prefetch_iterator_options(log: Log):
     batches = log.all().sampler(seed=0).batches(4, keys=["rewards"])
     for batch, _ in zip(batches, range(3), strict=False):
         assert set(batch) == {"rewards"}
@@ -81,7 +81,7 @@ def test_an_error_surfaces_in_next_and_stays(log: Log):
     await_no_threads()
 
 
-def test_a_limiter_that_expires_says_what_it_awaited(log: Log):
+def test_prefetch_limiter_timeout_reports_what_it_awaited(log: Log):
     batches = log.all().sampler(limiter=MinSize(31)).batches(2, timeout=0.01)
     with pytest.raises(DeadlineError, match="30 of 31 items needed are there"):
         next(batches)
@@ -122,7 +122,7 @@ def test_closing_while_the_limiter_holds_back(log: Log):
     assert sampler.sample(1, keys=["rewards"], timeout=0)["rewards"].tolist() == [0]
 
 
-def test_an_iterator_that_nobody_holds_ends_its_thread(log: Log):
+def test_prefetch_iterator_without_references_ends_its_thread(log: Log):
     batches = log.all().sampler().batches(4)
     next(batches)
     del batches
@@ -168,7 +168,7 @@ def test_before_the_first_batch_was_taken_nothing_was_drawn(log: Log):
     assert np.array_equal(sampler.sample(6).steps, log.all().sampler(seed=4).sample(6).steps)
 
 
-def test_what_a_prioritized_sampler_made_ahead_is_lost(log: Log):
+def test_prefetch_of_a_prioritized_sampler_is_discarded_by_state(log: Log):
     sampler = log.all().sampler("prioritized", seed=4)
     batches = sampler.batches(6, prefetch=1)
     next(batches)

@@ -114,7 +114,7 @@ def test_spilling_keeps_everything_that_is_not_acknowledged(capacity: int, moves
     store.close()
 
 
-def test_what_was_acknowledged_leaves_the_disk(tmp_path: Path):
+def test_queue_deletes_acknowledged_steps_from_disk(tmp_path: Path):
     """Also when the queue never runs empty."""
     store = QueuedDataStore(2, path=tmp_path / "spool")
     sizes = []
@@ -296,7 +296,7 @@ def test_a_program_that_inserts_something_else_may_use_an_empty_spool(tmp_path: 
     assert len(list((tmp_path / "spool").iterdir())) == 1
 
 
-def test_what_is_inserted_is_copied():
+def test_queue_copies_inserted_steps():
     store, picture = QueuedDataStore(10), np.zeros(5000, np.uint8)
     for t in range(3):
         picture[:] = t  # as an environment that uses its buffers again
@@ -326,7 +326,7 @@ def test_the_version_that_acts_is_noted():
     assert [int(t.get("policy_version", -1)) for t in store.get_latest_data(-1)] == [-1, 7, 3]
 
 
-def test_what_is_not_arrays_is_kept_as_it_is():
+def test_queue_keeps_other_objects():
     """agentlace's own tests insert plain numbers."""
     store = QueuedDataStore(3, full="drop_oldest")
     store.batch_insert([1, 2, "three", {"infos": None}])
@@ -335,7 +335,7 @@ def test_what_is_not_arrays_is_kept_as_it_is():
     assert parcel is not None and parcel.items == ["three", {"infos": None}] and parcel.first == 2
 
 
-def test_what_is_not_arrays_is_copied_if_it_can_be():
+def test_queue_copies_other_objects_if_possible():
     store, picture = QueuedDataStore(10), np.zeros(5)
     for t in range(2):
         picture[:] = t
@@ -366,7 +366,7 @@ def test_a_transition_that_cannot_be_spilled_is_named_and_kept():
     store.close()
 
 
-def test_what_is_no_mapping_cannot_be_spilled():
+def test_queue_cannot_spill_what_is_no_mapping():
     store = QueuedDataStore(1)
     store.insert(np.zeros(3))
     with pytest.raises(SchemaError, match="a transition of type ndarray cannot be kept on disk; expected a mapping of arrays"):

@@ -255,7 +255,7 @@ def require_same_facts(folder: Path) -> None:
         assert [log.facts.about(t)["success"] for t in range(EPISODES)] == [t % 2 == 0 for t in range(EPISODES)]
 
 
-def test_a_lost_log_json_says_which_settings_it_had(plain: Path):
+def test_repair_of_a_lost_log_json_reports_its_settings(plain: Path):
     with Log.open(plain, capacity_steps=5000, durability="every step"):
         pass
     (plain / "log.json").write_text((plain / "log.json").read_text().replace("5000", "5001"))
@@ -275,7 +275,7 @@ def test_header_and_log_json_lost_together_leave_the_other_headers(plain: Path):
     require_whole_but(plain, set())
 
 
-def test_no_schema_left_is_an_error_that_says_so(plain: Path):
+def test_repair_without_a_schema_is_an_error(plain: Path):
     flip(plain / "log.json", 30)
     for header in plain.glob("segments/*/header.json"):
         flip(header, 30)
@@ -285,7 +285,7 @@ def test_no_schema_left_is_an_error_that_says_so(plain: Path):
         repair(plain)
 
 
-def test_a_lost_quarantine_is_found_anew(plain: Path):
+def test_repair_rebuilds_a_lost_quarantine(plain: Path):
     flip(plain / "segments/000001" / IMAGE, 0)
     repair(plain)
     flip(plain / "quarantine.json", 20)
@@ -365,7 +365,7 @@ def test_a_closed_log_proves_what_it_holds(plain: Path, file: str, left: int):
 
 @pytest.mark.parametrize("file", ["segments/000003", "annotations.jsonl"])
 @pytest.mark.parametrize("opened", [False, True])
-def test_what_is_gone_as_a_whole_is_named(plain: Path, file: str, opened: bool):
+def test_repair_names_missing_segments(plain: Path, file: str, opened: bool):
     """Also after a writer opened and closed the log, which knows nothing of what was lost before."""
     if file == "annotations.jsonl":
         cut(plain / file, (plain / file).read_bytes().rindex(b"\n", 0, -1) + 1)
@@ -386,7 +386,7 @@ def test_a_merged_log_proves_what_it_holds(plain: Path, tmp_path: Path):
     assert not verify(tmp_path / "merged").ok
 
 
-def test_what_a_killed_writer_appended_is_no_part_of_the_promise(plain: Path):
+def test_verify_ignores_what_a_killed_writer_appended(plain: Path):
     """It goes on with a log that was closed: what it was not done with is torn, what was there before is proven."""
     closed = (plain / "closed.json").read_bytes()
     size = (plain / "segments/000003/rows").stat().st_size
@@ -857,7 +857,7 @@ def test_merge_then_split_then_merge_gives_the_same_trajectories(log_folder: Pat
         (lambda log, to: split(log, [to, log.with_name("b")], ratios=[99, 1]), "its share of 6 trajectories is none; give it a larger"),
     ],
 )
-def test_what_cannot_be_merged_or_split_says_why(plain: Path, tmp_path: Path, act: Callable[[Path, Path], object], message: str):
+def test_merge_and_split_errors(plain: Path, tmp_path: Path, act: Callable[[Path, Path], object], message: str):
     with pytest.raises(ConfigError, match=message):
         act(plain, tmp_path / "to")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["log"]

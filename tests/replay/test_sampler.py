@@ -173,7 +173,7 @@ def test_priorities_of_what_was_evicted_are_passed_over(log: Log):
     assert np.allclose(sampler.sample(5).probabilities, 1 / 37)
 
 
-def test_of_a_step_given_twice_the_last_priority_counts(log: Log):
+def test_update_priorities_uses_the_last_of_duplicates(log: Log):
     sampler = log.all().sampler("prioritized", exponent=1.0, seed=0)
     key = log.all().keys()[3]
     others = np.delete(log.all().keys(), 3)
@@ -203,7 +203,7 @@ def test_priorities_and_steps_that_do_not_match(log: Log):
 
 
 @pytest.mark.parametrize("how", ["uniform", "fifo", "lifo"])
-def test_samplers_without_priorities_say_so(log: Log, how: str):
+def test_update_priorities_without_priorities_is_an_error(log: Log, how: str):
     with pytest.raises(ConfigError, match=f"a {how} sampler has no priorities; use 'prioritized', 'min_heap' or 'max_heap'"):
         log.all().sampler(how).update_priorities(log.all().keys()[:1], np.ones(1))
 
@@ -231,7 +231,7 @@ def test_heaps(log: Log):
     assert drawn(high, 40) == by_priority[::-1]
 
 
-def test_in_order_steps_that_left_the_view_are_skipped(log: Log):
+def test_ordered_sampler_skips_steps_that_left_the_view(log: Log):
     fifo = log.all().sampler("fifo", max_times_sampled=1)
     assert drawn(fifo, 2) == [0, 1]
     log.delete(0)
@@ -308,7 +308,7 @@ def test_options_that_cannot_work(log: Log, how: str, options: dict[str, Any], s
         log.all().sampler(how, **options)
 
 
-def test_what_is_wrong_with_a_call_is_said_before_anything_is_drawn(log: Log):
+def test_sample_reports_wrong_arguments_before_drawing(log: Log):
     sampler = log.all().sampler("fifo", max_times_sampled=1)
     for call, said in [
         ({"batch_size": 0}, "batch_size: expected at least 1, got 0"),
@@ -461,7 +461,7 @@ def test_states_are_plain_values_and_arrays(log: Log, kind: dict[str, Any]):
     assert exercise(sampler, np.random.default_rng(0)) == wanted
 
 
-def test_what_the_log_gained_and_lost_since_is_taken_in(log: Log):
+def test_sampler_follows_changes_of_the_log(log: Log):
     sampler = log.all().sampler("fifo", max_times_sampled=1)
     drawn(sampler, 6)
     state = sampler.state()
@@ -496,7 +496,7 @@ def test_a_refused_state_changes_nothing(log: Log):
 # -- rate limiters -----------------------------------------------------------------------------------------------------------------
 
 
-def test_min_size_holds_samples_back_and_says_what_it_awaits(tmp_path: Path):
+def test_min_size_limiter_blocks_and_reports(tmp_path: Path):
     with new_log(tmp_path) as log:
         limiter = MinSize(5)
         sampler = log.all().sampler(limiter=limiter)

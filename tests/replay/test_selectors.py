@@ -405,7 +405,7 @@ def test_keys_that_cannot_be_right(make: Callable[[], Any]):
     assert repr(ours).endswith("(3 keys)")
 
 
-def test_nothing_to_sample(make: Callable[[], Any]):
+def test_selector_of_an_empty_view(make: Callable[[], Any]):
     ours = make()
     with pytest.raises(EmptyError, match=r"4 keys were asked of a \w+ selector that holds none; insert\(\) some first"):
         ours.sample(4, rng())

@@ -81,7 +81,7 @@ def test_a_mover_checks_the_device_at_once() -> None:
         bridge.mover("gpu")
 
 
-def test_what_torch_cannot_share_is_copied_without_a_warning() -> None:
+def test_tensors_that_cannot_be_shared_are_copied_without_a_warning() -> None:
     fixed = np.arange(3.0)
     fixed.flags.writeable = False
     with warnings.catch_warnings():
@@ -162,7 +162,7 @@ class Sharding:
         (True, "builtins.bool"),
     ],
 )
-def test_another_device_gets_an_error_that_says_what_to_pass(device: Any, said: str) -> None:
+def test_tensors_on_an_unknown_device_are_an_error(device: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as error:
         bridge.check_device(device)
     assert "torch" in str(error.value) and "pass None" in str(error.value)
@@ -269,7 +269,7 @@ def test_a_view_is_saved_without_what_it_is_a_view_of(kind: str, tmp_path: Path)
     assert loaded["column"].shape == (1000,) and loaded["array"].tolist() == [0, 1, 2]
 
 
-def test_what_rlinf_could_not_read_is_not_written(tmp_path: Path) -> None:
+def test_save_pt_refuses_what_rlinf_cannot_read(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"^obs/task is a list"):
         bridge.save_pt({"obs": {"task": ["a"]}}, tmp_path / "a")
 
@@ -328,7 +328,7 @@ def test_a_cut_pickle_in_an_archive_with_good_checksums_is_corrupt(tmp_path: Pat
 
 
 @pytest.mark.parametrize("data", [b"hello" * 20, bytes(1000), b"PK\x03\x04" + bytes(100), pickle.dumps([1, 2, 3], 0)])
-def test_other_files_are_refused(data: bytes, tmp_path: Path) -> None:
+def test_load_pt_refuses_other_files(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(data)
     for load in (bridge.load_pt, bridge.load_pkl):
@@ -356,7 +356,7 @@ def legacy(value: Any) -> bytes:
     return file.getvalue()
 
 
-def test_nothing_runs(tmp_path: Path) -> None:
+def test_load_pt_executes_nothing(tmp_path: Path) -> None:
     sentinel = tmp_path / "ran"
     evil = Call(os.system, f"touch {sentinel}")
     path = tmp_path / "evil.file"

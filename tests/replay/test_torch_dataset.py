@@ -59,7 +59,7 @@ def test_a_step_is_nested_tensors(log: Log, dataset: StepDataset):
     assert set(StepDataset(log.all())[0]) >= {"actions", "terminated", "source"}, "all columns, unless some are named"
 
 
-def test_what_cannot_be_a_dataset(log: Log, tmp_path: Path):
+def test_step_dataset_refuses_wrong_arguments(log: Log, tmp_path: Path):
     with pytest.raises(UnknownNameError, match="no column named 'reward'; did you mean 'rewards'"):
         StepDataset(log.all(), ["reward"])
     with new_log(tmp_path) as empty, pytest.raises(EmptyError, match="holds no step yet"):

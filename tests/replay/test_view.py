@@ -31,14 +31,14 @@ def log(tmp_path: Path) -> Any:
         yield made
 
 
-def test_all(log: Log):
+def test_view_all(log: Log):
     view = log.all()
     assert rewards(view) == [0, 1, 2, 3, 4, 10, 11, 12, 20, 21, 22, 23, 24, 25]
     assert len(view) == len(log) == 14
     assert view.trajectories() == log.trajectories() == [0, 1, 2]
 
 
-def test_by_source(log: Log):
+def test_view_by_source(log: Log):
     assert rewards(log.by_source("human")) == [10, 11, 12, 21, 23, 25]
     assert rewards(log.by_source("human", "policy")) == rewards(log.all())
     assert rewards(log.by_source("demo", "random")) == []
@@ -172,7 +172,7 @@ def test_a_window_over_a_changing_combination_never_shows_an_old_one(log: Log):
         assert rewards(window) == [1000 + 10 * i, 1001 + 10 * i]
 
 
-def test_a_predicate_that_fails_on_a_new_step_disturbs_nobody_who_writes(log: Log):
+def test_view_predicate_that_fails_does_not_disturb_writers(log: Log):
     def fussy(values: Any) -> Any:
         if (values == 99).any():
             raise ZeroDivisionError("not this one")
@@ -187,7 +187,7 @@ def test_a_predicate_that_fails_on_a_new_step_disturbs_nobody_who_writes(log: Lo
             use()
 
 
-def test_a_view_that_nobody_holds_is_forgotten(log: Log):
+def test_view_without_references_is_freed(log: Log):
     asked: list[int] = []
     log.where("rewards", lambda r: asked.append(len(r)) or r > 0)  # type: ignore[func-returns-value]
     gc.collect()

@@ -37,7 +37,7 @@ def check(run: Path, update: int) -> None:
     assert found.state == {"elapsed": update / 2, "experience": {"seen": [update]}}
 
 
-def test_saved_loaded_and_only_so_many_kept(memory_path: Path):
+def test_checkpoints_are_saved_loaded_and_limited(memory_path: Path):
     assert latest(memory_path) is None and numbers(memory_path) == []
     write(memory_path, 0, 5, 10, 100, keep=2)
     assert numbers(memory_path) == [0, 10, 100]  # the one from before learning stays
@@ -56,7 +56,7 @@ def test_saved_loaded_and_only_so_many_kept(memory_path: Path):
 
 @pytest.mark.parametrize("file", ["agent.pt", "state.json"])
 @pytest.mark.parametrize("how", ["flipped", "cut", "gone"])
-def test_a_damaged_one_is_passed_over_and_said(memory_path: Path, file: str, how: str):
+def test_damaged_checkpoint_is_skipped_with_a_warning(memory_path: Path, file: str, how: str):
     write(memory_path, 1, 2)
     path = memory_path / "checkpoints" / "2" / file
     data = bytearray(path.read_bytes())

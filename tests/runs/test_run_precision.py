@@ -131,7 +131,7 @@ def test_units_in_bfloat16_are_named_where_they_are_slow(machine: Any, tmp_path:
     assert warnings(Vla(policy=str(tmp_path), device="cuda", sharding=config.sharding)) == []
 
 
-def test_a_run_of_an_earlier_version_that_said_nothing_computed_in_float32(machine: Any, tmp_path: Path):
+def test_precision_of_runs_of_earlier_versions_is_float32(machine: Any, tmp_path: Path):
     machine("bfloat16")
     freeze(Vla(policy_options={"chunk": 3}), tmp_path / "config.yaml")
     assert frozen(Vla, tmp_path).policy_options == {"chunk": 3, "precision": "float32"}
@@ -139,7 +139,7 @@ def test_a_run_of_an_earlier_version_that_said_nothing_computed_in_float32(machi
     assert settle(frozen(Vla, tmp_path))[0].policy_options == {"precision": "bfloat16"}
 
 
-def test_and_one_whose_policy_came_from_a_folder_computed_as_that_said(machine: Any, tmp_path: Path):
+def test_precision_of_earlier_runs_from_a_folder_is_the_folders(machine: Any, tmp_path: Path):
     machine("float32")
     (tmp_path / "config.json").write_text('{"model_type": "hilt_small_vla", "bfloat16": true}')
     freeze(Sft(policy=str(tmp_path)), tmp_path / "config.yaml")

@@ -53,7 +53,7 @@ def test_arguments_that_cannot_work(pair: Pair, change: dict[str, Any], said: st
         TrainerClient(**given)
 
 
-def test_nobody_answers(pair: Pair):
+def test_client_without_a_server(pair: Pair):
     """And nothing of the attempt is left behind."""
     with pytest.raises(DeadlineError) as error:
         pair.client(options=QUICK)
@@ -111,7 +111,7 @@ def test_agentlaces_way_to_name_a_store(pair: Pair):
 # What update says
 
 
-def test_all_is_well(pair: Pair):
+def test_update_reports_success(pair: Pair):
     pair.server()
     spool = pair.spool()
     client = pair.client(stores={ENV: spool})
@@ -151,7 +151,7 @@ def test_the_learner_is_slow(pair: Pair):
         assert client.update(FLUSH_MS)
 
 
-def test_dropped_steps_are_told_once(pair: Pair):
+def test_update_reports_dropped_steps_once(pair: Pair):
     server = pair.server()
     spool = pair.spool(3, full="drop_oldest")
     with Proxy(*pair.ports) as proxy:
@@ -168,7 +168,7 @@ def test_dropped_steps_are_told_once(pair: Pair):
         assert done.acknowledged >= 3 and server.stats()["received"] >= 3
 
 
-def test_what_came_after_is_not_waited_for(pair: Pair):
+def test_update_does_not_wait_for_later_steps(pair: Pair):
     """`update` is about what was inserted before it, however much comes meanwhile."""
     pair.server()
     spool = pair.spool()
@@ -190,7 +190,7 @@ def test_what_came_after_is_not_waited_for(pair: Pair):
     thread.join()
 
 
-def test_the_background_says_when_something_is_wrong(pair: Pair, caplog: pytest.LogCaptureFixture):
+def test_background_updates_log_problems(pair: Pair, caplog: pytest.LogCaptureFixture):
     server = pair.server()
     spool = pair.spool()
     client = pair.client(stores={ENV: spool}, options=QUICK)
@@ -204,7 +204,7 @@ def test_the_background_says_when_something_is_wrong(pair: Pair, caplog: pytest.
     eventually(lambda: all(thread.name != "hilt-wire-update" for thread in threading.enumerate()), "the thread to end")
 
 
-def test_the_background_takes_nothing_from_what_update_says(pair: Pair, caplog: pytest.LogCaptureFixture):
+def test_background_updates_do_not_change_what_update_reports(pair: Pair, caplog: pytest.LogCaptureFixture):
     pair.server()
     spool = pair.spool()
     client = pair.client(stores={ENV: spool})
@@ -219,7 +219,7 @@ def test_the_background_takes_nothing_from_what_update_says(pair: Pair, caplog: 
 # Steps that are odd
 
 
-def test_what_cannot_be_sent_is_refused_and_the_rest_goes_on(pair: Pair, caplog: pytest.LogCaptureFixture):
+def test_step_that_cannot_be_sent_is_refused_and_the_rest_continues(pair: Pair, caplog: pytest.LogCaptureFixture):
     class Own:
         steps: list[Any] = []  # noqa: RUF012 - one test, one list
 
@@ -310,7 +310,7 @@ def test_a_queue_that_is_closed_first(pair: Pair, tmp_path: Path, caplog: pytest
     again.close()
 
 
-def test_what_had_arrived_leaves_the_queue_at_the_next_hello(pair: Pair, tmp_path: Path):
+def test_arrived_steps_leave_the_queue_at_the_next_connection(pair: Pair, tmp_path: Path):
     """Also when nothing new is inserted: the learner says what it has."""
     buffer = pair.buffer()
     pair.server(stores={ENV: buffer})
@@ -514,7 +514,7 @@ def test_a_number_that_waits_for_its_turn_is_not_old(pair: Pair):
     assert client._link.ask("send-stats", {"i": 0}, 5.0, number) == {"i": 0}
 
 
-def test_too_many_at_once(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+def test_client_with_too_many_requests(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.wire.requests.AT_ONCE", 1)
     go = threading.Event()
     server = pair.server(request_callback=lambda *_: go.wait(60))

@@ -98,7 +98,7 @@ messages = st.dictionaries(
 
 @settings(max_examples=rounds(60, 1000), deadline=None)
 @given(messages)
-def test_what_is_sent_arrives(message: dict[str, Any]):
+def test_codec_round_trip(message: dict[str, Any]):
     frames = encode(message)
     same(message, decode(frames))
     same(message, decode([zmq.Frame(bytes(frame)) for frame in frames]))
@@ -168,7 +168,7 @@ def test_large_bytes_have_a_buffer_of_their_own():
     assert decode([frames[0], blob, *frames[2:]])["a"] is blob
 
 
-def test_anything_with_an_array_inside():
+def test_codec_round_trip_of_nested_arrays():
     class Wrapped:  # as jax does it
         def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
             return np.arange(300, dtype=ml_dtypes.bfloat16)
@@ -206,7 +206,7 @@ def test_torch_is_not_imported_for_it():
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f4", "<M8[ns]", ">i8", ml_dtypes.bfloat16, STRUCTURED], ids=str)
-def test_nothing_is_copied_either_way(dtype: Any):
+def test_codec_copies_nothing(dtype: Any):
     array = np.zeros((30, 40), dtype)
     frames = encode({"camera": {"wrist": array}})
     assert np.shares_memory(frames[1], array)
@@ -220,7 +220,7 @@ def test_nothing_is_copied_either_way(dtype: Any):
         got.flags.writeable = True
 
 
-def test_what_lies_scattered_is_copied_once():
+def test_codec_copies_non_contiguous_arrays_once():
     array = np.zeros((200, 200))
     frames = encode({"part": array[:, ::2]})
     assert not np.shares_memory(frames[1], array)
@@ -275,7 +275,7 @@ class Broken:
     ],
     ids=range(21),
 )
-def test_what_cannot_be_sent_is_named_with_its_path(message: Any, text: str):
+def test_codec_names_the_path_of_what_cannot_be_sent(message: Any, text: str):
     with pytest.raises(SchemaError) as error:
         encode(message)
     assert str(error.value).startswith(text)

@@ -503,7 +503,7 @@ def test_a_store_that_both_actors_share_keeps_interventions_apart(bench: Bench):
     assert (found[ENV].steps, found[INTERVENTION].steps) == (108, 36)
 
 
-def test_the_callback_is_told_of_every_step_once(bench: Bench):
+def test_data_callback_gets_every_step_once(bench: Bench):
     bench.start_learner()
     with Proxy(bench.port, bench.broadcast) as proxy, bench.actor(1, 0, proxy.ports) as actor:
         for _ in range(6):

@@ -132,11 +132,11 @@ class Chaos:
         return f"{i} {self._later(0.3, 1.5, self._proxies[i].heal)}"
 
 
-def test_nothing_is_lost_and_nothing_arrives_twice(memory_path: Path, counted: Callable[[str], None]):
+def test_exactly_once_under_faults(memory_path: Path, counted: Callable[[str], None]):
     survive(memory_path, counted, FAULTS, [[]] * (1 + ACTORS))
 
 
-def test_nor_with_keys(memory_path: Path, counted: Callable[[str], None]):
+def test_exactly_once_under_faults_with_curve_keys(memory_path: Path, counted: Callable[[str], None]):
     names = ["learner", *(f"actor-{number}" for number in range(ACTORS))]
     new_keys(memory_path / "keys", names)
     survive(memory_path, counted, FAULTS_WITH_KEYS, [["--keys", str(memory_path / "keys"), "--key-name", name] for name in names])

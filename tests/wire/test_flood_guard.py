@@ -100,7 +100,7 @@ def place() -> Iterator[Place]:
     made.context.destroy(0)
 
 
-def test_it_closes_and_opens_and_says_so_once(place: Place, caplog: pytest.LogCaptureFixture):
+def test_flood_guard_closes_and_opens_and_logs_once(place: Place, caplog: pytest.LogCaptureFixture):
     client = place.client()
     client.send(b"before")
     place.until(lambda: bool(client.poll(0)))
@@ -208,7 +208,7 @@ def test_closing_it_leaves_the_socket_as_it_was(place: Place):
     assert place.hears("127.0.0.1")
 
 
-def test_it_must_be_there_before_the_listener(place: Place):
+def test_flood_guard_must_exist_before_the_listener(place: Place):
     with pytest.raises(ConfigError, match=r"the socket is bound already\. Make the door first, then bind"):
         FloodGuard(place.socket)
 

@@ -30,7 +30,7 @@ def listening() -> set[str]:
     return found
 
 
-def test_everything_in_one_process(pair: Pair):
+def test_in_process_transport(pair: Pair):
     before = listening()
     buffers = {ENV: pair.buffer("a"), INTERVENTION: pair.buffer("b")}
     server = pair.server(stores=buffers, request_callback=lambda _, payload: {"got": payload["x"]}, **INSIDE)
@@ -79,7 +79,7 @@ def test_several_actors(pair: Pair):
     assert arrived.order == {(i, 0): list(range(50)) for i in range(4)}
 
 
-def test_what_is_handed_over_is_a_copy(pair: Pair):
+def test_in_process_steps_are_copied(pair: Pair):
     """Though both sides have the same memory."""
     kept: list[Any] = []
     server = pair.server(stores={}, request_callback=lambda _, payload: kept.append(payload["x"]) or {}, **INSIDE)
@@ -118,7 +118,7 @@ def test_two_learners_need_two_names(pair: Pair):
         pair.server(stores={}, **INSIDE)
 
 
-def test_nobody_there(pair: Pair, caplog: pytest.LogCaptureFixture):
+def test_in_process_without_a_server(pair: Pair, caplog: pytest.LogCaptureFixture):
     with pytest.raises(DeadlineError, match="connecting: no answer from the learner at this process within"):
         pair.client(options={"timeout_ms": 200}, **INSIDE)
     server = pair.server(stores={ENV: pair.buffer(None)}, **INSIDE)

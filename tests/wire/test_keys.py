@@ -91,7 +91,7 @@ def strange_keys(tmp_path: Path, server: Path) -> ClientKeys:
 # --- who gets in ------------------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_on_the_list_gets_in_and_is_known_by_name(door: Door, folder: Path):
+def test_listed_key_is_accepted_and_known_by_name(door: Door, folder: Path):
     assert door.enters(ClientKeys.load(folder, "actor-1"))
     client = door.knock(ClientKeys.load(folder, "actor-2"))
     assert door.socket.poll(DEADLINE_MS)
@@ -118,7 +118,7 @@ def test_the_learners_own_key_is_no_actors(door: Door, folder: Path):
     assert not door.enters(ClientKeys.load(folder, "learner"))
 
 
-def test_without_keys_or_with_the_wrong_learner_nobody_gets_in(door: Door, folder: Path, tmp_path: Path):
+def test_connections_without_keys_or_to_the_wrong_learner_are_refused(door: Door, folder: Path, tmp_path: Path):
     keys = ClientKeys.load(folder, "actor-1")
     new_keys(tmp_path / "other", ["learner"])
     wrong = ClientKeys(keys.name, keys.public, keys.secret, read_key(tmp_path / "other" / "learner.pub").public)
@@ -128,7 +128,7 @@ def test_without_keys_or_with_the_wrong_learner_nobody_gets_in(door: Door, folde
     assert door.enters(keys)
 
 
-def test_without_a_gatekeeper_nobody_gets_in(folder: Path):
+def test_socket_without_a_gatekeeper_accepts_no_client(folder: Path):
     door = Door(folder, gatekeeper=False)
     client = door.knock(ClientKeys.load(folder, "actor-1"))
     assert not door.socket.poll(3 * MOMENT_MS) and not client.poll(1)
@@ -174,7 +174,7 @@ def test_a_damaged_file_keeps_no_other_out(door: Door, folder: Path, caplog: pyt
     assert len(told) == 1 and told[0].startswith(f"{folder}/actor-2.pub: not a whole key (no public key is in it). Copy it again")
 
 
-def test_a_folder_that_is_gone_lets_nobody_in(door: Door, folder: Path, caplog: pytest.LogCaptureFixture):
+def test_missing_key_folder_accepts_no_client(door: Door, folder: Path, caplog: pytest.LogCaptureFixture):
     keys = ClientKeys.load(folder, "actor-1")
     folder.rename(folder.with_name("moved"))
     with caplog.at_level(logging.WARNING, "hilt.wire"):
@@ -232,7 +232,7 @@ def test_two_in_one_context(door: Door, folder: Path):
         Gatekeeper(door.context, ServerKeys.load(folder))
 
 
-def test_it_ends_with_its_context_too(folder: Path):
+def test_gatekeeper_ends_with_its_context(folder: Path):
     context = zmq.Context()
     gatekeeper = Gatekeeper(context, ServerKeys.load(folder))
     context.term()
@@ -279,7 +279,7 @@ def test_a_name_given_twice(tmp_path: Path):
 
 @pytest.mark.parametrize("end", [".key", ".pub"])
 @pytest.mark.parametrize("how", ["before", "meanwhile", "a link to nowhere"])
-def test_nothing_is_overwritten(tmp_path: Path, end: str, how: str, monkeypatch: pytest.MonkeyPatch):
+def test_keys_are_not_overwritten(tmp_path: Path, end: str, how: str, monkeypatch: pytest.MonkeyPatch):
     there = tmp_path / f"learner{end}"
     if how == "a link to nowhere":
         there.symlink_to(tmp_path / "nowhere")
@@ -364,7 +364,7 @@ def test_swapped_files(folder: Path):
     )
 
 
-def test_what_is_missing(folder: Path, tmp_path: Path):
+def test_missing_keys_are_reported(folder: Path, tmp_path: Path):
     def said(load: Any, *arguments: Any) -> str:
         with pytest.raises(ConfigError) as error:
             load(*arguments)

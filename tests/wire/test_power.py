@@ -73,7 +73,7 @@ class Machine:
             buffer.close()
 
 
-def test_what_survived_beyond_a_gap_becomes_power_safe_with_what_closes_it():
+def test_steps_beyond_a_gap_become_power_safe_when_it_closes():
     stream = Stream("actor-1", "boot", DeliveredSequence(9, [12, 13]))
     stream.note(10, 1)
     stream.note(11, 2)

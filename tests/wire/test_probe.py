@@ -16,7 +16,7 @@ from hilt.wire.remote import UnansweredError
 from tests.wire.processes import free_port
 
 
-def test_one_side_with_keys_and_one_without_say_so(tmp_path: Path):
+def test_probe_reports_keys_on_one_side_only(tmp_path: Path):
     new_keys(tmp_path / "keys", ["learner", "arm"])
     keyed = make_trainer_config(free_port(), free_port(), keys=str(tmp_path / "keys"))
     bare = make_trainer_config(keyed.port_number, keyed.broadcast_port)
@@ -33,7 +33,7 @@ def test_one_side_with_keys_and_one_without_say_so(tmp_path: Path):
         assert probe("127.0.0.1", bare.port_number, False) == ("", False)
 
 
-def test_what_else_may_be_there():
+def test_probe_recognizes_other_servers():
     port = free_port()
     assert "nothing can be reached there (Connection refused)" in probe("127.0.0.1", port, False).reason
     with pytest.raises(UnansweredError, match=r"Nothing can be reached there \(Connection refused\)\. Check that it runs"):

@@ -129,7 +129,7 @@ def test_a_limiter_has_a_deadline(pair: Pair):
     assert len(batch[0]["rewards"]) == 2
 
 
-def test_what_is_wrong_is_said_as_there(stocked: Any):
+def test_remote_sampler_raises_the_errors_of_a_local_one(stocked: Any):
     pair, buffer = stocked
 
     class Own:
@@ -203,7 +203,7 @@ def channel_pair(pair: Pair, size: int = 0, **settings: Any) -> tuple[Channel[An
     return channel, pair.client(stores={}, **settings)
 
 
-def test_both_ways_in_order(pair: Pair):
+def test_remote_channel_keeps_order_in_both_directions(pair: Pair):
     channel, client = channel_pair(pair)
     for i in range(20):
         client.channel("trajectories").put({"i": i})
@@ -254,7 +254,7 @@ def test_full_and_empty_have_deadlines_and_go_on_afterwards(pair: Pair):
     assert not client._link._asked and not client._link._open
 
 
-def test_somebody_waits_on_each_side(pair: Pair):
+def test_remote_channel_with_waiters_on_both_sides(pair: Pair):
     channel, client = channel_pair(pair, 1)
     got: list[Any] = []
     thread = threading.Thread(target=lambda: got.append(client.channel("trajectories").get(timeout=60)))
@@ -306,7 +306,7 @@ def test_exactly_once_over_a_bad_network(pair: Pair, way: str):
         assert got == list(range(3)) and not channel.qsize()
 
 
-def test_what_was_taken_and_did_not_arrive_is_got_next(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+def test_remote_channel_delivers_an_item_whose_reply_was_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hilt.wire.link.Link.ask.__defaults__", (None, 0.0))
     server = pair.server(stores={})
     channel: Channel[Any] = Channel(0, "c")

@@ -167,7 +167,7 @@ def test_stores_by_name(pair: Pair):
     assert server.data_store("other") is None
 
 
-def test_what_is_no_store(pair: Pair):
+def test_server_refuses_what_is_no_store(pair: Pair):
     server = pair.server(stores={}, start=False)
     with pytest.raises(ConfigError, match=r"env: a data store needs insert\(transition\), and dict has none"):
         server.register_data_store("env", {})
@@ -287,7 +287,7 @@ def test_steps_that_do_not_fit_are_refused_at_the_door(pair: Pair, kind: str):
 
 
 @pytest.mark.parametrize("kind", ["buffer", "log", "own"])
-def test_a_bad_step_is_refused_to_its_sender_and_to_nobody_else(pair: Pair, kind: str, caplog: pytest.LogCaptureFixture):
+def test_server_refuses_a_bad_step_only_to_its_sender(pair: Pair, kind: str, caplog: pytest.LogCaptureFixture):
     buffer = pair.buffer()
 
     class Picky:
@@ -457,7 +457,7 @@ def odd_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["buffer", "log", "own"])
-def test_nothing_that_is_sent_ends_it(pair: Pair, kind: str, caplog: pytest.LogCaptureFixture):
+def test_server_survives_any_message(pair: Pair, kind: str, caplog: pytest.LogCaptureFixture):
     """Every field as everything it should not be. Nobody gets an error for it, and an honest client is served on."""
     buffer, own = pair.buffer(), Bare()
     server = pair.server(stores={ENV: {"buffer": buffer, "log": buffer.log, "own": own}[kind]}, request_callback=lambda *_: {})
@@ -500,7 +500,7 @@ def test_nothing_that_is_sent_ends_it(pair: Pair, kind: str, caplog: pytest.LogC
     assert "Traceback" not in caplog.text.replace("failed on step", "")
 
 
-def test_what_cannot_be_read_is_not_passed_over(pair: Pair):
+def test_server_does_not_skip_unreadable_messages(pair: Pair):
     """A message of steps that makes no sense is answered; what is sent after it does not count until its sender begins again."""
     buffer = pair.buffer()
     pair.server(stores={ENV: buffer})
@@ -535,7 +535,7 @@ def test_sessions_and_senders_do_not_pile_up(pair: Pair):
     eventually(lambda: not server._sinks[ENV]._streams, "all to be forgotten")
 
 
-def test_nothing_piles_up_where_power_is_not_promised(pair: Pair):
+def test_server_without_power_safety_accumulates_nothing(pair: Pair):
     """As in the buffers of most scripts, which live in a temporary folder."""
     server = pair.server(stores={ENV: pair.buffer(None, durability="never")})
     spool = pair.spool()
@@ -620,7 +620,7 @@ def test_a_client_cannot_use_up_the_versions(pair: Pair):
     assert [server.publish_network({"w": np.zeros(1)}) for _ in range(3)] == [1001, 1002, 1003]
 
 
-def test_what_it_says_of_itself(pair: Pair):
+def test_server_stats(pair: Pair):
     server = pair.server()
     spool = pair.spool()
     client = pair.client(stores={ENV: spool})

@@ -28,7 +28,7 @@ def told(count: int, acknowledged: int, store: str = ENV) -> dict[tuple[int, int
 
 
 @pytest.mark.parametrize("store", [ENV, INTERVENTION])
-def test_what_is_right_passes(tmp_path: Path, store: str):
+def test_check_log_accepts_a_correct_log(tmp_path: Path, store: str):
     numbers = [n for n in range(3 * LENGTH) if wanted_in(store, n)]
     write(tmp_path / "log", numbers, store)
     arrived, counts = check_log(tmp_path / "log", store, told(3 * LENGTH, 5, store), [1])
@@ -37,7 +37,7 @@ def test_what_is_right_passes(tmp_path: Path, store: str):
     assert counts["promised"] == 6
 
 
-def test_what_was_only_in_memory_may_be_missing_at_the_end(tmp_path: Path):
+def test_check_log_allows_missing_unsynced_steps_at_the_end(tmp_path: Path):
     write(tmp_path / "log", range(30))
     _, counts = check_log(tmp_path / "log", ENV, told(40, 20), [])
     assert (counts["unpromised but there"], counts["lost with their memory"]) == (9, 10)
@@ -52,7 +52,7 @@ def test_what_was_only_in_memory_may_be_missing_at_the_end(tmp_path: Path):
         (range(41), "1 steps are there that were never inserted, the first is n=40"),
     ],
 )
-def test_what_is_wrong_is_seen_on_disk(tmp_path: Path, numbers: Sequence[int], complaint: str):
+def test_check_log_finds_errors_on_disk(tmp_path: Path, numbers: Sequence[int], complaint: str):
     write(tmp_path / "log", numbers)
     with pytest.raises(AssertionError, match=complaint):
         check_log(tmp_path / "log", ENV, told(40, -1), [1])

@@ -221,7 +221,7 @@ def test_a_late_joiner_gets_the_newest_and_only_that(side: Side) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "length"), [(2.5, 1_000), pytest.param(2.5, 5_000_000, marks=pytest.mark.long), (8.0, 5_000_000)])
-def test_a_stopped_process_delays_nobody_and_goes_on_with_the_newest(side: Side, seconds: float, length: int) -> None:
+def test_weights_stopped_subscriber_delays_no_other_and_gets_the_newest(side: Side, seconds: float, length: int) -> None:
     """With an answer on its way that is small, or fills what the network holds, or lasts until the connection is given up."""
     publisher = side.publisher()
     stopped, other = side.process("stopped"), side.process("other")
@@ -307,7 +307,7 @@ def test_a_number_of_ones_own_needs_only_be_above_this_learners_last(side: Side)
     assert publisher.publish({}) == 1_501
 
 
-def test_changes_in_place_reach_nobody_and_memory_in_use_is_not_used_again(side: Side) -> None:
+def test_weights_are_copied_and_memory_in_use_is_not_reused(side: Side) -> None:
     """Three actors keep what they got; each kept array must still be what was published under its number."""
     publisher = side.publisher()
     actors = [Got(), Got(lambda payload: time.sleep(0.01)), Got()]
@@ -327,7 +327,7 @@ def test_changes_in_place_reach_nobody_and_memory_in_use_is_not_used_again(side:
             assert (payload["array"] == payload["mark"]).all()
 
 
-def test_everything_in_one_process_opens_no_port(side: Side) -> None:
+def test_weights_in_process_open_no_port(side: Side) -> None:
     side.config = TrainerConfig(broadcast_port=side.config.broadcast_port, transport="in-process")
     got = Got()
     subscriber = side.subscriber(got)
@@ -386,7 +386,7 @@ def test_a_network_slower_than_every_patience_delivers(side: Side) -> None:
     assert publisher.stats()["answers"] == proxy.counts["connections"] == 1
 
 
-def test_what_is_cut_on_its_way_comes_again_and_is_the_newest(side: Side) -> None:
+def test_weights_interrupted_transfer_is_repeated_with_the_newest(side: Side) -> None:
     publisher = side.publisher()
     proxy = side.proxy()
     proxy.slow(4_000_000)
@@ -421,7 +421,7 @@ def test_a_thousand_publishes_leave_memory_as_it_was(side: Side) -> None:
     assert got.payloads == []
 
 
-def test_blocks_are_used_again_once_nobody_refers_to_them() -> None:
+def test_weights_blocks_are_reused_without_references() -> None:
     blocks = weights._Blocks()
 
     def address(view: memoryview) -> int:
@@ -461,7 +461,7 @@ def test_a_version_must_be_above_the_last(side: Side, version: Any) -> None:
     assert publisher.version == 3
 
 
-def test_what_cannot_be_sent_leaves_the_newest_as_it_is(side: Side) -> None:
+def test_weights_that_cannot_be_sent_do_not_replace_the_newest(side: Side) -> None:
     publisher = side.publisher()
     publisher.publish({"mark": 1})
     with pytest.raises(SchemaError, match=r"^payload/actor/net: "):
@@ -503,7 +503,7 @@ def test_after_close_nothing_is_published(side: Side) -> None:
         publisher.publish({})
 
 
-def test_a_port_in_use_says_so(side: Side) -> None:
+def test_weights_port_in_use_is_an_error(side: Side) -> None:
     side.publisher()
     with pytest.raises(ConfigError, match=r"cannot listen here .* Another program uses this port"):
         side.publisher()
@@ -713,7 +713,7 @@ def test_the_actor_counts_and_drops_what_is_malformed(side: Side) -> None:
     assert got.marks == [1]
 
 
-def test_an_answer_that_was_cut_is_asked_for_anew(side: Side) -> None:
+def test_weights_truncated_reply_is_requested_again(side: Side) -> None:
     got = Got()
     subscriber = side.subscriber(got)
     hand = Hand(side)
@@ -767,7 +767,7 @@ def test_weights_without_room_are_left_out(side: Side, caplog: pytest.LogCapture
     assert re.fullmatch(r"actor: no memory for 20\d\d bytes of weights, version 1 left out\.", caplog.messages[0])
 
 
-def test_silence_makes_a_new_socket_and_says_so(side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_silence_opens_a_new_socket_and_logs(side: Side, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SILENCE_S", 0.2)
     monkeypatch.setattr(weights, "ASK_S", 0.05)
     caplog.set_level(logging.WARNING, "hilt.wire")
@@ -781,7 +781,7 @@ def test_silence_makes_a_new_socket_and_says_so(side: Side, caplog: pytest.LogCa
     assert subscriber._patience == 0.2
 
 
-def test_what_came_while_stopped_is_given_when_nobody_says_that_there_is_newer(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_received_while_stopped_are_delivered(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SILENCE_S", 0.5)
     got = Got()
     subscriber = side.subscriber(got)

@@ -179,7 +179,7 @@ def test_the_page(page):
     [("GET", "/", 404), ("GET", "/metrics/../etc", 404), ("GET", "/metricsx", 404), ("POST", "/metrics", 501), ("PUT", "/x", 501),
      ("DELETE", "/metrics", 501), ("OPTIONS", "*", 501)],
 )  # fmt: skip
-def test_anything_else_is_refused(page, method: str, path: str, status: int):
+def test_metrics_server_refuses_other_requests(page, method: str, path: str, status: int):
     assert ask(page[1], path, method)[0] == status
 
 
@@ -205,7 +205,7 @@ def exchange(endpoint: Endpoint, request: bytes) -> bytes:
         return got
 
 
-def test_who_dawdles_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+def test_metrics_server_closes_slow_connections(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(under_test, "REQUEST_SECONDS", 1.0)
     endpoint = serve(made(), 0)
     try:
